@@ -1,1 +1,1 @@
-"""A read-only registry on a node, which answers a version's tag with the variant that fits this node."""
+"""A read-only registry on a node that answers the tag of a version with the variant that fits the node."""

@@ -1,11 +1,11 @@
-"""Which variant a node gets for a tag, or why it gets none."""
+"""Choosing the variant that a node gets for a tag, or the reasons why it gets none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
-from imagematrix.resolver.tag import wish
+from imagematrix.resolver.tag import request
 from imagematrix.selection.select import explain, select
 
 TYPE_CHECKING = False
@@ -22,15 +22,15 @@ __all__ = ["Nodes", "Resolved", "explained", "resolve"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """This node, and nodes that stand for classes, by their names. Their facts are read when asked for."""
+    """This node, and by name the nodes that represent classes. Their facts are read when they are needed."""
 
     here: Node
     classes: Mapping[str, Node]
 
     def host(self, node_class: str | None) -> Host:
-        """Return the host of a class, or this node's; raise UsageError if there is no such class.
+        """Return the host of a class, or of this node; raise UsageError if there is no such class.
 
-        Raises EngineError if it cannot be read now: that is no answer about an image.
+        Raises EngineError if the host cannot be read: a temporary error, not a verdict about an image.
         """
         node = self.here if node_class is None else self.classes.get(node_class)
         if node is not None:
@@ -45,9 +45,9 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The variant that answers a tag, and the GPUs it was chosen for.
+    """The variant that answers a tag, and the GPUs that it was chosen for.
 
-    It is the best of `fits`, among `variants` of the version.
+    `fits` of the version's `variants` fit; this one is the best.
     """
 
     reference: str
@@ -57,17 +57,18 @@ class Resolved:
     variants: int
 
     def __str__(self) -> str:
-        what = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "for no GPU"
-        return f"{self.reference} {what}, the best of {self.fits} that fit among {self.variants}"
+        gpus = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "without a GPU"
+        return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}"
 
 
 def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
-    """Return the variant of `catalog` that `tag` means on this node.
+    """Return the variant of `catalog` for `tag` on this node.
 
-    A class of nodes gets one variant on all of them: the one that its host gets, and only where it fits this
-    node too. Raises NothingFits with every reason, UsageError where the tag or the choice is not clear.
+    For a class, every node gets the variant of the class's host, if it fits the node. Raises NothingFits with
+    every reason; UsageError if the tag is invalid, the choice is ambiguous, or the variant of the class does
+    not fit this node.
     """
-    asked = wish(tag, catalog)
+    asked = request(tag, catalog)
     host = nodes.host(asked.node_class)
     selection = explain(host, catalog, gpus=asked.gpus, where=dict(asked.where))
     if selection.variant is None and selection.decision.differing:
@@ -80,13 +81,13 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     own = explain(nodes.host(None), catalog, gpus=asked.gpus, where=dict(asked.where))
     if chosen.reference not in own.fits:
         message = f"class {asked.node_class} gets {chosen.reference}, which does not fit this node"
-        raise UsageError(message, remedy=f"`imagematrix explain {chosen.reference}` here tells why")
+        raise UsageError(message, remedy=f"run `imagematrix explain {chosen.reference}` on this node")
     return replace(chosen, gpus=own.gpus)
 
 
 def explained(nodes: Nodes, catalog: Catalog, tag: str) -> dict[str, object]:
-    """Return the Selection document of what `tag` asks for; raise UsageError where that is not clear."""
-    asked = wish(tag, catalog)
+    """Return the Selection document for `tag`; raise UsageError if the tag is invalid."""
+    asked = request(tag, catalog)
     host = nodes.host(asked.node_class)
     return explain(host, catalog, gpus=asked.gpus, where=dict(asked.where)).to_json()
 

@@ -1,4 +1,4 @@
-"""The names of images that an engine on this node holds: Docker's and Podman's, or containerd's."""
+"""The names of images in an engine on this node: Docker, Podman or containerd."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Names(Protocol):
-        """Names of images from the resolver."""
+        """The names of the images in an engine that came through the resolver."""
 
         @property
         def prefix(self) -> str:
-            """What all of them begin with, before the repository."""
+            """The common beginning of all names, before the repository."""
 
         def held(self) -> Iterator[tuple[str, frozenset[str]]]:
-            """Yield the names, with the digests of their images; raise EngineError if they cannot be read."""
+            """Yield each name and the digests of its image; raise EngineError if they cannot be read."""
 
         def remove(self, name: str) -> None:
-            """Remove a name; containers that use its image go on. Raises EngineError if it stays."""
+            """Remove a name; containers of its image keep running. Raises EngineError if that fails."""
 
 
 __all__ = ["Containerd", "Docker"]
@@ -34,14 +34,14 @@ TIMEOUT_S = 60
 
 
 class Docker:
-    """The names at the address of the resolver, in the engine that docker's clients use."""
+    """The names that begin with the resolver's address, in the engine that docker's clients use."""
 
     def __init__(self, address: str) -> None:
         self.prefix = f"{address}/"
         self._client = engine.client()
 
     def held(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield the names, with the digests of their images."""
+        """Yield each name and the digests of its image."""
         with engine.errors():
             for image in self._client.api.images():
                 for name in image.get("RepoTags") or ():
@@ -49,16 +49,16 @@ class Docker:
                         yield name, engine.digests_of(self._client, name)
 
     def remove(self, name: str) -> None:
-        """Remove a name by force: a container that uses it would stop that, though only a name goes."""
+        """Remove only the name, by force: otherwise Docker refuses if a container uses it."""
         with engine.errors():
             self._client.api.remove_image(name, force=True, noprune=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Containerd:
-    """The names in a registry that the resolver is the mirror of, in a namespace of containerd.
+    """The names in a `namespace` of containerd from a `registry` that the resolver mirrors.
 
-    It asks containerd's own client, ctr, which finds containerd by CONTAINERD_ADDRESS.
+    It uses containerd's client ctr, which finds containerd by CONTAINERD_ADDRESS.
     """
 
     registry: str
@@ -66,11 +66,11 @@ class Containerd:
 
     @property
     def prefix(self) -> str:
-        """What the names begin with."""
+        """The common beginning of the names."""
         return f"{self.registry}/"
 
     def held(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield the names with a tag, with the digests of their images."""
+        """Yield each name with a tag, and the digests of its image."""
         for line in self._ctr("list").splitlines():
             name, *rest = line.split()
             digests = frozenset(word for word in rest if DIGEST.fullmatch(word))
@@ -90,5 +90,5 @@ class Containerd:
         except subprocess.TimeoutExpired:
             raise EngineError(f"containerd did not answer in {TIMEOUT_S} s") from None
         if done.returncode:
-            raise EngineError(done.stderr.strip() or "ctr failed", remedy="is containerd running?")
+            raise EngineError(done.stderr.strip() or "ctr failed", remedy="check that containerd is running")
         return done.stdout

@@ -1,4 +1,4 @@
-"""What the resolver did: a line for each change and refusal, and counters that Prometheus reads."""
+"""The log of the resolver: a line for each changed answer and each refusal, and counters for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = ("GET", "HEAD")
 
 
 class Journal:
-    """Counters of this process; `note` gets the lines."""
+    """The counters of this process; `note` is called with each line."""
 
     TYPE = CONTENT_TYPE_LATEST
 
@@ -33,7 +33,7 @@ class Journal:
         )
         self._choices = Counter(
             "imagematrix_resolver_choices",
-            "Times that a tag was answered with a variant for the first time, or with another than before.",
+            "Tags answered with a variant for the first time, or with another variant than before.",
             ("tag", "variant"),
             registry=self._registry,
         )
@@ -44,29 +44,29 @@ class Journal:
         )
 
     def answered(self, method: str, status: int) -> None:
-        """Count an answer; a client can send any word as a method."""
+        """Count an answer. Unusual methods, which clients can invent, share one counter."""
         self._answers.labels(method if method in METHODS else "other", str(status)).inc()
 
     def chose(self, tag: str, chosen: Resolved, key: str | None) -> None:
-        """Note a variant and the `key` that signed it, if it is the tag's first or another than before."""
+        """Log a tag's variant and the `key` that signed it, the first time and after every change."""
         if self._chosen.get(tag) != chosen.digest:
             self._chosen[tag] = chosen.digest
             self._note(f"{tag} is {chosen}{f', signed with {key}' if key else ''}")
             self._choices.labels(tag, chosen.reference).inc()
 
     def refused(self, path: str, error: ImagematrixError) -> None:
-        """Note why a request has no answer."""
+        """Log why a request was refused."""
         self._note(f"{path}: {error.details}")
 
-    def broke_off(self, path: str, error: ConnectionError) -> None:
-        """Note an answer that the client or the upstream has broken off."""
-        self._note(f"{path}: broken off: {error}")
+    def aborted(self, path: str, error: ConnectionError) -> None:
+        """Log an answer that the client or the upstream aborted."""
+        self._note(f"{path}: aborted: {error}")
 
     def stale(self, tag: str, error: EngineError) -> None:
-        """Note an answer from the last known state."""
+        """Log an answer from the last known state."""
         self._stale.inc()
-        self._note(f"{tag} is the last known: {error}")
+        self._note(f"{tag} is answered from the last known state: {error}")
 
     def text(self) -> bytes:
-        """Return the exposition format."""
+        """Return the counters in Prometheus's exposition format."""
         return generate_latest(self._registry)

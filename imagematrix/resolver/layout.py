@@ -1,4 +1,4 @@
-"""An OCI layout on this node's disk as the resolver's upstream."""
+"""An OCI layout on this node's disk as the upstream of the resolver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["INDEX_FILE", "MARK", "NAME", "Layout", "content"]
 MARK = "oci-layout"
 INDEX_FILE = "index.json"
 NAME = "org.opencontainers.image.ref.name"  # the annotation that names an image of a layout
-LIMIT = 4 * 1024 * 1024  # bytes of a manifest, as of a registry's
+LIMIT = 4 * 1024 * 1024  # bytes of a manifest, as for registries
 
 
 class Layout:
@@ -39,7 +39,7 @@ class Layout:
         if digest is None or raw is None:
             return None
         fields = documents.Fields(documents.parse(raw, digest), digest)
-        # OCI asks for no mediaType in a manifest or an index.
+        # In a manifest or an index, OCI does not require a mediaType.
         media_type = fields.text_or_none("mediaType") or (INDEX if fields.present("manifests") else IMAGE)
         return Manifest(digest=digest, media_type=media_type, raw=raw)
 
@@ -63,7 +63,7 @@ class Layout:
         return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def _names(self) -> dict[str, str]:
         """Return the digests of the layout's images by their names."""
@@ -83,7 +83,7 @@ def content(folder: Path, digest: str) -> bytes | None:
         return None
     raw = _read(path)
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
-        raise EngineError(f"{path} is damaged: its content has another digest")
+        raise EngineError(f"{path} is damaged: its content does not match its digest")
     return raw
 
 
@@ -94,5 +94,5 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > LIMIT:
-        raise EngineError(f"{path} has more than {LIMIT // 2**20} MiB, which no manifest has")
+        raise EngineError(f"{path} is too large for a manifest: more than {LIMIT // 2**20} MiB")
     return raw

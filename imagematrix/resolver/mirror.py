@@ -1,4 +1,4 @@
-"""containerd's configuration for a registry that it is to read by way of the resolver (hosts.toml)."""
+"""containerd's configuration for reading a registry through the resolver (hosts.toml)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["mirrored", "write"]
 
 MARK = "# Written by `imagematrix resolver --containerd`.\n"
-# containerd goes on with the next host after any error, at last with the server. Were that the registry, its
-# default image would follow a refusal.
+# After any error, containerd tries the next host, and in the end the server. If that were the registry, a
+# refusal by the resolver would lead to the registry's default image.
 TEXT = """\
 server = "http://{address}"
 
@@ -24,10 +24,10 @@ server = "http://{address}"
 
 
 def mirrored(upstream: str) -> str:
-    """Return the registry of which containerd can have a mirror; raise UsageError if `upstream` is none."""
+    """Return `upstream` if it is a registry that containerd can mirror; raise UsageError otherwise."""
     named = f"{upstream}/repository"
     if "/" in upstream or upstream.startswith("oci:") or not names_registry(named):
-        raise UsageError(f"containerd has mirrors of whole registries, and {upstream} is none")
+        raise UsageError(f"containerd mirrors only whole registries, and {upstream} is not one")
     Reference.parse(named)
     return upstream
 
@@ -35,14 +35,14 @@ def mirrored(upstream: str) -> str:
 def write(folder: Path, registry: str, address: str) -> Path:
     """Write hosts.toml for `registry` below `folder`, such as /etc/containerd/certs.d, and return its path.
 
-    Raises UsageError if there is one that somebody else wrote, or if it cannot be written.
+    Raises UsageError if there is one that imagematrix did not write, or if it cannot be written.
     """
     path = folder / mirrored(registry) / "hosts.toml"
     text = MARK + TEXT.format(address=address)
     try:
         if path.exists() and not path.read_text("utf-8").startswith(MARK):
-            remedy = f"remove it, or make the resolver its server: {address}"
-            raise UsageError(f"{path} was written by somebody else", remedy=remedy)
+            remedy = f"remove it, or set its server to the resolver: {address}"
+            raise UsageError(f"{path} was not written by imagematrix", remedy=remedy)
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, text.encode())
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The hosts that the resolver decides for: this node, probed anew when it changes, and classes of nodes."""
+"""The hosts that the resolver selects for: this node, probed again after a change, and classes of nodes."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Probed", "Saved"]
 
-# What NVIDIA's driver shows of MIG devices; a Host without NVML's readings lacks them.
+# NVIDIA's driver lists MIG devices here; a Host probed without NVML lacks them.
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
-RARELY_S = 1.0  # how often a change is looked for, at most
+INTERVAL_S = 1.0  # the shortest time between two checks for a change
 
 
 class Node(Protocol):
-    """A node: `host` returns its facts now, and raises ProbeError or UsageError if they cannot be read."""
+    """A node. `host` returns its current facts, or raises ProbeError or UsageError."""
 
     def host(self) -> Host:
-        """Return the host; threads may share this."""
+        """Return the host. Thread-safe."""
         ...
 
 
 class Saved:
-    """The host in a file, read anew when the file changes."""
+    """The host in a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        self._read = _Changing(lambda: stamp(path), lambda: Host.load(path))
+        self._reloaded = _Reloaded(lambda: stamp(path), lambda: Host.load(path))
 
     def host(self) -> Host:
         """Return the host; see Node."""
-        return self._read.value()
+        return self._reloaded.value()
 
 
 class Probed:
-    """This machine. A probe with NVML takes long, so one is made only after /proc, /sys or /dev changed."""
+    """This machine. A probe with NVML is slow, so it is repeated only after /proc, /sys or /dev changed."""
 
     def __init__(self) -> None:
-        self._read = _Changing(_signs, probe)
+        self._reloaded = _Reloaded(_state_without_nvml, probe)
 
     def host(self) -> Host:
         """Return the host; see Node."""
-        return self._read.value()
+        return self._reloaded.value()
 
 
-class _Changing:
-    """A value that is read again after `state` changed, which is looked at from time to time."""
+class _Reloaded:
+    """A host that is read again after `state` changed, which is checked at most once in `INTERVAL_S`."""
 
     def __init__(self, state: Callable[[], Hashable], read: Callable[[], Host]) -> None:
         self._state = state
@@ -62,20 +62,20 @@ class _Changing:
         self._lock = threading.Lock()
         self._seen: Hashable = None
         self._value: Host | None = None
-        self._looked = -RARELY_S
+        self._checked = -INTERVAL_S
 
     def value(self) -> Host:
         with self._lock:
-            if self._value is None or time.monotonic() - self._looked >= RARELY_S:
+            if self._value is None or time.monotonic() - self._checked >= INTERVAL_S:
                 seen = self._state()
                 if self._value is None or seen != self._seen:
                     self._value = self._read()
                     self._seen = seen
-                self._looked = time.monotonic()
+                self._checked = time.monotonic()
             return self._value
 
 
-def _signs() -> Hashable:
+def _state_without_nvml() -> Hashable:
     tree = Tree("/")
     gpus = tree.names(CAPABILITIES)
     instances = tuple((gpu, tree.names(f"{CAPABILITIES}/{gpu}/mig")) for gpu in gpus)

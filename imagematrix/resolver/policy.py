@@ -1,4 +1,4 @@
-"""Whose signatures images need: the file that `imagematrix resolver --policy` reads."""
+"""The policy of required signatures: the file for `imagematrix resolver --policy`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ OTHERWISE = ("allow", "deny")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Images of repositories by a pattern, in which `*` stands for any characters, need one of `keys`.
+    """A rule that images need a signature by one of `keys`.
 
-    `aliases` are tags that may stand for any version.
+    It applies to repositories that match the pattern `repository`, in which `*` stands for any characters.
+    `aliases` are tags that may point to any version.
     """
 
     repository: str
@@ -36,9 +37,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The first rule for a repository counts; images that none is for are allowed or denied.
+    """A list of rules, of which the first one that matches a repository applies.
 
-    `registry` is what the names of signed repositories begin with, "" if nothing does.
+    `allows_others`: images without a rule are allowed. `registry` is the registry in the names of signed
+    repositories, "" if they have none.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -47,7 +49,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        """Return the policy in a file, whose keys are files beside it; raise UsageError."""
+        """Return the policy in a file, with key files relative to its folder; raise UsageError."""
         fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
         fields.schema(SCHEMA)
         otherwise = fields.text("otherwise")
@@ -61,18 +63,21 @@ class Policy:
         )
 
     def on(self, registry: str) -> Policy:
-        """Return the policy for the images of `registry`, unless it names another that they are signed as."""
+        """Return the policy with `registry` in the names of signed repositories, unless it names another."""
         return self if self.registry else replace(self, registry=registry)
 
     def rule(self, repository: str) -> Rule | None:
-        """Return the rule for a repository, None if its images are allowed; or raise SignatureError."""
+        """Return the rule for a repository, or None if it needs none.
+
+        Raises SignatureError if there is no rule and other images are denied.
+        """
         rule = next((one for one in self.rules if fnmatchcase(repository, one.repository)), None)
         if rule is None and not self.allows_others:
             raise SignatureError(f"the policy allows no images of {repository}")
         return rule
 
     def identity(self, repository: str) -> str:
-        """Return the name that a repository is signed as."""
+        """Return the name of a repository in its signatures."""
         return f"{self.registry}/{repository}" if self.registry else repository
 
 
@@ -88,6 +93,6 @@ def _rule(fields: documents.Fields, folder: Path) -> Rule:
 
 
 def _only(fields: documents.Fields, *names: str) -> None:
-    """Raise UsageError for a field of another name, which would have no effect."""
+    """Raise UsageError for a field with another name, because it would have no effect."""
     for name in sorted(fields.data.keys() - set(names)):
         raise fields.fail(name, f"unknown field: expected {', '.join(names)}")

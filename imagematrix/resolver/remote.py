@@ -1,4 +1,4 @@
-"""A registry as the resolver's upstream."""
+"""A registry as the upstream of the resolver."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Remote"]
 
-REPOSITORIES = 256  # whose logins are kept
-PIECE = 1 << 18  # bytes that are passed on at once
+REPOSITORIES = 256  # repositories whose logins are kept
+PIECE = 1 << 18  # bytes to forward at once
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
-ASKED = ("Range", "If-Range")  # of a request for a blob
-TOLD = ("Content-Length", "Content-Range", "Content-Type", "Accept-Ranges", "ETag")  # of an answer
-AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # what requests reads, which gets the manifests
+REQUEST_HEADERS = ("Range", "If-Range")  # headers to forward in a request for a blob
+ANSWER_HEADERS = ("Content-Length", "Content-Range", "Content-Type", "Accept-Ranges", "ETag")
+AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as for manifests, which requests fetches
 
 
 class Remote:
-    """The registry `name`, or a folder of one. Manifests are compared with their digests, blobs are not."""
+    """The registry `name`, or a path in one. It verifies the digests of manifests, but not of blobs."""
 
     def __init__(self, name: str) -> None:
         self._name = name.rstrip("/")
         if not names_registry(f"{self._name}/repository"):
             raise UsageError(f"invalid registry {name!r}: expected a name such as registry.example:5000")
-        Registry(f"{self._name}/repository")  # an invalid name is an error now, not at the first request
+        Registry(f"{self._name}/repository")  # raises an error for an invalid name
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()
         self._session: aiohttp.ClientSession | None = None
@@ -57,7 +57,7 @@ class Remote:
             return None
         try:
             fields = documents.Fields(documents.parse(manifest.raw, reference), reference)
-            # Its digest covers what it says of itself, and not what the registry says of it.
+            # The digest covers the media type in the manifest, but not the one in the registry's header.
             media_type = fields.text_or_none("mediaType") or manifest.media_type
         except UsageError as error:
             raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
@@ -72,7 +72,7 @@ class Remote:
         return self._registry(repository).tags()
 
     async def blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
-        """Pass a blob on; see Upstream. It may come from where the registry redirects to."""
+        """Forward a blob; see Upstream. The registry may redirect to another host."""
         registry = self._registry(repository)
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -83,14 +83,14 @@ class Remote:
                     answer = await self._asked(stack, request, registry, digest)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 raise self._unreadable(error) from error
-            headers = {name: answer.headers[name] for name in TOLD if name in answer.headers}
+            headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
             try:
                 async for piece in answer.content.iter_chunked(PIECE):
                     await response.write(piece)
             except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
-                # An answer that has begun can only be broken off: the engine sees that it is too short.
+                # An answer that has begun can only be aborted: the engine notices that it is truncated.
                 raise ConnectionResetError(str(error)) from error
             await response.write_eof()
             return response
@@ -103,18 +103,18 @@ class Remote:
     async def _asked(
         self, stack: contextlib.AsyncExitStack, request: web.Request, registry: Registry, digest: str
     ) -> aiohttp.ClientResponse:
-        """Return the answer for a blob, from where the registry redirects to.
+        """Follow redirects and return the answer for a blob.
 
-        The Authorization goes to the registry alone. Proxies are those that manifests are read by; aiohttp
-        would take logins from ~/.netrc along with them.
+        Only the registry gets the Authorization. The proxies are the same as for manifests; aiohttp's own
+        detection of proxies would also use logins from ~/.netrc.
         """
-        wanted = {name: request.headers[name] for name in ASKED if name in request.headers}
+        wanted = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
         redirects = Redirects(request.method, registry.blob_url(digest))
         while True:
             login = registry.authorization if redirects.trusted else None
             asked = self._opened().request(
                 request.method,
-                URL(requote_uri(redirects.url), encoded=True),  # as it is, because it may be signed
+                URL(requote_uri(redirects.url), encoded=True),  # not normalized, because it may be signed
                 headers=wanted | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
                 proxy=_proxy(redirects.url),
@@ -146,13 +146,13 @@ class Remote:
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for a URL, as requests finds it: a variable may name one without a scheme."""
+    """Return the proxy for a URL, as requests finds it; the variable may omit the scheme."""
     proxy = select_proxy(url, get_environ_proxies(url))
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _context() -> ssl.SSLContext:
-    """Return the TLS of connections, with the authorities of a file or a folder, as requests reads them.
+    """Return the TLS context, with certificate authorities from a file or a folder, as in requests.
 
     Raises EngineError if they cannot be read.
     """
@@ -161,4 +161,5 @@ def _context() -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=None if folder else path, capath=folder)
     except OSError as error:
-        raise EngineError(f"the authorities in {path} cannot be read: {error.strerror or error}") from error
+        message = f"the certificate authorities in {path} cannot be read: {error.strerror or error}"
+        raise EngineError(message) from error

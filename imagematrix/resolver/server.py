@@ -38,7 +38,7 @@ __all__ = ["Resolver"]
 
 API = {"Docker-Distribution-Api-Version": "registry/2.0"}
 PATH = re.compile(r"/v2/(?P<repository>[^?]+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)", re.ASCII)
-# Codes of the specification, by the status that they come with.
+# The specification's error codes, by HTTP status.
 CODES = {
     400: "UNSUPPORTED",
     401: "UNAUTHORIZED",
@@ -47,17 +47,17 @@ CODES = {
     405: "UNSUPPORTED",
     502: "UNAVAILABLE",
 }
-DENIED, MISSING, AWAY = 403, 404, 502
-OPEN = ("/healthz",)  # what needs no token
+DENIED, MISSING, UNAVAILABLE = 403, 404, 502
+OPEN = ("/healthz",)  # paths that need no token
 DECIDING = 4  # threads
 
 
 class Resolver:
-    """Answers requests for the images of `upstream` with what fits this one of `nodes`.
+    """Answers requests for images of `upstream` with the variants that fit this node, one of `nodes`.
 
-    containerd, which names the registry it wants, may want the one that this `mirrors` and no other. With a
-    `token`, clients have to log in with it as their password. `policy` says which images have to be signed;
-    `state` keeps what the upstream had last for the next start.
+    containerd's requests name a registry, which has to be the one that this resolver `mirrors`. With a
+    `token`, clients have to log in with it as their password. `policy` says which images have to be signed.
+    `state` saves the last answers of the upstream for the next start.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Resolver:
         state: State | None = None,
     ) -> None:
         self._upstream = upstream
-        # What needs no upstream has threads of its own: those of asyncio may all wait for one that hangs.
-        self._here = ThreadPoolExecutor(DECIDING)
-        self._versions = Versions(upstream, journal, self._here, policy, state)
+        # Local work has its own threads, because asyncio's may all wait for an upstream that hangs.
+        self._local = ThreadPoolExecutor(DECIDING)
+        self._versions = Versions(upstream, journal, self._local, policy, state)
         self._nodes = nodes
         self._journal = journal
         self._mirrors = mirrors
@@ -92,16 +92,16 @@ class Resolver:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token; turn errors into the answers that engines show."""
+        """Check the token, and convert errors to answers that engines show."""
         try:
             if self._token and request.path not in OPEN and not self._admitted(request):
-                response: web.StreamResponse = _error(401, "a token is needed: docker login, as any user")
+                response: web.StreamResponse = _error(401, "log in with the token as password, as any user")
                 response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
             else:
                 response = await handler(request)
         except ConnectionError as error:
-            # The answer has begun, so that it can only end too early.
-            self._journal.broke_off(request.path, error)
+            # The answer has begun, so it can only be truncated.
+            self._journal.aborted(request.path, error)
             raise
         except web.HTTPException as error:
             response = _error(error.status, error.text or error.reason)
@@ -109,7 +109,7 @@ class Resolver:
             response = _error(MISSING, _sentence(error))
         except EngineError as error:
             self._journal.refused(request.path, error)
-            response = _error(AWAY, _sentence(error))
+            response = _error(UNAVAILABLE, _sentence(error))
         except ImagematrixError as error:
             self._journal.refused(request.path, error)
             response = _error(DENIED, _sentence(error))
@@ -124,7 +124,7 @@ class Resolver:
         return hmac.compare_digest(given.password.encode(), str(self._token).encode())
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Answer whether the node can be probed; the upstream may be away."""
+        """Answer whether the node can be probed; the upstream may be unavailable."""
         try:
             await self._locally(self._nodes.here.host)
         except ImagematrixError as error:
@@ -157,12 +157,12 @@ class Resolver:
         manifest = await self._found(repository, name)
         if not _accepted(request, manifest.media_type):
             raise web.HTTPNotFound(
-                text=f"{repository}:{name} is {manifest.media_type}, which is not accepted"
+                text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
             )
         return _manifest(manifest)
 
     def _check(self, request: web.Request, repository: str) -> None:
-        """Raise UsageError for what is no repository, or one of another registry that a mirror stands for."""
+        """Raise UsageError for an invalid repository, HTTPForbidden if a request names another registry."""
         Reference.parse(f"localhost/{repository}")
         meant = request.query.get("ns")
         if meant and self._mirrors and meant != self._mirrors:
@@ -181,18 +181,18 @@ class Resolver:
         chosen = await self._locally(self._chosen, version.catalog, version.key, repository, name)
         manifest = await self._versions.manifest(repository, chosen.digest)
         if manifest is None:
-            raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is not there")
+            raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is missing")
         return manifest
 
     async def _version(self, repository: str, tag: str) -> Version:
-        """Return what the upstream has under a tag, or else under the version that the tag begins with."""
+        """Return the upstream's manifest for a tag, or else for the version that the tag begins with."""
         version = await self._versions.find(repository, tag)
         if version is None:
             raise UnknownImageError(f"{repository}:{tag} not found")
         return version
 
     async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._here, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
 
     def _chosen(self, catalog: Catalog, key: Key | None, repository: str, tag: str) -> Resolved:
         chosen = resolve(self._nodes, catalog, tag)
@@ -210,7 +210,7 @@ class Resolver:
 
 
 def _accepted(request: web.Request, media_type: str) -> bool:
-    """Whether a client takes a manifest of this kind; one that does not say takes any."""
+    """Whether a client accepts a media type; without an Accept header, it accepts any."""
     accepted = ",".join(request.headers.getall("Accept", ["*/*"])).split(",")
     return any(one.partition(";")[0].strip() in (media_type, "application/*", "*/*") for one in accepted)
 
@@ -221,7 +221,7 @@ def _manifest(manifest: Manifest) -> web.Response:
 
 
 def _error(status: int, message: str) -> web.Response:
-    """Return an error as the specification has it; engines print the message."""
+    """Return an error in the specification's format; engines print the message."""
     errors = {"errors": [{"code": CODES.get(status, "UNKNOWN"), "message": message}]}
     body = json.dumps(errors).encode()
     return web.Response(status=status, body=body, headers={**API, "Content-Type": "application/json"})

@@ -1,4 +1,4 @@
-"""Running the resolver until a signal ends it."""
+"""Running the resolver until a signal stops it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Settings", "serve"]
 
-WATCH_S = 10.0
+WATCH_S = 10.0  # between checks whether the node has changed
 GRACE_S = 10.0  # for pulls in progress, after a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `imagematrix resolver` was started with.
+    """The options of `imagematrix resolver`.
 
-    `listen` is ADDRESS:PORT. The file `changed` is touched at the start, and when the node has changed.
-    `policy` is the file of one, `state` a folder.
+    `listen` is ADDRESS:PORT. The file `changed` is touched at the start, and after each change of the node.
+    `policy` is a file, `state` a folder.
     """
 
     upstream: str
@@ -50,24 +50,26 @@ class Settings:
     state: Path | None = None
 
     def address(self) -> Address:
-        """Return where to listen; raise UsageError if it is invalid, or open to others without a token."""
+        """Return the address to listen on; raise UsageError if it is invalid, or needs a token."""
         address = Address.parse(self.listen)
         if not ipaddress.ip_address(address.host).is_loopback and not self.token:
             raise UsageError(
-                f"{self.listen} can be reached by others, who would read images with this node's login",
-                remedy="set a password for them with --token-file, or listen on 127.0.0.1",
+                f"other machines can reach {self.listen}, and would read images with this node's login",
+                remedy="require a password with --token-file, or listen on 127.0.0.1",
             )
         return address
 
 
 def serve(settings: Settings, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` is told of the address, the choices and the refusals.
+    """Serve until SIGINT or SIGTERM; `note` is called with the address, the choices and the refusals.
 
     Raises UsageError for invalid settings, ImagematrixError if the node cannot be probed.
     """
     for name in settings.classes:
         if not CLASS_NAME.fullmatch(f"class.{name}"):
-            raise UsageError(f"invalid name of a class: {name!r}; a tag has to be able to contain it")
+            raise UsageError(
+                f"invalid class name: {name!r}; expected letters, digits, '.' and '_', as in a tag"
+            )
     address = settings.address()
     policy = Policy.load(settings.policy) if settings.policy else Policy()
     for node in (settings.node, *settings.classes.values()):
@@ -93,7 +95,7 @@ async def _serve(settings: Settings, policy: Policy, address: Address, note: Cal
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, ended.set)
             for each in bound:
-                note(f"answering for {settings.upstream} on {each}")
+                note(f"serving {settings.upstream} on {each}")
             watch = asyncio.create_task(_watch(settings, note))
             await ended.wait()
             watch.cancel()
@@ -102,10 +104,13 @@ async def _serve(settings: Settings, policy: Policy, address: Address, note: Cal
 
 
 async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
-    """Look at the node from time to time, and say when it has changed: it may have before the start, too."""
+    """Report changes of the node, and touch the file `changed`.
+
+    The file is touched at the start, too, because the node may have changed before.
+    """
     seen: Host | None = None
     loop = asyncio.get_running_loop()
-    own = ThreadPoolExecutor(1)  # those of asyncio may all wait for an upstream that hangs
+    own = ThreadPoolExecutor(1)  # asyncio's threads may all wait for an upstream that hangs
     while True:
         try:
             host = await loop.run_in_executor(own, settings.node.host)
@@ -113,7 +118,7 @@ async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
             note(str(error))
         else:
             if seen is not None and host != seen:
-                note("the node has changed: new answers may differ from what the engine has")
+                note("the node has changed: new answers may differ from the images in the engine")
             if settings.changed and host != seen:
                 try:
                     await loop.run_in_executor(own, settings.changed.touch)

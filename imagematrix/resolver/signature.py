@@ -1,8 +1,8 @@
-"""Signatures of cosign's keys: who has signed an image, proven without any service.
+"""Verifying signatures that cosign made with a key, without any service.
 
-cosign 2 keeps the signatures of the manifest sha256:HEX in the image's own repository, in an OCI manifest
-under the tag sha256-HEX.sig. Each of its layers is a payload, the "simple signing" document that names the
-manifest and the repository, and has the signature of the payload's bytes in an annotation
+cosign 2 stores the signatures of the manifest sha256:HEX in the image's repository, in an OCI manifest with
+the tag sha256-HEX.sig. Each of its layers is a payload: a "simple signing" document that names the manifest
+and the repository. An annotation of the layer has the signature of the payload's bytes
 (github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md).
 """
 
@@ -34,27 +34,27 @@ __all__ = ["Key", "Source", "is_signature", "prove", "signature_tag"]
 
 SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
-TYPE = "cosign container image signature"  # of a payload
+TYPE = "cosign container image signature"  # the type in a payload
 TAG = re.compile(r"sha256-[0-9a-f]{64}\.sig")
-TRIED = 32  # signatures of one image; a registry may list any number
+TRIED = 32  # signatures to verify for an image; a registry may list any number
 KEY_LIMIT = 64 * 1024  # bytes of a file with a key
 
 
 class Source(Protocol):
-    """What has manifests and small blobs. Every method raises EngineError if it cannot be read."""
+    """A source of manifests and small blobs. Every method raises EngineError if it cannot be read."""
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the manifest or the index of a tag or digest, or None."""
         ...
 
     def content(self, repository: str, digest: str) -> bytes:
-        """Return a blob of at most 4 MiB, compared with its digest; raise UnknownImageError without one."""
+        """Return a blob of at most 4 MiB, compared with its digest; raise UnknownImageError if missing."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A public key, and the file that it is from."""
+    """A public key, and the name of its file."""
 
     name: str
     public: EllipticCurvePublicKey
@@ -74,8 +74,8 @@ class Key:
             raise UsageError(message, remedy="`cosign generate-key-pair` makes one")
         return cls(name=path.name, public=public)
 
-    def signed(self, payload: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's of the bytes of `payload`."""
+    def verifies(self, payload: bytes, signature: bytes) -> bool:
+        """Whether `signature` is a signature of `payload` by this key."""
         try:
             self.public.verify(signature, payload, ECDSA(SHA256()))
         except InvalidSignature:
@@ -99,19 +99,19 @@ def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], ide
     try:
         for payload_digest, signature in _layers(manifest, where):
             payload = source.content(repository, payload_digest)
-            key = next((one for one in keys if one.signed(payload, signature)), None)
+            key = next((one for one in keys if one.verifies(payload, signature)), None)
             fault = _fault(payload, where, digest, identity) if key else _unknown(keys)
             if key and fault is None:
                 return key
             wrong.append(str(fault))
     except (UsageError, UnknownImageError) as error:
         raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
-    faults = "; ".join(dict.fromkeys(wrong)) or "none is listed"
+    faults = "; ".join(dict.fromkeys(wrong)) or "the list is empty"
     raise SignatureError(f"{repository}@{digest} has no valid signature: {faults}")
 
 
 def is_signature(tag: str) -> bool:
-    """Whether a tag is that of signatures."""
+    """Whether a tag is the tag of a manifest's signatures."""
     return TAG.fullmatch(tag) is not None
 
 
@@ -136,17 +136,19 @@ def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
-    """Return what is wrong with a payload that is signed; None if it states what it should."""
+    """Return what is wrong with a validly signed payload, or None if it names this image."""
     critical = documents.Fields(documents.parse(payload, where), where).object_or_none("critical")
     image = critical and critical.object_or_none("image")
     name = critical and critical.object_or_none("identity")
     if not critical or not image or not name or critical.text_or_none("type") != TYPE:
-        return "what is signed is not an image"
+        return "the signature is not for an image"
     signed = image.text_or_none("docker-manifest-digest")
     if signed != digest:
-        return f"what is signed is {signed}"
+        return f"the signature is for {signed}"
     reference = name.text_or_none("docker-reference")
-    return None if reference == identity else f"it is signed as an image of {reference}, not of {identity}"
+    return (
+        None if reference == identity else f"the signature is for an image of {reference}, not of {identity}"
+    )
 
 
 def _unknown(keys: Sequence[Key]) -> str:

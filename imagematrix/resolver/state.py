@@ -1,7 +1,7 @@
-"""What the upstream had last, on disk: for a start of the resolver while the upstream is away.
+"""The last known contents of the upstream on disk, for starting while the upstream is unavailable.
 
-It is an OCI layout that has manifests, indexes and signatures, and no layers. Nothing in it is believed: what
-does not have its digest is ignored, and signatures are checked again. It never has more than LIMIT bytes.
+It is an OCI layout with manifests, indexes and signatures, but without layers. It is not trusted: content
+that does not match its digest is ignored, and signatures are verified again. It has at most LIMIT bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "State"]
 
 FOLDER = "last-known"
-UPSTREAM = "io.imagematrix.upstream"  # the annotation of index.json that names it
+UPSTREAM = "io.imagematrix.upstream"  # the annotation of index.json that names the upstream
 LIMIT = 64 * 1024 * 1024  # bytes of all contents
 NAMES = 4_000
 BLOB = "application/octet-stream"
-OTHERS_WRITE = 0o022  # of a mode
+OTHERS_WRITE = 0o022  # bits of a mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,15 @@ class _Entry:
 
 
 class State:
-    """Contents of `upstream` by names, REPOSITORY:TAG or REPOSITORY@DIGEST, in a folder below `folder`.
+    """Contents of `upstream` by name (REPOSITORY:TAG or REPOSITORY@DIGEST), saved in a folder below `folder`.
 
-    It starts without what another upstream had. Threads may share it. What cannot be written is told to
-    `note`, and is no error. Raises UsageError if the folder cannot be used, or if others can write to it.
+    Contents of another upstream are ignored. Thread-safe. If something cannot be written, `note` is called
+    with a message, and the resolver keeps running. Raises UsageError if the folder cannot be used, or if
+    other users can write to it.
     """
 
     def __init__(self, folder: Path, upstream: str, note: Callable[[str], None]) -> None:
-        self._folder = folder / FOLDER  # nobody else's files are in there, so what is not known can go
+        self._folder = folder / FOLDER  # a folder of its own, in which unknown files can be removed
         self._blobs = blob_file(self._folder, "")
         self._upstream = upstream
         self._note = note
@@ -65,8 +66,8 @@ class State:
         except OSError as error:
             raise UsageError(f"{self._folder} cannot be used: {error.strerror}") from error
         if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
-            message = f"others can write to {self._folder}"
-            raise UsageError(message, remedy="give the resolver a folder of its own")
+            message = f"other users can write to {self._folder}"
+            raise UsageError(message, remedy="pass a folder that only the resolver's user can write to")
         self._entries = self._read()
         self._remove_others()
 
@@ -78,7 +79,7 @@ class State:
                 yield repository, tag
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return what is kept of a tag or a digest, None if that is nothing or damaged."""
+        """Return the saved manifest of a tag or a digest, or None if it is missing or damaged."""
         entry = self._entries.get(_name(repository, reference))
         raw = self._content(entry.digest) if entry else None
         if entry is None or raw is None:
@@ -86,14 +87,14 @@ class State:
         return Manifest(digest=entry.digest, media_type=entry.media_type, raw=raw)
 
     def content(self, repository: str, digest: str) -> bytes:
-        """Return what is kept of a digest; raise UnknownImageError if that is nothing."""
+        """Return the saved content of a digest; raise UnknownImageError if it is missing."""
         manifest = self.manifest(repository, digest)
         if manifest is None:
             raise UnknownImageError(f"{repository}@{digest} not found in {self._folder}")
         return manifest.raw
 
     def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
-        """Keep the content of a tag or a digest; the oldest go for it where there are too many."""
+        """Save the content of a tag or a digest, removing the oldest entries beyond the limits."""
         entry = _Entry(digest=manifest.digest, media_type=manifest.media_type, size=len(manifest.raw))
         name = _name(repository, reference)
         with self._lock:
@@ -106,7 +107,7 @@ class State:
             self._change(entries, {entry.digest: manifest.raw})
 
     def drop(self, repository: str, reference: str) -> None:
-        """Forget what a tag or a digest had."""
+        """Remove the content of a tag or a digest."""
         name = _name(repository, reference)
         with self._lock:
             if name in self._entries:
@@ -127,7 +128,7 @@ class State:
         except OSError as error:
             if not self._failed:
                 self._note(
-                    f"{self._folder} cannot be written, so the next start may lack it: {error.strerror}"
+                    f"{self._folder} cannot be written, so the saved state is incomplete: {error.strerror}"
                 )
             self._failed = True
             return
@@ -139,7 +140,7 @@ class State:
                 blob_file(self._folder, digest).unlink()
 
     def _read(self) -> dict[str, _Entry]:
-        """Return what index.json lists; nothing where it cannot be read."""
+        """Return the entries in index.json, none if it cannot be read."""
         path = self._folder / INDEX_FILE
         if not path.is_file():
             return {}
@@ -148,7 +149,7 @@ class State:
         try:
             fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
             if fields.named_texts("annotations").get(UPSTREAM) != self._upstream:
-                raise UsageError(f"{path} is not of {self._upstream}")
+                raise UsageError(f"{path} was not saved for {self._upstream}")
             for one in fields.objects("manifests"):
                 name, digest = one.named_texts("annotations").get(NAME), one.text("digest")
                 if name is None or not DIGEST.fullmatch(digest):
@@ -161,12 +162,12 @@ class State:
                     break
                 entries[name] = _Entry(digest=digest, media_type=one.text("mediaType"), size=len(raw))
         except ImagematrixError as error:
-            self._note(f"starting without what the last run left: {error}")
+            self._note(f"starting without the saved state: {error}")
             return {}
         return entries
 
     def _remove_others(self) -> None:
-        """Remove files that no name is for, such as those of a run that was killed."""
+        """Remove files without an entry, such as those of a killed process."""
         kept = {blob_file(self._folder, one.digest) for one in self._entries.values()}
         for path in (*self._folder.glob(".*"), *self._blobs.iterdir()):
             if path not in kept and path.is_dir() and not path.is_symlink():
@@ -177,7 +178,7 @@ class State:
 
 
 class Recorder:
-    """A source that keeps in `read` what was read of it, each with its tag or digest."""
+    """A source that records in `read` each tag or digest and the content that was read for it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -1,7 +1,7 @@
-"""The names that an engine keeps of what the resolver answered before.
+"""Removing names from an engine that the resolver would now answer with another image.
 
-An engine looks at a name only: what it has is not pulled again. After a new driver, a version would go on
-meaning the variant for the old one.
+An engine does not pull a name again that it already has. After a driver update, the name of a version would
+still refer to the variant for the old driver.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OK, UNAUTHORIZED, DENIED = 200, 401, 403
 
 
 def sweep(names: Names, address: str, note: Callable[[str], None], *, token: str | None = None) -> list[str]:
-    """Remove the names for which the resolver at `address` now answers another image, or none.
+    """Remove the names that the resolver at `address` now answers with another image, or refuses.
 
-    Containers keep running. `note` is told what could not be removed. `token` is the password that the
-    resolver asks for. Returns the removed names, sorted. Raises EngineError if the engine or the resolver
-    cannot be reached, UsageError if the token is wrong.
+    Containers keep running. `note` is called with a message for each name that could not be removed. `token`
+    is the resolver's password. Returns the removed names, sorted. Raises EngineError if the engine or the
+    resolver cannot be reached, UsageError if the token is wrong.
     """
     removed = []
     for name, digests in sorted(names.held()):
@@ -37,14 +37,14 @@ def sweep(names: Names, address: str, note: Callable[[str], None], *, token: str
         try:
             names.remove(name)
         except EngineError as error:
-            note(f"{name} stays: {error}")
+            note(f"{name} was not removed: {error}")
         else:
             removed.append(name)
     return removed
 
 
 def _meant(address: str, name: str, token: str | None) -> str | None:
-    """Return the digest that the resolver answers for a name, "" for a refusal; None if it has no answer."""
+    """Return the digest that the resolver answers for a name, "" if it refuses, None if it has no answer."""
     import requests
 
     repository, _, tag = name.rpartition(":")
@@ -58,9 +58,11 @@ def _meant(address: str, name: str, token: str | None) -> str | None:
             answer = session.head(url, headers={"Accept": ", ".join(MANIFESTS)}, timeout=TIMEOUT_S)
     except requests.RequestException as error:
         message = f"the resolver at {address} cannot be reached"
-        raise EngineError(message, remedy="start it; nothing more was removed") from error
+        raise EngineError(
+            message, remedy="start it and run the command again; no further names were removed"
+        ) from error
     if answer.status_code == UNAUTHORIZED:
-        raise UsageError(f"the resolver at {address} needs a token", remedy="give its --token-file")
+        raise UsageError(f"the resolver at {address} needs a token", remedy="pass it with --token-file")
     if answer.status_code == OK:
         return answer.headers.get("Docker-Content-Digest") or None
     return "" if answer.status_code == DENIED else None

@@ -1,7 +1,7 @@
-"""What a tag asks for: a version, and after it values of the image's own axes, no GPU, or a class of nodes.
+"""Parsing the tag of a request: a version, then values of the image's own axes, `cpu`, or a class of nodes.
 
-`v1` asks for what fits this node, `v1-python3.13` for one with Python 3.13, `v1-cpu` for one without a GPU,
-and `v1-class.NAME` for the one that nodes of a class get.
+`v1` requests the variant that fits this node, `v1-python3.13` one with Python 3.13, `v1-cpu` one without a
+GPU, and `v1-class.NAME` the variant for a class of nodes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
 
-__all__ = ["CLASS_NAME", "Wish", "version", "wish"]
+__all__ = ["CLASS_NAME", "Request", "request", "version"]
 
 CPU = "cpu"
-CLASS = "class."  # which no axis is called
+CLASS = "class."  # no axis can have this name
 CLASS_NAME = re.compile(r"class\.([A-Za-z0-9_.]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a tag asks for beyond its version.
+class Request:
+    """What a tag requests beyond its version.
 
-    `where` has the values of the image's own axes, `cpu` says that no GPU is wanted, and `node_class` is the
-    class of nodes whose variant is wanted, None for this node.
+    `where` has values of the image's own axes. `cpu`: a CPU-only variant is requested. `node_class` is the
+    class of nodes whose variant is requested, None for this node.
     """
 
     where: tuple[tuple[str, str], ...] = ()
@@ -39,40 +39,42 @@ class Wish:
 
     @property
     def gpus(self) -> str | None:
-        """What `--gpus` would be."""
+        """The equivalent value of `--gpus`."""
         return NONE if self.cpu else None
 
 
 def version(tag: str) -> str:
-    """Return the version that a tag names: what comes before its first dash."""
+    """Return the version in a tag: the part before its first dash."""
     return tag.partition("-")[0]
 
 
-def wish(tag: str, catalog: Catalog) -> Wish:
-    """Return what `tag` asks of the catalog of its version.
+def request(tag: str, catalog: Catalog) -> Request:
+    """Return what `tag` requests of the catalog of its version.
 
-    Raises UsageError if a word is neither an axis with a value that some variant has, nor `cpu`, nor a class,
-    if one occurs twice, and if the words can be read in several ways.
+    Raises UsageError if a word is neither `cpu`, nor a class, nor an axis with the value of some variant; if
+    a word occurs twice; or if the tag is ambiguous.
     """
     _, dash, rest = tag.partition("-")
     if not dash:
-        return Wish()
+        return Request()
     words = {f"{axis}{value}": (axis, value) for one in catalog.variants for axis, value in one.axes}
     readings = {tuple(sorted(one)) for one in _readings(rest, [*words.items(), (CPU, (CPU, ""))], ())}
     if len(readings) == 1:
         pairs = dict(readings.pop())
         node_class = pairs.pop(CLASS, None)
-        return Wish(cpu=pairs.pop(CPU, None) is not None, node_class=node_class, where=tuple(pairs.items()))
-    what = "can be read in several ways" if readings else f"is not a tag of {catalog.image}"
+        return Request(
+            cpu=pairs.pop(CPU, None) is not None, node_class=node_class, where=tuple(pairs.items())
+        )
+    what = "is ambiguous" if readings else f"is not a tag of {catalog.image}"
     valid = ", ".join(sorted([*words, CPU, "class.NAME"]))
-    remedy = f"after {catalog.version}-, write these words with dashes between them: {valid}"
+    remedy = f"valid words after {catalog.version}-, joined by dashes: {valid}"
     raise UsageError(f"{tag} {what}", remedy=remedy)
 
 
 def _readings(
     rest: str, words: Sequence[tuple[str, tuple[str, str]]], before: tuple[tuple[str, str], ...]
 ) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield what the words of `rest` can mean after `before`; the value of an axis may have dashes in it."""
+    """Yield every way to parse `rest` after the words `before`; the value of an axis may contain dashes."""
     named = CLASS_NAME.match(rest)
     readings = [*words, (named[0], (CLASS, named[1]))] if named else words
     for word, pair in readings:

@@ -1,4 +1,4 @@
-"""Where the resolver gets manifests and blobs from."""
+"""The interface of an upstream: the source of the resolver's manifests and blobs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYOUT", "Upstream", "open_upstream"]
 
-LAYOUT = "oci:"  # what the name of one begins with
+LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 
 
 class Upstream(Source, Protocol):
-    """What has the images. Every method raises EngineError if it cannot be read.
+    """A source of images. Every method raises EngineError if the source cannot be read.
 
-    Those that are no coroutines block, and threads may share them.
+    Methods that are not coroutines block; they are thread-safe.
     """
 
     def tags(self, repository: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the upstream has under a tag, examined: its catalog, and whose signature it has."""
+"""Examining the manifest of a tag: its catalog, and its signature."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["Version", "examine", "named"]
 class Version:
     """A manifest or an index under a tag.
 
-    `catalog` is None if it has no variants of imagematrix. `digests` are its own and, of an index, those it
-    names. `key` is the one that signed it, None if the policy asks for no signature.
+    `catalog` is None if it has no variants of imagematrix. `digests` are its own digest and those of the
+    entries in an index. `key` is the key that signed it, None if the policy requires no signature.
     """
 
     manifest: Manifest
@@ -38,7 +38,7 @@ class Version:
 
 
 def examine(source: Source, policy: Policy, repository: str, tag: str, manifest: Manifest) -> Version:
-    """Return what `manifest`, which `source` has under a tag, is.
+    """Return the Version for `manifest`, which `source` has for a tag.
 
     Raises SignatureError if the policy requires a signature that is missing or wrong, UsageError for a
     damaged catalog, EngineError if `source` cannot be read.
@@ -57,7 +57,7 @@ def examine(source: Source, policy: Policy, repository: str, tag: str, manifest:
 
 
 def named(catalog: Catalog | None, repository: str, tag: str) -> str | None:
-    """Return the digest of the variant with a tag, None if a catalog has none."""
+    """Return the digest of the variant with a tag, or None if the catalog has no such variant."""
     variants = catalog.variants if catalog else ()
     return next((one.digest for one in variants if one.reference == f"{repository}:{tag}"), None)
 
@@ -77,9 +77,9 @@ def _signer(source: Source, policy: Policy, rule: Rule, repository: str, tag: st
 def _check_tag(
     source: Source, rule: Rule, repository: str, tag: str, manifest: Manifest, catalog: Catalog | None
 ) -> None:
-    """Raise SignatureError if what is signed has another tag, by its own annotations or labels.
+    """Raise SignatureError if the signed annotations or labels name another tag.
 
-    Tags are not signed: who controls the registry could offer an old version as the new one.
+    Tags are not signed: whoever controls the registry could present an old version as the new one.
     """
     if catalog:
         tags = {version_of(one.reference.rpartition(":")[2]) for one in catalog.variants}
@@ -87,11 +87,11 @@ def _check_tag(
         tags = _own_tags(source, repository, manifest)
     if tags and tags != {tag} and tag not in rule.aliases:
         message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
-        raise SignatureError(message, remedy=f"add {tag} to the aliases of the policy, if it is one")
+        raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
 
 
 def _own_tags(source: Source, repository: str, manifest: Manifest) -> set[str]:
-    """Return the tag of a variant, from its annotations or labels; nothing for images of others."""
+    """Return the tag of a variant, from its annotations or labels; an empty set for other images."""
     fields = documents.Fields(documents.parse(manifest.raw, repository), repository)
     texts = fields.named_texts("annotations")
     config = fields.object_or_none("config")

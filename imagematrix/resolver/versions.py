@@ -1,4 +1,4 @@
-"""What the upstream has under a tag, and what it had last, for while it is away."""
+"""The manifests of the upstream's tags, and the last known ones while the upstream is unavailable."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 __all__ = ["Versions"]
 
 KEPT = 1_000  # tags, and as many manifests
-FRESH_S = 2.0  # requests of one pull, and of many at once, share one look at the upstream
-PATIENCE_S = 5.0  # for an upstream that hangs, where its last answer is known
+FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
+PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
 
 
 class Versions:
-    """The tags of an upstream that the policy admits; `state` has them for the next start.
+    """The tags of an upstream that the policy admits; `state` saves them for the next start.
 
-    `here` has the threads that read it.
+    The threads of `executor` read the saved state.
     """
 
     def __init__(
         self,
         upstream: Upstream,
         journal: Journal,
-        here: Executor,
+        executor: Executor,
         policy: Policy | None = None,
         state: State | None = None,
     ) -> None:
         self._upstream = upstream
         self._journal = journal
-        self._here = here
+        self._executor = executor
         self._policy = policy or Policy()
         self._state = state
         self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
@@ -63,12 +63,11 @@ class Versions:
             self._restore(state)
 
     async def find(self, repository: str, tag: str) -> Version | None:
-        """Return what the upstream has under a tag, or else under the version that the tag begins with.
+        """Return the upstream's version for a tag, or else for the part of the tag before its first dash.
 
-        The version counts only if it has variants, for which the rest of the tag can mean something. While
-        the upstream cannot be read, it is what that had last. Raises EngineError if nothing is known,
-        SignatureError if the policy does not admit it, UsageError if what the upstream has is a damaged
-        catalog.
+        The latter counts only if it has variants, among which the rest of the tag can choose. While the
+        upstream cannot be read, the last known version is returned. Raises EngineError if none is known,
+        SignatureError if the policy does not admit it, UsageError if its catalog is damaged.
         """
         name = version_of(tag)
         if name == tag:
@@ -99,29 +98,29 @@ class Versions:
         try:
             return await asyncio.wait_for(asked, PATIENCE_S if earlier or hurry else None)
         except TimeoutError as error:
-            away = EngineError("the upstream does not answer")
+            unavailable = EngineError("the upstream does not answer")
             if earlier is None:
-                raise away from error
+                raise unavailable from error
         except EngineError as error:
-            away = error
+            unavailable = error
             if earlier is None:
                 raise
-        self._journal.stale(f"{repository}:{tag}", away)
+        self._journal.stale(f"{repository}:{tag}", unavailable)
         return earlier
 
     async def manifest(self, repository: str, digest: str) -> Manifest | None:
         """Return the manifest with a digest, or None.
 
-        Raises EngineError if nothing is known, SignatureError if the policy does not admit it: no version
-        names it, and it is not signed itself.
+        Raises EngineError if the upstream cannot be read and the manifest is not known, SignatureError if the
+        policy does not admit it: no version lists it, and it is not signed itself.
         """
         key = repository, digest
         if key not in self._manifests:
             listed = any(
                 digest in one.digests for (name, _), (_, one) in self._versions.items() if name == repository
             )
-            # What has a digest never changes, so that what is on disk is as good.
-            entry = await self._kept(repository, digest)
+            # The content of a digest never changes, so the saved manifest is as good as the upstream's.
+            entry = await self._saved(repository, digest)
             if entry is None or (not listed and self._policy.rule(repository)):
                 entry = await asyncio.to_thread(self._read_digest, repository, digest, entry, listed=listed)
             if entry is None:
@@ -133,7 +132,7 @@ class Versions:
     def _end(self, key: tuple[str, str], asked: asyncio.Task[Version | None]) -> None:
         del self._asked[key]
         if not asked.cancelled():
-            asked.exception()  # who still waits for it has it; else asyncio would complain that nobody does
+            asked.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
 
     async def _ask(self, key: tuple[str, str]) -> Version | None:
         version = await asyncio.to_thread(self._read, *key)
@@ -151,7 +150,7 @@ class Versions:
             return None
         _, earlier = self._versions.get((repository, tag), (0.0, None))
         if earlier is not None and earlier.manifest.digest == manifest.digest:
-            return earlier  # with the decisions that were made for its catalog
+            return earlier  # its catalog has cached decisions
         source = Recorder(self._upstream)
         version = examine(source, self._policy, repository, tag, manifest)
         if self._state:
@@ -159,17 +158,17 @@ class Versions:
                 self._state.keep(repository, reference, content)
         return version
 
-    async def _kept(self, repository: str, digest: str) -> Manifest | None:
-        """Return what is on disk, also while every other thread waits for an upstream that hangs."""
+    async def _saved(self, repository: str, digest: str) -> Manifest | None:
+        """Return a saved manifest, even while all other threads wait for an upstream that hangs."""
         if self._state is None:
             return None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._here, self._state.manifest, repository, digest)
+        return await loop.run_in_executor(self._executor, self._state.manifest, repository, digest)
 
     def _read_digest(
-        self, repository: str, digest: str, kept: Manifest | None, *, listed: bool
+        self, repository: str, digest: str, saved: Manifest | None, *, listed: bool
     ) -> Manifest | None:
-        manifest = kept or self._upstream.manifest(repository, digest)
+        manifest = saved or self._upstream.manifest(repository, digest)
         rule = self._policy.rule(repository)
         if manifest and rule and not listed:
             prove(self._upstream, repository, digest, rule.keys, self._policy.identity(repository))
@@ -178,7 +177,7 @@ class Versions:
         return manifest
 
     def _restore(self, state: State) -> None:
-        """Examine what the last run left, as if the upstream had it."""
+        """Examine the saved versions as if they came from the upstream."""
         for repository, tag in state.tags():
             manifest = None if is_signature(tag) else state.manifest(repository, tag)
             if manifest is None:
@@ -186,7 +185,7 @@ class Versions:
             try:
                 version = examine(state, self._policy, repository, tag, manifest)
             except ImagematrixError as error:
-                self._journal.refused(f"{repository}:{tag} of the last run", error)
+                self._journal.refused(f"{repository}:{tag} from the saved state", error)
             else:
                 _keep(self._versions, (repository, tag), (-math.inf, version))
 

@@ -69,7 +69,7 @@ def cluster(start_cluster, published):  # noqa: ARG001 - the registry has to hav
         words = ("--upstream", "127.0.0.1:5000")
         options = {"env": node.environment, "stderr": subprocess.PIPE, "start_new_session": True}
         resolvers.append(subprocess.Popen([*map(str, command), *words], **options))
-        assert b"answering for" in resolvers[-1].stderr.readline()
+        assert b"serving " in resolvers[-1].stderr.readline()
     cluster.form()
     yield cluster
     for resolver in resolvers:

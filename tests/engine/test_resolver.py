@@ -12,7 +12,7 @@ import pytest
 from engines import Registry
 from processes import END_WITH_US
 
-from imagematrix.resolver.node import RARELY_S
+from imagematrix.resolver.node import INTERVAL_S
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ROOT / "tests" / "hosts"
@@ -160,7 +160,7 @@ def test_only_images_signed_by_cosign_are_served(engine, registry, published, re
 def set_host(file, name):
     """Replace a resolver's host, and wait until it checks for changes."""
     shutil.copy(HOSTS / f"{name}.json", file)
-    time.sleep(1.5 * RARELY_S)
+    time.sleep(1.5 * INTERVAL_S)
 
 
 def sweep(engine, address):

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle: of a layer, and of a rollout."""
+"""Failures in the middle of a layer or of a rollout."""
 
 import concurrent.futures
 import http.client
@@ -47,7 +47,7 @@ def test_layer_truncated_by_the_upstream_ends_early(front, upstream, published):
     with pytest.raises(requests.exceptions.ChunkedEncodingError, match="IncompleteRead"):
         node.get(BLOB)
     assert node.get(BLOB).content == LAYER
-    assert any(f"{BLOB}: broken off: " in note for note in node.notes)
+    assert any(f"{BLOB}: aborted: " in note for note in node.notes)
     assert published.digests
 
 
@@ -61,7 +61,7 @@ def test_client_disconnect_logs_one_line(front, upstream, published):
             if node.notes:
                 break
             time.sleep(0.05)
-        assert node.notes[0].startswith(f"{BLOB}: broken off: ")
+        assert node.notes[0].startswith(f"{BLOB}: aborted: ")
 
 
 def test_pull_resumes_after_a_killed_resolver_restarts(process, upstream, published, tmp_path):
@@ -89,7 +89,7 @@ def test_pull_resumes_after_a_killed_resolver_restarts(process, upstream, publis
     assert requests.get(f"http://{address}{BLOB}", timeout=10).content == LAYER
 
 
-def test_an_upstream_that_hangs_delays_nothing_that_is_known(front, published, monkeypatch, tmp_path):
+def test_hanging_upstream_does_not_delay_known_answers(front, published, monkeypatch, tmp_path):
     first = front(state=tmp_path / "state")
     assert first.pull("v1") == published.digests["cpu-v3"]
     first.close()
@@ -105,8 +105,8 @@ def test_an_upstream_that_hangs_delays_nothing_that_is_known(front, published, m
         answers.set()
 
 
-def test_pulls_during_a_rollout_are_consistent_and_never_go_back(front, published, monkeypatch):
-    """The version gets a variant that fits better, while many pull it."""
+def test_pulls_during_a_rollout_never_return_to_the_old_variant(front, published, monkeypatch):
+    """A better variant is added to the version while many clients pull it."""
     monkeypatch.setattr(versions, "FRESH_S", 0)
     node = front()
     old = node.pull("v1")
@@ -115,7 +115,7 @@ def test_pulls_during_a_rollout_are_consistent_and_never_go_back(front, publishe
         seen = []
         for _ in range(10):
             found = node.get("/v2/ml/training/manifests/v1", method="HEAD").headers["Docker-Content-Digest"]
-            assert node.pull(found) == found, "what a tag was answered with is there, whatever came since"
+            assert node.pull(found) == found, "the answered digest stays available"
             seen.append(found)
         return seen
 

@@ -1,4 +1,4 @@
-"""A thousand malformed requests: each is refused, and none costs the resolver anything that stays."""
+"""A thousand malformed requests: each is refused, and none leaves a connection or memory behind."""
 
 import contextlib
 import random
@@ -107,11 +107,13 @@ def sockets(*addresses):
 
 
 def answered(address, raw, *, end):
-    """Send the bytes, perhaps with an end after them, and return all that comes."""
+    """Send the bytes, optionally close the sending side, and return the whole answer."""
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         pieces = []
-        with contextlib.suppress(ConnectionError):  # it may hang up on what it has read enough of
+        with contextlib.suppress(
+            ConnectionError
+        ):  # it may close the connection before it has read everything
             connection.sendall(raw)
             if end:
                 connection.shutdown(socket.SHUT_WR)
@@ -120,11 +122,11 @@ def answered(address, raw, *, end):
         return b"".join(pieces)
 
 
-@pytest.mark.parametrize("upstream_is_away", [False, True])
-def test_malformed_requests_are_survived(front, upstream, published, upstream_is_away):
+@pytest.mark.parametrize("upstream_is_down", [False, True])
+def test_malformed_requests_are_survived(front, upstream, published, upstream_is_down):
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
-    if upstream_is_away:
+    if upstream_is_down:
         upstream.fails("GET", "/v2/", times=10_000, status=503)
     pick = random.Random(20261122)  # noqa: S311 - the same each time
     before = sockets(node.address, upstream.address)
@@ -132,14 +134,14 @@ def test_malformed_requests_are_survived(front, upstream, published, upstream_is
     for kind in (of_a_path, of_a_range, of_a_header, of_a_first_line, of_tls):
         for _ in range(200):
             raw = kind(pick)
-            # Who begins with TLS waits for an answer.
+            # A TLS client waits for an answer before it closes the connection.
             answer = answered(node.address, raw, end=kind is not of_tls)
             if answer:
-                status = re.match(rb"HTTP/\d\.\d (\d{3}) ", answer)  # in the version that was asked in
+                status = re.match(rb"HTTP/\d\.\d (\d{3}) ", answer)  # the HTTP version of the request
                 assert status, (raw, answer[:200])
                 statuses.add(int(status[1]))
             assert kind is not of_tls or answer[8:].startswith(b" 400 "), raw
-    of_the_upstream = {503} if upstream_is_away else set()  # of a blob it is passed on
+    of_the_upstream = {503} if upstream_is_down else set()  # the status is passed through for a blob
     assert statuses <= {200, 206, 301, 400, 403, 404, 405, 416, 417, 502} | of_the_upstream
     assert node.pull("v1") == published.digests["cpu-v3"]
     deadline = time.monotonic() + KEPT_ALIVE_S

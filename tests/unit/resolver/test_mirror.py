@@ -1,4 +1,4 @@
-"""containerd's hosts.toml: the resolver and nothing after it."""
+"""containerd's hosts.toml, which names only the resolver."""
 
 import tomllib
 
@@ -25,9 +25,9 @@ def test_only_own_configuration_is_replaced(tmp_path):
     path = write(tmp_path, NAME, "127.0.0.1:5050")
     assert "127.0.0.1:5051" in write(tmp_path, NAME, "127.0.0.1:5051").read_text()
     path.write_text('server = "https://registry.example:5000"\n')
-    with pytest.raises(UsageError, match="was written by somebody else") as caught:
+    with pytest.raises(UsageError, match="was not written by imagematrix") as caught:
         write(tmp_path, NAME, "127.0.0.1:5050")
-    assert caught.value.remedy == "remove it, or make the resolver its server: 127.0.0.1:5050"
+    assert caught.value.remedy == "remove it, or set its server to the resolver: 127.0.0.1:5050"
     assert path.read_text() == 'server = "https://registry.example:5000"\n'
 
 
@@ -46,7 +46,7 @@ def test_unwritable_configuration_is_reported(tmp_path):
     "upstream", ["registry.example:5000/mirror", "oci:/folder", "oci:folder", "training", ""]
 )
 def test_only_whole_registries_have_mirrors(tmp_path, upstream):
-    with pytest.raises(UsageError, match="containerd has mirrors of whole registries"):
+    with pytest.raises(UsageError, match="containerd mirrors only whole registries"):
         write(tmp_path, upstream, "127.0.0.1:5050")
 
 

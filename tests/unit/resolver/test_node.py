@@ -15,7 +15,7 @@ HOSTS = Path(__file__).parents[2] / "hosts"
 
 @pytest.fixture(autouse=True)
 def _looked_at_each_time(monkeypatch):
-    monkeypatch.setattr(node, "RARELY_S", 0)
+    monkeypatch.setattr(node, "INTERVAL_S", 0)
 
 
 def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
@@ -41,7 +41,7 @@ def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
 
 
 def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
-    monkeypatch.setattr(node, "RARELY_S", 1000)
+    monkeypatch.setattr(node, "INTERVAL_S", 1000)
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
     saved = Saved(file)

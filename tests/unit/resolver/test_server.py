@@ -31,8 +31,8 @@ def test_each_node_gets_its_fitting_variant(front, published):
     assert hopper.notes == [
         f"ml/training:v1 is {hopper.get('/explain/ml/training:v1').json()['selected']} for GPUs "
         + ", ".join(gpu.uuid for gpu in SimulatedNode("sapphirerapids-h100").host().gpus)
-        + ", the best of 1 that fit among 3",
-        f"ml/training:v1-cpu is {cpu} for no GPU, the best of 2 that fit among 3",
+        + ", the best of 1 that fit out of 3",
+        f"ml/training:v1-cpu is {cpu} without a GPU, the best of 2 that fit out of 3",
     ]
 
 
@@ -113,7 +113,7 @@ def test_images_without_variants_pass_through(front, upstream, published):
     assert node.pull(digest(b"nothing"))[0] == 404
 
 
-def test_heads_tags_and_the_rest_of_the_api(front, published):
+def test_other_endpoints_of_the_api(front, published):
     node = front()
     result = node.get("/v2/ml/training/manifests/v1", method="HEAD")
     assert result.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
@@ -147,7 +147,7 @@ def test_manifest_has_a_media_type_that_the_client_accepts(front, published, acc
     assert published.digests
 
 
-def test_blobs_pass_through_in_whole_and_in_part(front, published):
+def test_whole_blobs_and_ranges_pass_through(front, published):
     node = front()
     path = f"/v2/ml/training/blobs/{digest(LAYER)}"
     assert node.get(path).content == LAYER
@@ -167,9 +167,7 @@ def test_upstream_logins_are_renewed(front, upstream, published, docker_login):
         assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
 
 
-def test_blobs_come_from_where_the_registry_redirects_to(
-    front, upstream, published, docker_login, monkeypatch
-):
+def test_redirects_of_blobs_are_followed(front, upstream, published, docker_login, monkeypatch):
     docker_login(upstream.address, "ann", "secret")
     upstream.uses = 100
     netrc = Path(os.environ["DOCKER_CONFIG"], "netrc")
@@ -199,7 +197,7 @@ def test_blobs_come_from_where_the_registry_redirects_to(
 
 
 @pytest.mark.parametrize(("variable", "scheme"), [("ALL_PROXY", "http://"), ("http_proxy", "")])
-def test_blobs_are_read_by_the_proxy_of_all_requests(
+def test_blobs_are_read_through_the_configured_proxy(
     front, upstream, published, monkeypatch, variable, scheme
 ):
     for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
@@ -214,7 +212,9 @@ def test_blobs_are_read_by_the_proxy_of_all_requests(
 @pytest.mark.parametrize(
     ("authorities", "status"), [("", 200), ("authorities", 200), ("nowhere", 502), ("authorities/file", 502)]
 )
-def test_authorities_are_a_file_or_a_folder(front, published, monkeypatch, tmp_path, authorities, status):
+def test_certificate_authorities_are_a_file_or_a_folder(
+    front, published, monkeypatch, tmp_path, authorities, status
+):
     (tmp_path / "authorities").mkdir()
     (tmp_path / "authorities" / "file").write_text("no certificate")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", authorities and str(tmp_path / authorities))
@@ -224,7 +224,10 @@ def test_authorities_are_a_file_or_a_folder(front, published, monkeypatch, tmp_p
     answer = node.get(f"/v2/ml/training/blobs/{digest(LAYER)}")
     assert answer.status_code == status
     if status != requests.codes.ok:
-        assert node.notes[-1].count(f"the authorities in {tmp_path / authorities} cannot be read: ") == 1
+        assert (
+            node.notes[-1].count(f"the certificate authorities in {tmp_path / authorities} cannot be read: ")
+            == 1
+        )
 
 
 def test_containerd_namespace_must_match_the_upstream(front, published):
@@ -257,7 +260,7 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
     assert node.pull("v1") == published.digests["cpu-v3"]
     upstream.fails("GET", "/manifests/v1$", times=1000, status=503)
     assert node.pull("v1") == published.digests["cpu-v3"]
-    assert "is the last known" in node.notes[-1]
+    assert "is answered from the last known state" in node.notes[-1]
     assert "imagematrix_resolver_stale_answers_total 1.0" in node.get("/metrics").text
     upstream.fails("GET", "/manifests/v1-cpu$", times=1000, status=503)
     upstream.fails("GET", "/manifests/v1-cpu-v2-", times=1000, status=503)

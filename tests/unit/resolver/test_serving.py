@@ -1,4 +1,4 @@
-"""The resolver's address, start and end."""
+"""Starting and stopping the resolver, and its address."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ def test_loopback_needs_no_token(listen, address):
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:5050", "[::]:5050", "10.0.0.1:1", "[::ffff:10.0.0.1]:1"])
 def test_other_addresses_need_a_token(listen):
-    with pytest.raises(UsageError, match="can be reached by others") as caught:
+    with pytest.raises(UsageError, match="other machines can reach") as caught:
         settings(listen).address()
     assert "--token-file" in caught.value.remedy
     assert settings(listen, token=str(listen)).address().port
@@ -59,7 +59,7 @@ def test_invalid_address_is_rejected(listen):
 
 
 def test_class_name_must_be_valid_in_a_tag():
-    with pytest.raises(UsageError, match="invalid name of a class: 'a-b'"):
+    with pytest.raises(UsageError, match="invalid class name: 'a-b'"):
         serve(settings("127.0.0.1:0", classes={"a-b": LAPTOP}), print)
 
 
@@ -73,7 +73,7 @@ def test_signal_exits_with_0(number, published, upstream):
     host = HOSTS / "laptop.json"
     with run("--upstream", upstream.address, "--listen", "127.0.0.1:0", "--host", host) as process:
         line = process.stderr.readline()
-        address = re.fullmatch(rf"answering for {upstream.address} on (\S+)\n", line)[1]
+        address = re.fullmatch(rf"serving {upstream.address} on (\S+)\n", line)[1]
         with urllib.request.urlopen(f"http://{address}/v2/ml/training/manifests/v1") as answer:
             assert answer.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
         with pytest.raises(urllib.error.HTTPError, match="404") as caught:
@@ -94,7 +94,7 @@ def test_signal_exits_with_0(number, published, upstream):
         (["--upstream", "r:1", "--host", "/nowhere"], "/nowhere"),
         (["--upstream", "r:1", "--token-file", "/nowhere"], "cannot be read"),
         (["--upstream", "r:1", "--token-file", "/dev/null"], "is empty"),
-        (["--upstream", "r:1", "--listen", "192.0.2.1:1"], "can be reached by others"),
+        (["--upstream", "r:1", "--listen", "192.0.2.1:1"], "other machines can reach"),
         (["--upstream", "r:1", "--listen", "127.0.0.1:1"], None),
     ],
 )
@@ -114,7 +114,7 @@ def test_invalid_options_are_rejected_before_listening(words, expected):
     assert expected in error
 
 
-def test_a_change_of_the_node_is_noticed_while_an_upstream_hangs(tmp_path):
+def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
     hanging = threading.Event()
     changed = tmp_path / "changed"
 

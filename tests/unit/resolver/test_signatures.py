@@ -1,4 +1,4 @@
-"""Images that a policy wants signed: who can answer a tag with what, if the registry is an attacker's."""
+"""A policy that requires signatures, with a registry that an attacker controls."""
 
 import json
 
@@ -21,7 +21,7 @@ def signer(tmp_path):
 
 @pytest.fixture
 def policy(tmp_path, signer):
-    """Call it with changes of the file to get a policy that wants ml/* signed, and denies all else."""
+    """Call it with changes of the file to get a policy: ml/* has to be signed, all else is denied."""
 
     def load(**changes):
         file = tmp_path / "policy.json"
@@ -38,7 +38,7 @@ def test_signed_version_is_answered_and_its_key_logged(front, published, signer,
     node = front("genoa-h200", policy=policy())
     assert node.pull("v1") == published.digests["sm90"]
     assert node.pull("v1-cpu") == published.digests["cpu-v3"]
-    assert node.notes[0].endswith("the best of 1 that fit among 3, signed with cosign.pub")
+    assert node.notes[0].endswith("the best of 1 that fit out of 3, signed with cosign.pub")
     assert node.pull(published.digests["sm90"]) == published.digests["sm90"], "the index names it"
     assert node.pull(published.repository.tags["v1"]) == published.repository.tags["v1"]
 
@@ -66,10 +66,10 @@ def test_later_signature_is_accepted(front, published, signer, policy):
     ("about", "identity", "kind", "fault"),
     [
         (None, "registry.example:5000/ml/other", "cosign container image signature",
-         f"it is signed as an image of registry.example:5000/ml/other, not of {NAME}"),
+         f"the signature is for an image of registry.example:5000/ml/other, not of {NAME}"),
         (digest(b"another"), NAME, "cosign container image signature",
-         f"what is signed is {digest(b'another')}"),
-        (None, NAME, "a shopping list", "what is signed is not an image"),
+         f"the signature is for {digest(b'another')}"),
+        (None, NAME, "a shopping list", "the signature is not for an image"),
     ],
 )  # fmt: skip
 def test_signature_of_another_image_is_rejected(
@@ -112,7 +112,7 @@ def test_modified_payload_is_rejected(front, published, signer, policy):
 
 
 def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, policy):
-    """The index decides which node gets what, so that its signature counts, and not those of its images."""
+    """The index decides which variant a node gets, so its signature counts, not those of its images."""
     repository = published.repository
     for one in published.digests.values():
         signer.sign(repository, one, NAME)
@@ -125,7 +125,7 @@ def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, 
 
 @pytest.mark.parametrize("annotated", [True, False])
 def test_signed_variant_is_not_a_version(front, published, signer, policy, annotated):
-    """Its annotations or, where an engine wrote none, its labels say under which tag it may be."""
+    """Its annotations name its only valid tag; if an engine wrote none, its labels do."""
     repository = published.repository
     (tag,) = (one for one in repository.tags if "cpu-v2" in one)
     variant = published.digests["cpu-v2"]
@@ -142,7 +142,7 @@ def test_signed_variant_is_not_a_version(front, published, signer, policy, annot
 
 
 def test_media_type_sent_by_the_registry_is_not_trusted(front, published, signer, policy):
-    """An index called an image would be passed on as it is, and engines would take its default."""
+    """An index sent as an image would be passed through, and engines would take its default."""
     repository, index = published.repository, published.repository.tags["v1"]
     signer.sign(repository, index, NAME)
     repository.manifests[index] = MANIFEST, repository.manifests[index][1]
@@ -154,7 +154,7 @@ def test_media_type_sent_by_the_registry_is_not_trusted(front, published, signer
 
 
 def test_old_version_cannot_replace_a_new_one(front, published, signer, policy):
-    """Tags are not signed: the registry can put any signed index under any of them."""
+    """Tags are not signed: the registry can point any tag to any signed index."""
     repository = published.repository
     signer.sign(repository, repository.tags["v1"], NAME)
     for tag in ("v2", "stable"):
@@ -163,7 +163,7 @@ def test_old_version_cannot_replace_a_new_one(front, published, signer, policy):
     status, message = node.pull("v2")
     assert (status, message) == (
         403,
-        "ml/training:v2 is signed as v1; add v2 to the aliases of the policy, if it is one",
+        "ml/training:v2 is signed as v1; if v2 is an alias, add it to the aliases in the policy",
     )
     assert node.pull("stable") == published.digests["cpu-v3"]
 
@@ -225,7 +225,7 @@ def test_unreadable_signatures_are_ignored(front, published, policy, raw):
     )
     status, message = front(policy=policy()).pull("v1")
     assert status == 403
-    assert "cannot be read" in message or "none is listed" in message
+    assert "cannot be read" in message or "the list is empty" in message
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"critical": 3}', b'{"critical": {}}'])

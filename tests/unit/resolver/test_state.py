@@ -1,4 +1,4 @@
-"""What a resolver knows of its last run, while the upstream is away."""
+"""The saved state of a resolver, used while the upstream is unavailable."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_restart_without_the_upstream_keeps_the_answers(front, upstream, publish
     assert again.pull("trixie", "library/debian") == other
     assert again.pull("v2")[0] == again.pull(published.digests["cpu-v2"])[0] == 502
     assert front("genoa-h200").pull("v1")[0] == 502, "without a state"
-    assert "ml/training:v1 is the last known" in again.notes[0]
+    assert "ml/training:v1 is answered from the last known state" in again.notes[0]
 
 
 def test_restart_with_another_upstream_gives_no_answers_of_the_first(front, published, folder):
@@ -71,7 +71,7 @@ def test_restart_with_another_upstream_gives_no_answers_of_the_first(front, publ
     other = front(name="127.0.0.1:1", state=folder)
     assert other.pull("v1")[0] == 502
     index = folder / "last-known" / "index.json"
-    assert other.notes[0] == f"starting without what the last run left: {index} is not of 127.0.0.1:1"
+    assert other.notes[0] == f"starting without the saved state: {index} was not saved for 127.0.0.1:1"
 
 
 def test_versions_deleted_upstream_are_forgotten(front, upstream, published, folder, monkeypatch):
@@ -214,7 +214,9 @@ def test_oldest_entries_are_removed_first(folder, notes, monkeypatch):
     assert [tag for _, tag in State(folder, HERE, notes.append).tags()] == ["v2"]
 
 
-def test_full_disk_is_reported_once_and_stops_nothing(folder, front, published, upstream, monkeypatch):
+def test_full_disk_is_reported_once_and_the_resolver_keeps_running(
+    folder, front, published, upstream, monkeypatch
+):
     node = front(state=folder)
     whole = os.fsync
 
@@ -248,7 +250,7 @@ print([tag for _, tag in again.tags()])
 """
 
 
-def test_a_full_file_system_loses_only_what_has_no_room(folder):
+def test_full_file_system_drops_only_entries_without_space(folder):
     folder.mkdir()
     mounted = 'mount -t tmpfs -o size=128k tmpfs "$1" && exec "$0" -c "$2" "$1"'
     words = ["sh", "-c", mounted, sys.executable, str(folder), FULL]
@@ -262,7 +264,7 @@ def test_a_full_file_system_loses_only_what_has_no_room(folder):
 def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
     State(folder, HERE, notes.append)
     (folder / "last-known").chmod(0o777)
-    with pytest.raises(UsageError, match="others can write to"):
+    with pytest.raises(UsageError, match="other users can write to"):
         State(folder, HERE, notes.append)
     shutil.rmtree(folder)
     (tmp_path / "file").touch()
@@ -271,7 +273,7 @@ def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
 
 
 def test_other_files_in_the_folder_are_kept(folder, notes):
-    """Somebody may give a folder that has something already, such as an OCI layout."""
+    """The folder may already contain other files, such as an OCI layout."""
     folder.mkdir()
     (folder / "index.json").write_text(json.dumps({"manifests": []}))
     (folder / "blobs").mkdir()

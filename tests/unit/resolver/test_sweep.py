@@ -1,4 +1,4 @@
-"""Names that an engine holds for an answer that the resolver no longer gives."""
+"""Removing names from an engine that the resolver now answers with another image."""
 
 import os
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ class Held(Double):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Call it with the names of images, and their digests, to have an engine with them."""
+    """Call it with names of images and their digests to get an engine with them."""
 
     def hold(names):
         double = Held(names)
@@ -96,11 +96,11 @@ def test_names_that_cannot_be_removed_are_reported(front, published, held):
     held({name: digest(b"old")}).stuck.add(name)
     notes: list[str] = []
     assert sweep(Docker(node.address), node.address, notes.append) == []
-    assert notes == [f"{name} stays: the Docker engine at {address()} refused: it is stuck"]
+    assert notes == [f"{name} was not removed: the Docker engine at {address()} refused: it is stuck"]
     assert published.digests
 
 
-def test_an_engine_that_goes_away_is_an_error(front, published, held):
+def test_engine_that_stops_is_an_error(front, published, held):
     node = front()
     images = held({f"{node.address}/ml/training:v1": digest(b"old")})
 
@@ -110,7 +110,7 @@ def test_an_engine_that_goes_away_is_an_error(front, published, held):
     notes: list[str] = []
     images.remove_image = gone
     assert sweep(Docker(node.address), node.address, notes.append) == []
-    assert "stays: cannot reach the Docker engine" in notes[0]
+    assert "was not removed: cannot reach the Docker engine" in notes[0]
     images.get = gone
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
         sweep(Docker(node.address), node.address, notes.append)
@@ -123,7 +123,7 @@ def test_sweep_sends_the_token_of_the_resolver(front, published, held, tmp_path,
     images = held({name: digest(b"old")})
     with pytest.raises(UsageError, match="needs a token") as caught:
         sweep(Docker(node.address), node.address, print)
-    assert caught.value.remedy == "give its --token-file"
+    assert caught.value.remedy == "pass it with --token-file"
     file = tmp_path / "token"
     file.write_text("secret\n")
     assert run(["resolver", "--sweep", "--listen", node.address, "--token-file", str(file)]) == 0
@@ -163,7 +163,7 @@ NAMESPACE = ["--upstream", REGISTRY, "--namespace", "k8s.io"]
 
 @pytest.fixture
 def containerd(tmp_path, monkeypatch):
-    """Call it with names of images, and their digests, to have a containerd with them; returns its file."""
+    """Call it with names of images and their digests to simulate a containerd with them; returns its file."""
 
     def hold(names):
         program, file = tmp_path / "bin/ctr", tmp_path / "held"
@@ -202,18 +202,18 @@ def test_names_in_a_registry_are_removed_from_containerd(front, published, conta
     assert published.digests
 
 
-def test_a_name_that_containerd_keeps_is_reported(front, published, containerd, capsys):
+def test_name_that_containerd_does_not_remove_is_reported(front, published, containerd, capsys):
     node = front(classes={"stuck": SimulatedNode("laptop")})
     name = f"{REGISTRY}/ml/training:v1-class.stuck"
     containerd({name: digest(b"old")})
 
     assert run(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
 
-    assert capsys.readouterr().err == f"{name} stays: ctr: it is stuck\n"
+    assert capsys.readouterr().err == f"{name} was not removed: ctr: it is stuck\n"
     assert published.digests
 
 
-def test_containerd_needs_its_client_and_an_answer(monkeypatch, tmp_path, capsys):
+def test_missing_or_failing_containerd_client_is_reported(monkeypatch, tmp_path, capsys):
     words = ["resolver", "--sweep", *NAMESPACE]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run(words) == 8
@@ -221,7 +221,7 @@ def test_containerd_needs_its_client_and_an_answer(monkeypatch, tmp_path, capsys
     (tmp_path / "ctr").write_text("#!/bin/sh\necho 'ctr: no such socket' >&2; exit 1\n")
     (tmp_path / "ctr").chmod(0o755)
     assert run(words) == 8
-    assert "no such socket\n  is containerd running?" in capsys.readouterr().err
+    assert "no such socket\n  check that containerd is running" in capsys.readouterr().err
     (tmp_path / "ctr").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     monkeypatch.setattr(held_names, "TIMEOUT_S", 0.1)
     assert run(words) == 8
@@ -233,9 +233,9 @@ def test_containerd_needs_its_client_and_an_answer(monkeypatch, tmp_path, capsys
     [
         (["--sweep", "--namespace", "k8s.io"], "--upstream is required"),
         (["--upstream", REGISTRY, "--namespace", "k8s.io"], "--namespace is for --sweep"),
-        (["--sweep", "--upstream", f"{REGISTRY}/ml", "--namespace", "k8s.io"], "is none"),
+        (["--sweep", "--upstream", f"{REGISTRY}/ml", "--namespace", "k8s.io"], "is not one"),
     ],
 )
-def test_a_namespace_needs_more(words, message, capsys):
+def test_namespace_requires_other_options(words, message, capsys):
     assert run(["resolver", *words]) == 2
     assert message in capsys.readouterr().err

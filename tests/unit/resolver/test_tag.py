@@ -4,7 +4,7 @@ import pytest
 
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.errors import UsageError
-from imagematrix.resolver.tag import Wish, version, wish
+from imagematrix.resolver.tag import Request, request, version
 
 
 def catalog(*axes):
@@ -21,19 +21,19 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
 @pytest.mark.parametrize(
     ("tag", "meant"),
     [
-        ("v1", Wish()),
-        ("v1-cpu", Wish(cpu=True)),
-        ("v1-python3.13", Wish(where=(("python", "3.13"),))),
-        ("v1-cpu-python3.12", Wish(cpu=True, where=(("python", "3.12"),))),
-        ("v1-flavourfull-debug-cpu", Wish(cpu=True, where=(("flavour", "full-debug"),))),
-        ("v1-python3.12-flavourslim", Wish(where=(("flavour", "slim"), ("python", "3.12")))),
-        ("v1-class.hopper", Wish(node_class="hopper")),
-        ("v1-python3.13-class.a100.x2", Wish(where=(("python", "3.13"),), node_class="a100.x2")),
+        ("v1", Request()),
+        ("v1-cpu", Request(cpu=True)),
+        ("v1-python3.13", Request(where=(("python", "3.13"),))),
+        ("v1-cpu-python3.12", Request(cpu=True, where=(("python", "3.12"),))),
+        ("v1-flavourfull-debug-cpu", Request(cpu=True, where=(("flavour", "full-debug"),))),
+        ("v1-python3.12-flavourslim", Request(where=(("flavour", "slim"), ("python", "3.12")))),
+        ("v1-class.hopper", Request(node_class="hopper")),
+        ("v1-python3.13-class.a100.x2", Request(where=(("python", "3.13"),), node_class="a100.x2")),
     ],
 )
 def test_tag_words_are_accepted_in_any_order(tag, meant):
     assert version(tag) == "v1"
-    assert wish(tag, PYTHONS) == meant
+    assert request(tag, PYTHONS) == meant
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_tag_words_are_accepted_in_any_order(tag, meant):
 )
 def test_unknown_words_list_the_valid_ones(tag):
     with pytest.raises(UsageError, match="is not a tag of training") as caught:
-        wish(tag, PYTHONS)
+        request(tag, PYTHONS)
     assert "class.NAME, cpu, flavourfull-debug, flavourslim, python3.12, python3.13" in caught.value.remedy
 
 
 def test_ambiguous_words_are_rejected():
     ambiguous = catalog((("a", "1-b2"), ("b", "2")), (("a", "1"), ("b", "3")))
-    with pytest.raises(UsageError, match="can be read in several ways"):
-        wish("v1-a1-b2", ambiguous)
-    assert wish("v1-a1-b3", ambiguous) == Wish(where=(("a", "1"), ("b", "3")))
+    with pytest.raises(UsageError, match="is ambiguous"):
+        request("v1-a1-b2", ambiguous)
+    assert request("v1-a1-b3", ambiguous) == Request(where=(("a", "1"), ("b", "3")))
 
 
 def test_hostile_catalog_does_not_slow_parsing():
     hostile = catalog(*((("a", "x-a" * number + "x"),) for number in range(30)))
     with pytest.raises(UsageError):
-        wish(f"v1-{'ax-' * 40}y", hostile)
+        request(f"v1-{'ax-' * 40}y", hostile)

@@ -1,4 +1,4 @@
-"""The services that the documentation shows, as systemd reads them."""
+"""systemd reads the services in the documentation."""
 
 import shutil
 import subprocess
