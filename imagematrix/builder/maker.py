@@ -101,8 +101,8 @@ class Maker:
     def prepare(self) -> None:
         """Pin the bases and copy the contexts; raise UsageError or EngineError for a missing base.
 
-        It would otherwise fail every cell, one after the other. All contexts are copied at the start, because
-        their files may be edited during the builds.
+        A missing base would otherwise fail every cell, one after the other. All contexts are copied at the
+        start, because their files may be edited during the builds.
         """
         names = dict.fromkeys(name for item in self._items for name in item.bases)
         self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
@@ -116,13 +116,13 @@ class Maker:
                 self._snapshots.of(context)
 
     def query_compilers(self) -> None:
-        """Query the CPU flags while the first images are built; errors are reported by these."""
+        """Query the CPU flags while the first images are built; their builds report the errors."""
         for item in self._compilers.representatives():
             with contextlib.suppress(ImagematrixError, OSError):
                 self._compilers.flags(item, self._sources(item))
 
     def export_bases(self, exported: Callable[[], object]) -> None:
-        """Export the bases of the images, call `exported`, and read them; errors are reported by the images.
+        """Export the bases of the images, call `exported`, and read them; the builds report the errors.
 
         The first images finish at the same time, and each would otherwise export its base.
         """
@@ -227,7 +227,7 @@ class Maker:
             if places[name] is None and not self._builder.local and made and made.layout:
                 places[name] = f"oci-layout://{made.layout}@{made.digest}"
             if places[name] is None:  # BuildKit would take somebody else's image of this name from Docker Hub
-                message = f"{name}, which it builds on, is not built yet"
+                message = f"the image that it builds on is not built yet: {name}"
                 raise BuildError(message, remedy="build it first, or in the same build")
         images = {name: place for name, place in places.items() if place}
         if item.trims:

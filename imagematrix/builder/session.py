@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Reporter", "Session"]
 
 GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
-HEAD_START = 1.0  # seconds for the export of bases, so that the first images need not export a small one
+HEAD_START = 1.0  # seconds that builds wait for the export of bases: a small base is then exported only once
 
 
 class Reporter(Protocol):
@@ -109,7 +109,7 @@ class Session:
                     if self._stopped:
                         self._abandon(futures)
                         break
-                if not all(one.done() for one in shared):  # every cell has failed, so it is not needed
+                if not all(one.done() for one in shared):  # all cells have failed, so nothing needs this work
                     self._builder.stop()
             except BaseException:
                 self._abandon(futures)
@@ -142,9 +142,9 @@ class Session:
             return self._changed.wait_for(lambda: not self._running, left) and not not_done
 
     def _one(self, item: Planned, slots: threading.Semaphore) -> Result:
-        lost = [name for name in item.needs if name in self._results and not self._results[name].stored]
-        if lost:
-            error = BuildError(f"{lost[0]}, which it builds on, was not built")
+        unbuilt = [name for name in item.needs if name in self._results and not self._results[name].stored]
+        if unbuilt:
+            error = BuildError(f"the image that it builds on was not built: {unbuilt[0]}")
             result = Result(item=item, status=BuildStatus.SKIPPED, error=error)
             self._reporter.finished(result)
             return result

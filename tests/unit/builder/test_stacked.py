@@ -80,7 +80,7 @@ def test_base_that_is_nowhere_is_not_looked_for_at_docker_hub(stacked, carry_out
     assert not backend.called("make")
     for result in results.values():
         assert result.status == "failed"
-        assert f"{result.item.needs[0]}, which it builds on, is not built yet" in str(result.error)
+        assert f"the image that it builds on is not built yet: {result.item.needs[0]}" == str(result.error)
         assert result.error.remedy == "build it first, or in the same build"
 
 
@@ -114,7 +114,8 @@ def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):
         ("base", "one"): "failed",
         ("base", "two"): "built",
     }
-    assert f"{plan.items[2].reference}, which it builds on" in str(results["app", "one"].error)
+    error = results["app", "one"].error
+    assert str(error) == f"the image that it builds on was not built: {plan.items[2].reference}"
     assert "1 of 4 builds failed" in str(failure(listed))
 
 

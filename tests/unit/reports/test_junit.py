@@ -15,7 +15,12 @@ CELLS = [
     {"cell": "b", "status": "failed", "seconds": 2, "error": "step 3\nERROR: exit code: 1"},
     {"cell": "c", "status": "stopped", "seconds": 0},
     {"cell": "d", "status": "up-to-date"},
-    {"cell": "h", "status": "skipped", "seconds": 0, "error": "base:v1-h, which it builds on, was not built"},
+    {
+        "cell": "h",
+        "status": "skipped",
+        "seconds": 0,
+        "error": "the image that it builds on was not built: base:v1-h",
+    },
     {"cell": "e", "status": "other-shard"},
     {"cell": "f", "status": "excluded"},
     {"cell": "g", "status": "infeasible"},
@@ -59,7 +64,7 @@ def test_every_cell_of_the_build_is_a_test_case(suites):
     ]
     assert [case.result[0].message for case in (cases[2], cases[4])] == [
         "the build was stopped",
-        "base:v1-h, which it builds on, was not built",
+        "the image that it builds on was not built: base:v1-h",
     ]
     (failure,) = cases[1].result
     assert (failure.message, failure.text) == ("ERROR: exit code: 1", "the log")
