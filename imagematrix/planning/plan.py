@@ -121,7 +121,6 @@ class Plan:
     """What a build would do for every cell, in the order of the matrix.
 
     `shard` is the part that the plan was narrowed to, such as "2/8", or None.
-
     `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
     copy from. `lost` are the references of published images that the registry lost and no item rebuilds.
     """
