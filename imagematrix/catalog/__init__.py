@@ -1,1 +1,1 @@
-"""Which images exist: the Catalog, and the sources it comes from."""
+"""The Catalog of the images that exist, and its sources."""

@@ -87,12 +87,12 @@ class Variant(Record):
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
     ("89", "90a"). `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
     name the compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
-    keeps none. `oldest_driver` is the oldest that runs `cuda`, if the matrix states it because no table has
-    the release. `axes` are the image's own, each with the variant's value, sorted: none of them is about
-    hardware. `signed_returns` marks aarch64 code that signs return addresses with instructions that not
-    every CPU has. `facts` say where "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags" come from,
-    sorted: see `source`. `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold;
-    facts.requirements parses them.
+    has none. `oldest_driver` is the oldest driver that runs `cuda`, if the matrix states it because no table
+    has the release. `axes` are the image's own axes, none about hardware, with the variant's values, sorted.
+    `signed_returns` marks aarch64 code that signs return addresses with instructions that not every CPU has.
+    `facts` are the sources of "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags", sorted; see `source`.
+    `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold; facts.requirements parses
+    them.
     """
 
     reference: str
@@ -199,8 +199,8 @@ class Catalog(Record):
     def named(self, name: str) -> Catalog | None:
         """Return the part of the catalog that `name` refers to: all of it, or one variant.
 
-        A single variant, named by reference or digest, needs no defaults and comes without. None if `name`
-        is something else.
+        A single variant, named by reference or digest, needs no defaults, so the result has none. Returns
+        None if `name` is something else.
         """
         image, version = split(name)
         if image != self.image:
@@ -262,7 +262,7 @@ def preference(fields: Fields, key: str) -> tuple[str, ...]:
         if name not in CRITERIA:
             raise fields.fail(key, f"{name[:80]!r} is not one of {', '.join(CRITERIA)}")
     if len(set(names)) < len(names):
-        raise fields.fail(key, "one occurs twice")
+        raise fields.fail(key, "a criterion occurs twice")
     return names
 
 

@@ -42,12 +42,12 @@ def catalog(name: str) -> Catalog:
 
 def _remedy(name: str, own: list[Catalog]) -> str:
     """Return a suggestion for `name`, which is in none of its image's `own` catalogs."""
-    there = own or catalogs()
-    versions = [f"{item.image}:{item.version}" for item in there]
+    existing = own or catalogs()
+    versions = [f"{item.image}:{item.version}" for item in existing]
     variants = [one.reference for item in own for one in item.variants]
     if not versions:
         return "build variants with `imagematrix build`"
-    names = versions if split(name)[1] else list(dict.fromkeys(item.image for item in there))
+    names = versions if split(name)[1] else list(dict.fromkeys(item.image for item in existing))
     return nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
 
 
@@ -73,9 +73,9 @@ def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]])
 
 
 def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
-    """Return the variant and the terms of one element of the engine's list.
+    """Yield image, version, variant and terms of one element of the engine's list.
 
-    None if it does not have its own tag.
+    Nothing if the image is no variant, or lacks the tag of its labels, as an image built on a variant does.
     """
     if not isinstance(item, dict) or not isinstance(item.get("Labels"), dict):
         return
@@ -102,6 +102,6 @@ def _digest(item: dict[str, object], image: str) -> str | None:
 
 
 def _names(listed: object) -> list[str]:
-    """Return the names in an engine's answer, with short forms of names that podman qualified."""
+    """Return the names in an engine's answer, and the short forms of names that podman qualified."""
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     return names + [name.removeprefix(full) for name in names for full in FULL if name.startswith(full)]

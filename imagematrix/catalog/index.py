@@ -84,7 +84,7 @@ def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
 
 
 def platform(name: str | None) -> dict[str, str]:
-    """Return the platform object of an entry: that of "linux/amd64", or one that no engine has."""
+    """Return the platform object for a name such as "linux/amd64", or one that no engine has for None."""
     system, _, architecture = (name or f"{UNKNOWN}/{UNKNOWN}").partition("/")
     return {"architecture": architecture, "os": system}
 

@@ -131,18 +131,18 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
 
 
 def inherited(config: Mapping[str, Any]) -> bool:
-    """Whether the labels in an image's configuration are those of an image that it was built on.
+    """Whether an image inherited its labels from an image that it was built on, by its configuration.
 
-    False for images of the classic image store, whose labels have no digest of their content.
+    False for images of the classic image store, whose labels have no content digest.
     """
     label = ((config.get("config") or {}).get("Labels") or {}).get(CONTENT)
     return label is not None and label != content(config)
 
 
 def content(config: Mapping[str, Any]) -> str:
-    """Return the digest of an image's configuration, including its layers but not the label that holds it.
+    """Return the digest of an image's configuration, including its layers but without the label CONTENT.
 
-    An image built on this one inherits the label, but has another configuration.
+    An image built on this one inherits the label, but its configuration differs.
     """
     import hashlib
 

@@ -93,19 +93,19 @@ def _remedy(reference: Reference, tags: Sequence[str]) -> str:
     versions = _versions(tags)
     if not tags:
         return "check the name; the registry has no such repository"
-    there = (
+    existing = (
         f"it has {', '.join(versions)}"
         if versions
         else "images are pushed but not published yet; run `imagematrix publish`"
     )
-    return nearest(reference.tag, tags, likeness=SLIP) or there
+    return nearest(reference.tag, tags, likeness=SLIP) or existing
 
 
 def entry(registry: Registry, tag: str) -> Entry | None:
     """Return the index entry of the image with a tag or digest, read from the image itself.
 
-    For an image with attestations it is the image's entry. None if there is none, or something else, such as
-    another index or a signature. Raises UsageError if it is damaged.
+    For an image with attestations it is the image's entry. Returns None if the tag does not exist, or is
+    something else, such as another index or a signature. Raises UsageError if it is damaged.
     """
     manifest = registry.manifest(tag)
     if manifest and manifest.media_type == INDEX:
@@ -133,7 +133,7 @@ def entry(registry: Registry, tag: str) -> Entry | None:
 
 
 def _configured(registry: Registry, config: documents.Fields, where: str) -> dict[str, str]:
-    """Return the labels of an image, from its configuration; none where they are of another image."""
+    """Return the labels in an image's configuration; none if they are inherited from another image."""
     digest = config.text("digest")
     if not DIGEST.fullmatch(digest):
         raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")

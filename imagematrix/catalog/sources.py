@@ -1,8 +1,8 @@
-"""Where catalogs come from, and which source a name refers to.
+"""The sources of catalogs, and which source a name refers to.
 
-A new source is a module beside this one and a line in SOURCES. The module has a function `catalog`, which
-returns the Catalog of a name, and, if images live there, `catalogs`, which returns those of all versions of
-an image.
+To add a source, add a module beside this one and a line in SOURCES. The module has a function `catalog`,
+which returns the Catalog of a name. If the source stores images, it also has `catalogs`, which returns the
+catalogs of all versions of an image.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["list_catalogs", "open_catalog"]
 
 
 class Source(Record):
-    """A source of catalogs; `name` is that of its module.
+    """A source of catalogs; `name` is the name of its module.
 
-    `takes` returns whether a catalog name belongs to it, `keeps` whether an image name does. In some sources
-    images have `own_names`, which differ from their names on a node.
+    `takes` returns whether a catalog name belongs to it, `keeps` whether an image name does. `own_names`: the
+    names of its images may differ from their names on a node.
     """
 
     name: str
@@ -79,12 +79,12 @@ SOURCES = (
 def open_catalog(
     image: str | None, name: str | None = None, *, note: Callable[[str], object] = str
 ) -> Catalog:
-    """Return the catalog `name`, or if that is None, the catalog of `image` from where the image lives.
+    """Return the catalog `name`, or if that is None, the catalog of `image` from the source that stores it.
 
-    A catalog is a file or a reference in a registry. An image whose name has a registry lives there, any
-    other in the engine; an unpublished one is taken from the engine, and `note` is called with a message. An
-    unreachable registry is an error: the engine may have only the images that this node pulled, which would
-    change the choice. Raises UnknownImageError if a file is the catalog of another image.
+    `name` is a file or a reference in a registry. An image with a registry in its name is stored there, any
+    other in the engine. If the registry does not have the image, the engine's is used, and `note` is called
+    with a message. An unreachable registry is an error: the engine may have only the images that this node
+    pulled, which would change the choice. Raises UnknownImageError if a file is the catalog of another image.
     """
     if name is None:
         return _at_home(image or "", note)

@@ -1,1 +1,1 @@
-"""Image layouts, layers and registries, as the OCI specifications have them."""
+"""Image layouts, layers and registries, according to the OCI specifications."""

@@ -215,13 +215,13 @@ class Registry:
         answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
         self._expect(answer, CREATED, tag)
 
-    def take_back(self, tag: str, digest: str) -> bool:
-        """Delete a tag, or else its manifest; return whether the registry did.
+    def withdraw(self, tag: str, digest: str) -> bool:
+        """Delete a tag, or else its manifest; return whether the tag is gone.
 
-        Few registries can delete a tag alone, and many cannot delete anything.
+        Few registries can delete only a tag, and many cannot delete anything.
         """
         for name in (tag, digest):
-            with contextlib.suppress(EngineError):  # for example, it issues no token for this
+            with contextlib.suppress(EngineError):  # for example, it issues no token for deleting
                 self._ask("DELETE", f"{self._base}/manifests/{name}")
             if self.digest(tag) is None:
                 return True
@@ -311,7 +311,7 @@ class Registry:
         try:
             return f"Bearer {_token(answer, realm)}"
         except UsageError as error:
-            # The error does not mean that the request failed, least of all that there is no such image.
+            # Convert it: a UsageError would blame the command, an UnknownImageError the image's name.
             raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
 
     def _next(self, answer: Answer) -> str | None:

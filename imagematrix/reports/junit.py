@@ -1,6 +1,6 @@
 """JUnit XML of a build, which CI systems show: one test case for each cell.
 
-The format has no standard; this keeps to what junit-10.xsd of Jenkins' xUnit plugin allows.
+The format has no standard; this follows junit-10.xsd of Jenkins' xUnit plugin.
 """
 
 from __future__ import annotations

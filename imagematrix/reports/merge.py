@@ -33,7 +33,7 @@ class Merged:
     missing: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return the Build document; a cell whose outcome is still open is "missing" there."""
+        """Return the Build document, in which a cell without a known outcome is "missing"."""
         return {
             "schema": SCHEMA,
             "shard": None,
@@ -97,7 +97,7 @@ def _contradictions(one: Outcome, other: Outcome) -> list[str]:
     if one.status in DROPPED or other.status in DROPPED:
         pairs = [(one.status, other.status)] if one.status != other.status else []
     elif one.status in OPEN or other.status in OPEN:
-        # A shard does not decide about the cells of another: it may have other base images.
+        # A report decides only about the cells of its own shard; other shards may have other base images.
         pairs = []
     else:
         pairs = [(f"input {one.input}", f"input {other.input}")] if _differ(one.input, other.input) else []

@@ -34,7 +34,7 @@ __all__ = [
 
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
 BUILT = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, PlanStatus.UP_TO_DATE)
-# The outcome is still open.
+# The outcome is not known yet.
 OPEN = (PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.REFUSED, PlanStatus.OTHER_SHARD, MISSING)
 DROPPED = tuple(DropStatus)
 # Every status, the most conclusive first.
@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A Build document, or a Plan document; `shard` is such as "2/8", or None for a whole matrix."""
+    """A Build document or a Plan document; `shard` is its part, such as "2/8", or None for a whole matrix."""
 
     where: str
     shard: str | None
@@ -104,7 +104,7 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
     if planned and status == PlanStatus.UP_TO_DATE:
-        status = PlanStatus.BUILD  # compared with the planning engine; the building job has another
+        status = PlanStatus.BUILD  # the plan looked into its own engine; the build job has another one
     return Outcome(
         image=fields.text("image"),
         version=fields.text("version"),

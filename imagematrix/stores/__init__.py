@@ -1,1 +1,1 @@
-"""Where images are kept: engines and registries, and how a version is published."""
+"""The stores of images, engines and registries, and publishing a version."""

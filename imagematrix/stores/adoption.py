@@ -1,10 +1,10 @@
-"""Verifying that an image in an engine is the variant that its name says, before it is pushed.
+"""Verifying that an image in an engine is the variant in its name, before it is pushed.
 
-Every image that is built on a variant inherits its labels, and `docker tag` gives any image any name. So a
-label has the digest of the rest of the image's configuration, including its layers, and the bytes of the
-layers are audited as after a build. That proves that nothing was built on the image. It does not protect
-against someone who writes that label: that takes signatures. Images of the classic image store, and of older
-releases, have no such label and are only audited.
+Every image that is built on a variant inherits its labels, and `docker tag` gives any image any name. So one
+label has the digest of the rest of the image's configuration, including its layers; if it matches, nothing
+was built on the variant. The bytes of the layers are also audited, as after a build. This does not protect
+against someone who forges the label; signatures do. Images from the classic image store or an older release
+have no such label and are only audited.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3
 
 
 def examine(reference: str, archive: BinaryIO, layers: Layers) -> None:
-    """Raise AuditError if an image, in an `archive` as of `docker save`, contradicts its labels.
+    """Raise AuditError if an image in an `archive` of `docker save` contradicts its labels.
 
-    Layers that `layers` has are not read again.
+    Layers that are in `layers` are not read again.
     """
     try:
         with scratch() as folder:
@@ -57,7 +57,7 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Sequence[Layer])
     own = (config.get("config") or {}).get("Labels") or {}
     if labels.inherited(config):
         raise AuditError(
-            f"{reference} is not the image that was built under this name, but one built on it",
+            f"{reference} is not the variant of this name, but an image built on the variant",
             remedy=f"run `docker image rm {reference}` and build again",
         )
     promised = labels.read(own, reference=reference, digest=None, size=None)
@@ -67,7 +67,7 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Sequence[Layer])
 
 
 def _layer(file: Path, layers: Layers) -> Layer:
-    """Read a layer, whose file is named by its digest or otherwise."""
+    """Read a layer; its file may be named by its digest."""
     if BLOB.fullmatch(file.name) and file.parent.name == "sha256":
         return layers.read(f"sha256:{file.name}", lambda _: file.open("rb"))
     return read_file(file)
@@ -76,7 +76,7 @@ def _layer(file: Path, layers: Layers) -> Layer:
 def _unpack(archive: BinaryIO, folder: Path) -> dict[str, str]:
     """Unpack the files of an archive, and return the targets of its links.
 
-    Docker 24 and older writes a layer that an image has twice as a link to the first.
+    If an image has a layer twice, Docker 24 and older write the second one as a link to the first.
     """
     links = {}
     with tarfile.open(fileobj=archive, mode="r|*") as tar:

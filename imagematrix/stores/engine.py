@@ -34,8 +34,8 @@ SMALL = 1 << 20  # bytes of layers
 KEPT = (404, 409)  # statuses of a removal whose image is gone or in use
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
-# Errors of a push that pass, as the two image stores report them. The containerd image store names only the
-# status of a manifest that is refused for lack of a blob.
+# Transient errors of a push, as the two image stores report them. If a manifest is rejected because a blob is
+# missing, the containerd image store reports only the status.
 TRANSIENT = re.compile(
     r"\b(408|429|50[0234]) [A-Z]|PUT request to \S+/manifests/\S+: 400 |manifest blob unknown|: unknown error"
 )
@@ -117,8 +117,8 @@ class Engine:
     def parts(self, reference: str) -> tuple[Part, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
 
-        If the engine does not report the size of each layer, they count as one. None if there is no such
-        image.
+        If the engine does not report the size of each layer, they count as one. Returns None if there is no
+        such image.
         """
         import docker
 
@@ -174,7 +174,7 @@ class Engine:
             return digest
 
     def is_published(self, reference: str) -> bool:
-        """Whether a registry has this image, as the engine reaches it."""
+        """Whether the engine can find this image in its registry."""
         try:
             self._newest(reference)
         except (EngineError, UsageError):
@@ -259,11 +259,11 @@ class Engine:
                 repository, _, tag = order.reference.rpartition(":")
                 self._client.api.tag(made.digest, repository, tag)
             if order.replaces:
-                self._take_away(order.replaces, order.reference)
+                self._remove(order.replaces, order.reference)
         self._ids[order.reference] = made.digest
         return made.digest
 
-    def _take_away(self, old: str, new: str) -> None:
+    def _remove(self, old: str, new: str) -> None:
         """Remove the name `old`, and its image unless it is in use."""
         import docker
 
@@ -358,8 +358,8 @@ class Engine:
     def push(self, reference: str) -> None:
         """Push an image to the registry in its name, with docker's own credentials.
 
-        Docker gives up at an error of the registry that passes, such as one while another client pushes the
-        same blob (see oci.Registry.push_manifest): the push is repeated then, and continues.
+        Docker does not retry transient errors of the registry, such as one while another client pushes the
+        same blob (see oci.Registry.push_manifest). So the push is repeated; it continues where it stopped.
         """
         attempt = 1
         while error := self._pushed(reference):

@@ -23,9 +23,9 @@ REPOSITORY = HELD.removesuffix("-")
 class Held:
     """The temporary names that this process gives to images of the engine with the ID `engine`.
 
-    Names of killed builds are removed first. A name ends in a word that is unique to its process, which holds
-    the lock of a folder with that word while it runs: only names whose folder is here and unlocked are
-    removed, so none of builds on other machines. Raises docker's errors.
+    Names of killed builds are removed first. A name ends in a word that is unique to its process. While the
+    process runs, it locks a folder with that word in its name. Only names with an unlocked folder on this
+    machine are removed, so names of builds on other machines stay. Raises docker's errors.
     """
 
     def __init__(self, client: docker.DockerClient, engine: str) -> None:

@@ -1,8 +1,8 @@
 """The image that a plain `docker pull` of a version gets: one for each architecture, or none.
 
-An engine takes the first entry of an index for its platform, whatever its CPU. So one entry for each
-architecture, the default, has a plain platform; all others have a platform that no engine has,
-as BuildKit marks attestations.
+An engine takes the first entry for its platform in an index, whatever its CPU. So only one entry for each
+architecture, the default, has a plain platform. All others have a platform that no engine has, as BuildKit's
+attestations do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Plain:
 def kept(entries: Sequence[Entry]) -> frozenset[str]:
     """Return the digests of the defaults among the entries of an index.
 
-    An index of a release without defaults has none: each of its entries has a platform of its own.
+    An index written by a release without defaults has none: each of its entries has a plain platform.
     """
     ours = [one for one in entries if one.ours and not one.hidden]
     platforms = [one.plain for one in ours]

@@ -31,10 +31,10 @@ SHOWN = 5
 class Published:
     """A published index: its digest, the number of its variants, and how many of them are new.
 
-    `plain` are its answers to a plain pull. `dropped` are the references of images that the registry lost and
-    that were removed from the index, and `stuck` those among them that are incomplete but cannot be deleted,
-    so that builds treat them as pushed. `others` are the tags of images that are left out because the
-    version has another image for their cells.
+    `plain` are its answers to plain pulls. `dropped` are the references of images that the registry lost and
+    that were removed from the index. `stuck` are the incomplete images among them that cannot be deleted, so
+    builds still treat them as pushed. `others` are the tags of images that are left out because the version
+    has another image for their cells.
     """
 
     digest: str
@@ -79,7 +79,7 @@ def publish(
         stuck |= {
             f"{registry.name}:{one.tag}@{one.digest}"
             for one in surveyed.damaged
-            if not registry.take_back(one.tag, one.digest)
+            if not registry.withdraw(one.tag, one.digest)
         }
         variants, others = _settled(name, surveyed, chosen)
         before = {entry.digest: entry for entry in surveyed.alive}
@@ -104,7 +104,7 @@ def publish(
             for alias in aliases:
                 registry.push_manifest(alias, raw, INDEX)
             if aliases and registry.digest(version) != published.digest:
-                continue  # the aliases may have become older than another client left them
+                continue  # another client published meanwhile, so the aliases may be outdated
             return Published(
                 digest=published.digest,
                 variants=len(own),

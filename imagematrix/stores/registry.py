@@ -34,7 +34,7 @@ REQUESTS = 8  # at the same time
 
 
 class Remote:
-    """The Store of registries: an image is kept in the registry in its name. Use it as a context manager.
+    """The Store of registries: an image is stored in the registry in its name. Use it as a context manager.
 
     Images without a layout, such as those of earlier builds, are audited and pushed by the engine `docker`;
     `layers` are those already read.
@@ -89,7 +89,7 @@ class Remote:
     def source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for a build, by its digest.
 
-        It may be in the engine only, in which builders `local` to that find it.
+        If it is only in the engine, only builders that are `local` to the engine can use it.
         """
         digest = self._digests.get(reference)
         if digest is None:
@@ -163,7 +163,7 @@ class Remote:
             return None
         if digest != expected:
             image = entry(registry, digest)
-            if image is None and registry.digest(tag) != digest:  # its client has withdrawn it meanwhile
+            if image is None and registry.digest(tag) != digest:  # another client has withdrawn it meanwhile
                 return self._present(registry, reference, expected)
             if image is None or not image.ours or image.tag != tag:
                 what = image.tag if image and image.ours else "not an image of imagematrix"
@@ -187,10 +187,10 @@ class Remote:
         if digest is None:
             raise TagMovedError(f"{reference} was pushed, but the registry does not have it", remedy=remedy)
         if expected in (None, digest):
-            self._look_again(registry, reference, digest)
+            self._check_conflicts(registry, reference, digest)
         return digest
 
-    def _look_again(self, registry: Registry, reference: str, digest: str) -> None:
+    def _check_conflicts(self, registry: Registry, reference: str, digest: str) -> None:
         """Withdraw the image and raise TagMovedError if the cell was also pushed from other inputs.
 
         Two clients that push one cell at the same time use different tags, so neither overwrites the other.
@@ -206,7 +206,7 @@ class Remote:
         if any(one.digest == digest for one in entries):
             return  # the version contains it, so the others are too late
         self._digests.pop(reference, None)
-        withdrawn = registry.take_back(tag, digest)
+        withdrawn = registry.withdraw(tag, digest)
         ours = (
             "this image is withdrawn" if withdrawn else "the registry does not allow this image to be deleted"
         )
@@ -220,10 +220,10 @@ class Remote:
 class Survey:
     """The contents of a version in a registry.
 
-    `entries` are those of its index, `listed` those among them that are variants, `lost` the digests of those
-    whose images are gone. `variants` are the images in the index, and unpublished ones. `others` were pushed
-    as well, but the index has their cell with other inputs. `damaged` are images with a manifest that lack
-    a blob.
+    `entries` are the entries of its index, `listed` the variants among them, `lost` the digests of entries
+    whose images are gone. `variants` are the images in the index and the unpublished ones. `others` were also
+    pushed, but the index has another image for their cells. `damaged` are images with a manifest that lack a
+    blob.
     """
 
     published: Manifest | None
@@ -273,11 +273,11 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
 
     An image counts as lost if its manifest is gone, or if it is not `complete`.
     """
-    there = complete or (lambda digest: registry.digest(digest) is not None)
+    exists = complete or (lambda digest: registry.digest(digest) is not None)
     published = registry.manifest(version)
     entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        kept = pool.map(lambda one: there(one.digest), entries)
+        kept = pool.map(lambda one: exists(one.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
         lost = frozenset(one.digest for one, kept_one in zip(entries, kept, strict=True) if not kept_one)
         listed = tuple(one for one in entries if one.ours and one.annotations[labels.VERSION] == version)
@@ -309,7 +309,7 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
 
 
 def _pushed(registry: Registry, tag: str, lost: Entry | None, complete: Complete | None) -> Entry | None:
-    """Return the image with a tag; if it is damaged, its entry in the index, if there is one."""
+    """Return the entry of the image with a tag; if the image is damaged, its entry in the index, or None."""
     try:
         return entry(registry, tag)
     except UnknownImageError:  # its configuration is missing
@@ -319,7 +319,7 @@ def _pushed(registry: Registry, tag: str, lost: Entry | None, complete: Complete
 
 
 def _others(registry: Registry, tag: str) -> list[str]:
-    """Return the tags of images of the same version and cell that have other inputs."""
+    """Return the tags of images for the same version and cell with other inputs."""
     stem = tag.rpartition("-")[0]
     alike = [one for one in registry.tags() if one.rpartition("-")[0] == stem and one != tag]
     images = {one: entry(registry, one) for one in alike}

@@ -29,8 +29,8 @@ REQUESTS = 8  # at the same time
 class Sized:
     """A variant with its layers, the lowest first; None if it was not found, or the sizes are unknown.
 
-    They are `compressed` in a registry, and not in an engine. `pull` are the bytes that this machine's engine
-    lacks; None if unknown.
+    The sizes are `compressed` in a registry, and uncompressed in an engine. `pull` is the number of bytes
+    that this machine's engine would pull; None if unknown.
     """
 
     variant: Variant

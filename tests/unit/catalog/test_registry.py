@@ -126,7 +126,7 @@ def test_catalog_takes_one_request(registry):
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_image_built_on_a_variant_is_not_the_variant(server, sealed):
-    """It inherits the labels, with the digest of the content where the variant has one."""
+    """It inherits the labels, including the variant's content digest, if there is one."""
     repository = server.repository("ml/training")
     own = {"io.imagematrix.image": f"{server.address}/ml/training", **manifest()["annotations"]}
     config: dict[str, Any] = {"architecture": "amd64", "os": "linux", "config": {"Labels": own}}

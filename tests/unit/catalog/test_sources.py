@@ -39,7 +39,7 @@ def test_image_without_a_registry_is_read_from_the_engine(engine, shipped_catalo
 
 @pytest.fixture
 def shelf(monkeypatch, shipped_catalog):
-    """A source of its own, for images and catalogs whose names begin with "shelf."."""
+    """An additional source, for images and catalogs whose names begin with "shelf."."""
 
     def catalog(name):
         if name.endswith(":v9"):

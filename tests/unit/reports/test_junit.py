@@ -75,7 +75,7 @@ def test_empty_build_gives_a_valid_document(suites):
     assert (suite.tests, suite.time) == (0, 0.0)
 
 
-# ESC would take what follows with it.
+# An ESC would be removed together with the characters after it.
 @given(st.text(st.characters(exclude_categories=(), exclude_characters="\x1b")))
 def test_hostile_text_is_escaped(text):
     text += ']]></failure><failure message="x">&amp;<![CDATA[\x1b[0m\x00'

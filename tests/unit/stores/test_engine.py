@@ -83,7 +83,7 @@ def test_name_resolves_to_its_digest(engine, docker):
         (f"t:v1@{OTHER}", "t"),
     ],
 )
-def test_digest_is_that_of_the_registry_however_the_image_is_named(engine, docker, name, listed):
+def test_digest_is_the_registry_s_for_any_form_of_the_name(engine, docker, name, listed):
     tell(engine, "GET", f"/images/{name}/json", {"Id": OTHER, "RepoDigests": [f"{listed}@{DIGEST}"]})
     assert docker.digest(name) == DIGEST
 
@@ -451,7 +451,7 @@ def test_failed_removal_is_reported(engine, replaced):
         "unknown: unknown error",
     ],
 )
-def test_push_that_fails_for_a_moment_is_repeated(engine, docker, monkeypatch, error):
+def test_transient_error_of_a_push_is_retried(engine, docker, monkeypatch, error):
     pauses = []
     failed = 200, json.dumps({"error": error}).encode()
     engine.responses["POST", "/push"] = failed

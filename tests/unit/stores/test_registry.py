@@ -74,8 +74,10 @@ def test_image_with_the_same_inputs_is_kept(server, remote, repository, make_ima
     assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
 
 
-def test_image_that_is_withdrawn_meanwhile_is_pushed(server, remote, repository, make_image, labels_of):
-    """Another client pushed the same inputs, and withdraws them for those of a third."""
+def test_image_is_pushed_if_another_client_withdraws_its_own(
+    server, remote, repository, make_image, labels_of
+):
+    """Another client pushed the same inputs, and withdraws its image because of a third client's push."""
     one = make_image("a")
     theirs = repository.image(one.tag, labels_of("a"))
 
@@ -174,7 +176,9 @@ def test_image_in_the_engine_is_adopted(remote, docker, repository, make_image):
     assert docker.pushed == [one.order.reference]
 
 
-def test_image_built_on_a_variant_is_not_adopted_as_it(remote, docker, repository, make_image, archive):
+def test_image_built_on_a_variant_is_not_adopted_as_the_variant(
+    remote, docker, repository, make_image, archive
+):
     """It inherits the labels, and can get the name with `docker tag`."""
     one = make_image("a")
     docker.store(one.order, one.made)
@@ -185,10 +189,10 @@ def test_image_built_on_a_variant_is_not_adopted_as_it(remote, docker, repositor
     }
     made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
     docker.saved[one.order.reference] = {**made, "rootfs": {"diff_ids": ["x", "y"]}}, [archive(), archive()]
-    with pytest.raises(AuditError, match="but one built on it"):
+    with pytest.raises(AuditError, match="but an image built on the variant"):
         remote.adopt(one.order.reference)
     docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [archive()]
-    with pytest.raises(AuditError, match="but one built on it"):
+    with pytest.raises(AuditError, match="but an image built on the variant"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
     docker.saved[one.order.reference] = made, [archive()]
@@ -230,7 +234,7 @@ def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image,
 def test_image_with_equal_layers_is_adopted_from_older_engines(
     remote, docker, make_image, archive, target, refused
 ):
-    """They save the second as a link to the first."""
+    """They save the second layer as a link to the first."""
     one = make_image("a")
     docker.store(one.order, one.made)
     config = json.dumps({"config": {"Labels": one.order.labels}}).encode()
@@ -369,7 +373,7 @@ def test_labels_that_are_not_strings_are_ignored(registry, repository):
     assert survey(registry, "v1").variants == ()
 
 
-def test_manifest_annotations_replace_a_read_of_the_configuration(
+def test_configuration_is_not_read_if_the_manifest_has_annotations(
     server, registry, repository, add_variant, labels_of
 ):
     labelled = add_variant("a")
