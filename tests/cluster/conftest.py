@@ -20,7 +20,7 @@ def _needed():
 
 @pytest.fixture(scope="session")
 def data():
-    """The folder of the registry that builder and nodes have in common."""
+    """The folder of the registry that builder and nodes share."""
     folder = new_folder()
     yield folder
     remove_folder(folder)
@@ -28,7 +28,7 @@ def data():
 
 @pytest.fixture(scope="session")
 def builder(data):
-    """An engine with a way out, that builds images and pushes them to the registry on 127.0.0.1:5000."""
+    """An engine with a network that builds images and pushes them to the registry on 127.0.0.1:5000."""
     engine = Engine("containerd")
     engine.start()
     registry = Registry(engine, 5000, data=data)
@@ -48,7 +48,7 @@ def base(builder):
 
 @pytest.fixture(scope="module")
 def start_cluster(data):
-    """Call it to get a Cluster without nodes; it ends with the file."""
+    """Return a function that starts a Cluster without nodes, which ends with the test file."""
     started = []
 
     def start():

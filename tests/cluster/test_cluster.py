@@ -1,4 +1,4 @@
-"""The fixtures themselves: machines that differ, one swarm, a registry, nothing left behind."""
+"""The fixtures themselves: different machines, one swarm, a registry, and complete clean-up."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The same image name on machines with different GPUs, for every engine, each with a resolver of its own."""
+"""The same image name on machines with different GPUs, for every engine, each with its own resolver."""
 
 import json
 import os
@@ -31,7 +31,7 @@ REGISTRIES = f'[[registry]]\nlocation = "{ADDRESS}"\ninsecure = true\n'
 
 
 class Resolver:
-    """A resolver on a node, which finds out by itself what the node has; or else `options` say."""
+    """A resolver on a node, which probes the node unless `options` describe it."""
 
     def __init__(self, node, address=ADDRESS, options=()):
         self._node = node
@@ -55,7 +55,7 @@ class Resolver:
         self._process.stderr.close()
 
     def passed(self):
-        """Return the bytes that went over the node's loopback so far."""
+        """Return the bytes that the node's loopback has transferred so far."""
         with open(f"/proc/{self._process.pid}/net/dev") as lines:  # noqa: PTH123
             (line,) = (one for one in lines if one.strip().startswith("lo:"))
         return int(line.split()[1])
@@ -63,7 +63,7 @@ class Resolver:
 
 @pytest.fixture(scope="module")
 def published(builder, tmp_path_factory):
-    """The digests of a version's variants, by the compute capability that each is for."""
+    """The digests of a version's variants by their compute capability."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("templates", "context"):
         (folder / name).mkdir()
@@ -204,7 +204,7 @@ def test_names_of_another_variant_are_removed_from_containerd(cluster, published
     assert node.run(*ctr, "ls", "-q").stdout.split() == [other]
 
 
-def test_a_pull_survives_that_the_resolver_is_killed(cluster, resolvers):
+def test_a_pull_survives_a_kill_of_the_resolver(cluster, resolvers):
     node, resolver = cluster.nodes[0], resolvers["n1"]
     node.docker("system", "prune", "--all", "--force")
     before = resolver.passed()
@@ -218,13 +218,13 @@ def test_a_pull_survives_that_the_resolver_is_killed(cluster, resolvers):
         resolver.stop(signal.SIGKILL)
         resolver.start()
         pull.communicate(timeout=240)
-    if pull.returncode:  # docker tries again by itself, but not in each of its stores
+    if pull.returncode:  # docker retries by itself, but not with each of its stores
         node.docker("pull", "--quiet", NAME)
     shown = node.docker("run", "--rm", "--pull", "never", NAME, "sh", "-c", "wc -c < /payload; cat /variant")
     assert shown.stdout.split() == [str(PAYLOAD), CELLS["n1"]]
 
 
-def test_without_the_registry_a_new_resolver_answers_as_the_one_before(cluster, resolvers):
+def test_without_the_registry_a_restarted_resolver_answers_the_same(cluster, resolvers):
     node, resolver = cluster.nodes[1], resolvers["n2"]
     assert node.docker("run", "--rm", NAME, *SHOW).stdout.strip() == CELLS["n2"]
     resolver.stop()

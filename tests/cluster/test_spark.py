@@ -1,7 +1,7 @@
 """Spark workers as services with GPUs: the starter's stack on two nodes, and a job on the GPUs of both.
 
-Spark, its images, the resolvers and the swarm are real. The GPUs are simulated: the driver in the images can
-be loaded, but finds no GPU.
+Spark, its images, the resolvers and the swarm are real. The GPUs are simulated: the driver in the images
+loads, but finds no GPU.
 """
 
 import json
@@ -40,7 +40,7 @@ RESOURCES = ("executor.resource.gpu.amount=1", "task.resource.gpu.amount=1", "ex
 
 @pytest.fixture(scope="module")
 def published(builder, tmp_path_factory):
-    """Build the starter's images for the two nodes and for none, and publish them."""
+    """Build the starter's images for the two nodes and for CPUs, and publish them."""
     folder = tmp_path_factory.mktemp("spark") / "project"
     assert builder.imagematrix("init", folder, "--template", "spark").returncode == 0
     matrix = folder / "matrix.yaml"
@@ -79,7 +79,7 @@ def cluster(start_cluster, published):  # noqa: ARG001 - the registry has to hav
 
 @pytest.fixture(scope="module")
 def stack(cluster, published):
-    """The services of the starter's stack file, when the workers that can run do."""
+    """The services of the starter's stack file, once all workers that can run are running."""
     file = published / "templates/spark/stack.yaml"
     cluster.manager.docker("stack", "deploy", "--resolve-image", "never", "-c", str(file), "spark")
     cluster.wait(lambda: "running" in cluster.states("spark_master"), 300)

@@ -1,4 +1,4 @@
-"""MIG devices on a node of a swarm, with the other store of images: each task gets one of its own."""
+"""MIG devices on a node of a swarm, with the other image store: each task gets its own device."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def cluster(start_cluster):
 
 
 def reports(cluster, base, resource, replicas, running):
-    """Start a service, and return what each of its tasks says that it got."""
+    """Start a service, and return what each of its tasks reports."""
     words = (
         "--no-resolve-image",
         "--replicas",
@@ -41,7 +41,7 @@ def reports(cluster, base, resource, replicas, running):
     return found
 
 
-def test_each_task_has_a_device_of_its_own(cluster, base):
+def test_each_task_has_its_own_device(cluster, base):
     (gpu,) = cluster.manager.gpus()
     found = reports(cluster, base, "NVIDIA-GPU=1", "4", 3)
     by_uuid = {lines[-1]: lines[:-1] for lines in found}
@@ -58,7 +58,7 @@ def test_each_task_has_a_device_of_its_own(cluster, base):
 
 
 def test_a_share_is_on_one_device(cluster, base):
-    """Two shares of 20 GB fit on the device of 40, and none on those of 10."""
+    """Two shares of 20 GB fit on the device of 40 GB, and none on the devices of 10 GB."""
     found = reports(cluster, base, "VRAM-20G=1", "3", 2)
     (gpu,) = cluster.manager.gpus()
     large = next(device for device in gpu["mig"] if device["memory_mib"] > 20000)

@@ -1,4 +1,4 @@
-"""A node of a swarm whose engine gives GPUs to tasks: to those that were assigned them, and none twice."""
+"""A node of a swarm whose engine gives GPUs to tasks: only as assigned, and no GPU twice."""
 
 import json
 import signal
@@ -8,8 +8,8 @@ import pytest
 
 GPU = "DOCKER_RESOURCE_NVIDIA-GPU"
 OVERHEAD_MIB = 500
-# What a task says of itself: the device nodes that it can open, the numbers of devices that it can open under
-# a name of its own, and its variables. A shell drops those with a dash in their names.
+# The report of a task: the device nodes that it can open, the numbers of devices that it can open under
+# another name, and its variables. A shell drops variables with a dash in their names.
 REPORT = """
 for node in /dev/nvidia*; do head -c0 $node && echo "node $node"; done
 for number in {numbers}; do
@@ -45,7 +45,7 @@ def _no_service_outlives_its_test(node):
 
 @pytest.fixture
 def create(node, base):
-    """Call it with options of `docker service create` and a shell command."""
+    """Return a function that creates a service from docker's options and a shell command."""
 
     def start(name, *options, command="sleep 600", image=base):
         words = ("-d", "--no-resolve-image", "--name", name, *options, image, "sh", "-c", command)
@@ -84,12 +84,12 @@ def containers(node, name):
 
 
 def errors(node, name):
-    """Return what `docker service ps` shows of the tasks of a service that failed."""
+    """Return the errors of a service's failed tasks, as `docker service ps` shows them."""
     words = ("service", "ps", "--no-trunc", "--format", "{{.Error}}", name)
     return node.docker(*words).stdout
 
 
-def test_the_engine_offers_what_it_has(node):
+def test_the_engine_offers_the_gpus_of_the_node(node):
     described = node.inspect("n1")["Description"]
     offered = described["Resources"]["GenericResources"]
     named = [one["NamedResourceSpec"] for one in offered if "NamedResourceSpec" in one]
@@ -100,7 +100,7 @@ def test_the_engine_offers_what_it_has(node):
     assert described["Engine"]["Labels"]["io.imagematrix.compute"] == "8.6"
 
 
-def test_each_replica_has_a_gpu_of_its_own(node, create):
+def test_each_replica_has_its_own_gpu(node, create):
     numbers = [number(node, f"/dev/nvidia{minor}") for minor in (0, 1)]
     report = REPORT.format(numbers=" ".join(numbers))
     create("three", "--replicas", "3", "--generic-resource", "NVIDIA-GPU=1", command=report)
@@ -113,7 +113,7 @@ def test_each_replica_has_a_gpu_of_its_own(node, create):
         assert f"node /dev/nvidia{1 - minor}" not in lines
         assert [line for line in lines if line.startswith("number")] == [f"number {numbers[minor]}"]
         assert lines[-1] == f"IMAGEMATRIX_GPUS={gpu['uuid']}"
-    # The one that waits gets the GPU of the one that ends.
+    # The waiting task gets the GPU of the task that ends.
     node.docker("service", "scale", "-d", "three=2")
     (first, *_) = containers(node, "three")
     node.docker("kill", first)
@@ -121,7 +121,7 @@ def test_each_replica_has_a_gpu_of_its_own(node, create):
     assert users(node) == [[("three", None)], [("three", None)]]
 
 
-def test_a_share_has_its_fraction_and_no_card_more_than_fit(node, create):
+def test_shares_have_their_fraction_and_never_exceed_a_gpu(node, create):
     create("jobs", "--replicas", "14", "--generic-resource", "VRAM-4G=1", command=REPORT.format(numbers=""))
     expected = ["pending"] * 2 + ["running"] * 12
     node.cluster.wait(lambda: node.cluster.states("jobs") == expected)
@@ -133,8 +133,8 @@ def test_a_share_has_its_fraction_and_no_card_more_than_fit(node, create):
         ]
 
 
-def test_whoever_is_no_task_gets_nothing(node, create, base):
-    """The variable and the labels of a task, in a container of a stranger and in an image."""
+def test_other_containers_get_nothing(node, create, base):
+    """The variable and the labels of a task, in a container of another user and in an image."""
     (gpu, _) = node.gpus()
     labels = ("--label", "com.docker.swarm.task.id=x7", "--label", "com.docker.swarm.service.name=web")
     words = ("--rm", "--network", "none", "-e", f"{GPU}={gpu['uuid']}", *labels)
@@ -148,7 +148,7 @@ def test_whoever_is_no_task_gets_nothing(node, create, base):
     assert not any(one["used_by"] for one in node.gpus())
 
 
-def test_a_gpu_that_somebody_holds_is_refused(node, create, base):
+def test_a_gpu_that_is_in_use_is_refused(node, create, base):
     held = ("--network", "none", "--device", "/dev/nvidia0", "--name", "held")
     node.docker("run", "-d", "--rm", *held, base, "sleep", "600")
     create("two", "--replicas", "2", "--generic-resource", "NVIDIA-GPU=1", "--restart-delay", "1s")

@@ -1,6 +1,6 @@
-"""`swarm run` and `swarm gc` on a real swarm: services, jobs, the queue, and what is left behind.
+"""`swarm run` and `swarm gc` on a real swarm: services, jobs, the queue, and clean-up.
 
-The GPUs that the nodes offer are made up, so that no runtime is needed.
+The nodes offer invented GPUs, so that no runtime is needed.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-RESOLVER = "127.0.0.1:5000"  # the registry that every node has: one image for all of them
+RESOLVER = "127.0.0.1:5000"  # the registry of each node: one image for all of them
 LABEL = "io.imagematrix.swarm"
 
 
@@ -34,7 +34,7 @@ def _no_service_outlives_its_test(cluster):
 
 @pytest.fixture
 def run(cluster, base):
-    """Call it with options and a shell command to have `swarm run` start it; it returns the finished call."""
+    """Return a function that runs `swarm run` with options and a shell command, and returns the result."""
 
     def call(*options, command="true", **given):
         words = ("swarm", "run", "--resolver", RESOLVER, *options, base, "sh", "-c", command)
@@ -47,7 +47,7 @@ def spec(cluster, name):
     return cluster.manager.inspect(name)["Spec"]
 
 
-def test_the_service_is_the_one_that_dockers_command_makes(cluster, run):
+def test_the_service_equals_the_one_of_the_docker_command(cluster, run):
     words = ["--vram", "4G", "--job", "--replicas", "2", "-e", "A=1", "-v", "data:/data:ro"]
     words += ["--constraint", "node.hostname==n1"]
     assert run("--name", "ours", *words).returncode == 0
@@ -70,7 +70,7 @@ def test_the_service_is_the_one_that_dockers_command_makes(cluster, run):
     assert ours == theirs
 
 
-def test_surplus_replicas_wait_and_a_wish_above_all_is_refused(cluster, run):
+def test_surplus_replicas_wait_and_a_request_above_every_node_is_refused(cluster, run):
     assert run("--gpus", "1", "--replicas", "3", "--name", "three", command="sleep 600").returncode == 0
     cluster.wait(lambda: cluster.states("three") == ["pending", "running", "running"])
     for words in (("--gpus", "2"), ("--vram", "24Gi")):
@@ -92,7 +92,7 @@ def test_a_job_is_waited_for_with_its_output_and_exit_code(cluster, run):
     assert cluster.manager.imagematrix("swarm", "gc").stdout == "service seven\n"
 
 
-def test_all_output_is_there_even_of_a_short_job(run):
+def test_the_output_of_a_short_job_is_complete(run):
     done = run("--vram", "4G", "--job", "--wait", "--rm", command="seq 20000")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(number) for number in range(1, 20001)]
@@ -141,7 +141,7 @@ def test_a_manager_that_restarts_is_waited_for(cluster, base):
     assert rest == "after\n"
 
 
-def test_gc_spares_what_is_queued_or_running_wherever_it_is(cluster, run):
+def test_gc_keeps_queued_and_running_jobs_on_every_node(cluster, run):
     gc = ("swarm", "gc")
     run("--gpus", "1", "--job", "--replicas", "3", "--name", "queued", command="sleep 600")
     run("--gpus", "0", "--job", "--replicas", "2", "--name", "over")
@@ -170,6 +170,6 @@ def test_gc_spares_what_is_queued_or_running_wherever_it_is(cluster, run):
     assert sorted(left) == ["queued", "serving", "strangers"]
     worker.start()
     cluster.wait(lambda: len(cluster.ready()) == 2)
-    # What the job had left on the worker while that was away is removed by Swarm or by gc there.
+    # Swarm, or gc there, removes what the job left on the worker while the worker was unreachable.
     worker.imagematrix(*gc)
     cluster.wait(lambda: not worker.docker("ps", "-aq", "--filter", "name=over").stdout)

@@ -2,7 +2,7 @@
 
 import pytest
 
-RESOLVER = "127.0.0.1:5000"  # the registry that every node has: one image for all of them
+RESOLVER = "127.0.0.1:5000"  # the registry of each node: one image for all of them
 FRACTION = "0.1439"  # 3814 MiB less 500 for CUDA, of 23028
 
 
@@ -16,7 +16,7 @@ def cluster(start_cluster):
 
 @pytest.fixture
 def run(cluster, base):
-    """Call it with options of `swarm run` and a shell command; it returns the finished call."""
+    """Return a function that runs `swarm run` with options and a shell command, and returns the result."""
 
     def call(*options, command):
         words = ("swarm", "run", "--resolver", RESOLVER, *options, base, "sh", "-c", command)
@@ -47,7 +47,7 @@ def test_ten_jobs_of_4_gb_on_a_card_of_24(cluster, run, tmp_path):
     assert gpu["free"]
 
 
-def test_a_wish_above_every_card_is_refused_at_once(cluster, run):
+def test_a_request_above_every_gpu_is_refused_immediately(cluster, run):
     refused = run("--vram", "24Gi", "--job", "--wait", command="true")
     assert refused.returncode == 2
     assert "requested 24576 MiB for each task, but no node offers more than 23028 MiB" in refused.stderr

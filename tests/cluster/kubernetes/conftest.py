@@ -1,4 +1,4 @@
-"""A Kubernetes with two nodes that differ, and a version of an image with variants for both of them."""
+"""A Kubernetes cluster with two different nodes, and a version of an image with variants for both."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ MATRIX = {
 
 
 def pytest_collection_modifyitems(items):
-    """Let the page come first: its reader begins with a cluster that nobody has used."""
+    """Run the page first: its reader begins with an unused cluster."""
     items.sort(key=lambda item: item.path.stem != "test_pages")
 
 
@@ -41,9 +41,9 @@ def cluster(data):
 
 @pytest.fixture(scope="session")
 def publish(cluster, builder, tmp_path_factory):
-    """Call it with a name and a matrix to build and publish it, as version v1.
+    """Return a function that builds and publishes a matrix as version v1 of a name.
 
-    It returns the version's name in the cluster, and the digests of its variants by what they report.
+    It returns the version's name in the cluster, and the digests of its variants by their reports.
     """
 
     def call(name, matrix):
@@ -100,7 +100,7 @@ def program(cluster, builder):
 
 @pytest.fixture
 def create(cluster):
-    """Call it with a name, an image and perhaps resources, to create a pod; it is deleted after the test."""
+    """Return a function that creates a pod from a name, an image and resources, deleted after the test."""
     names = []
 
     def start(name, image, resources=None, arguments=("600",), **spec):

@@ -1,4 +1,4 @@
-"""The device plugin and a real kubelet: a pod gets the GPUs that it is given, and nothing else."""
+"""The device plugin and a real kubelet: a pod gets its allocated GPUs, and nothing else."""
 
 import json
 import re
@@ -14,7 +14,7 @@ MAKE = "mknod /{0} c {1} && head -c0 /{0}"
 
 @pytest.fixture(scope="module", autouse=True)
 def _plugins(cluster):
-    """A plugin on each node, started as systemd would."""
+    """A plugin on each node, started as by systemd."""
     for node in cluster.nodes:
         node.start_plugin("--by", "product", "--vram")
     cluster.wait(lambda: healthy(cluster, GPU, "n2") == 2)
@@ -29,12 +29,12 @@ def _all_is_free_before_a_test(cluster):
 
 
 def healthy(cluster, resource, node="n1"):
-    """Return how many devices a node has that work, those in use under this name included."""
+    """Return how many working devices a node has, including those in use under this name."""
     return int(cluster.get("node", node)["status"]["allocatable"].get(resource, 0))
 
 
 def counted(cluster):
-    """Return what `kubernetes gpus` says: the resources of n1, and what pods wait for."""
+    """Return the output of `kubernetes gpus`: the resources of n1, and the pending requests."""
     listed = cluster.kubectl("get", "nodes,pods", "-A", "-o", "json").stdout
     found = json.loads(cluster.imagematrix("kubernetes", "gpus", "-", "--json", input=listed).stdout)
     (node,) = [one for one in found["nodes"] if one["name"] == "n1"]
@@ -43,13 +43,13 @@ def counted(cluster):
 
 
 def seen(report):
-    """Return the names of the GPUs' device nodes that a pod can open, and those of others."""
+    """Return the names of the GPUs' device nodes that a pod can open, and those of other devices."""
     names = set(re.findall("^node /dev/(.*)$", report, re.MULTILINE))
     return names - CONTROL, names & CONTROL
 
 
 def gpus(report):
-    """Return the UUIDs that a pod was told."""
+    """Return the UUIDs in a pod's environment."""
     return re.findall("^IMAGEMATRIX_GPUS=(.*)$", report, re.MULTILINE)
 
 
@@ -96,7 +96,7 @@ def test_a_gpu_does_not_count_under_two_names(cluster, create, training):
     assert mine != other
 
 
-def test_a_finished_pod_gives_its_gpu_back(cluster, create, training):
+def test_the_gpu_of_a_finished_pod_is_free(cluster, create, training):
     create("short", training.name, {GPU: "2"}, arguments=["8"], nodeSelector=N1)
     cluster.wait(lambda: cluster.phases("short") == ["Succeeded"])
     create("next", training.name, {H200: "2"}, arguments=["8"], nodeSelector=N1)
@@ -104,7 +104,7 @@ def test_a_finished_pod_gives_its_gpu_back(cluster, create, training):
     assert counted(cluster)[0][GPU][2] == 0
 
 
-def test_shares_are_packed_and_none_spans_gpus(cluster, create, training):
+def test_shares_are_packed_and_do_not_span_gpus(cluster, create, training):
     for name, gib in (("s1", "100"), ("s2", "20"), ("s3", "100")):
         create(name, training.name, {VRAM: gib}, nodeSelector=N1)
         cluster.wait(lambda name=name: cluster.phases(name) == ["Running"])
@@ -143,7 +143,7 @@ def test_a_restarted_plugin_knows_what_is_held(cluster, create, training):
     cluster.wait(lambda: [healthy(cluster, GPU), healthy(cluster, H200)] == [2, 1])
 
 
-def test_a_gpu_without_its_device_node_is_not_given_out(cluster):
+def test_a_gpu_without_its_device_node_is_not_allocated(cluster):
     node = cluster.nodes[0]
     number = node.number("/dev/nvidia1").split()
     node.run("rm", "/dev/nvidia1")

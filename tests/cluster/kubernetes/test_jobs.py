@@ -1,4 +1,4 @@
-"""Classes of real nodes, and what `render` writes for them, run by the cluster."""
+"""Classes of real nodes, and the manifests that `render` writes for them, run by the cluster."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ def _no_job_outlives_its_test(cluster):
 
 @pytest.fixture
 def classes(cluster, training):
-    """Call it to get the classes of the nodes as they are labelled now."""
+    """Return a function that returns the classes of the nodes by their current labels."""
 
     def ask(*options, check=True):
         listed = cluster.kubectl("get", "nodes", "-o", "json").stdout
@@ -42,7 +42,7 @@ def classes(cluster, training):
 
 @pytest.fixture
 def render(cluster, tmp_path):
-    """Call it with an image and options to have Jobs rendered and applied; it returns them."""
+    """Return a function that renders and applies Jobs for an image and options, and returns them."""
 
     def call(image, *options, **given):
         nodes = tmp_path / "nodes.json"
@@ -56,7 +56,7 @@ def render(cluster, tmp_path):
 
 
 def ran(cluster, job):
-    """Wait until a Job is complete; return its pod's node, the digest that ran, and what it reports first."""
+    """Wait until a Job is complete; return its pod's node, the digest that ran, and its first report."""
     name = job["metadata"]["name"]
     cluster.wait(lambda: cluster.get("job", name)["status"].get("succeeded") == 1)
     (pod,) = cluster.get("pods", "-l", f"job-name={name}")["items"]
@@ -87,7 +87,7 @@ def test_a_driver_upgrade_changes_the_class_and_with_it_the_image(cluster, class
     with node.driver("550.163.01"):
         cluster.label()
         cluster.kubectl("uncordon", "n2")
-        # The pod of before has the image for the old driver, and is kept away.
+        # The earlier pod has the image for the old driver, and cannot run there.
         pods = ("pods", "-l", f"job-name={old['metadata']['name']}")
         cluster.wait(lambda: "didn't match Pod's node affinity" in cluster.kubectl("describe", *pods).stdout)
         (pod,) = cluster.get(*pods)["items"]

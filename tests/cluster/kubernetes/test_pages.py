@@ -1,4 +1,4 @@
-"""The page whose commands need a cluster: where kubectl works, they print what it shows."""
+"""The page whose commands need a cluster: with kubectl, they print what the page shows."""
 
 import shlex
 

@@ -11,7 +11,7 @@ SPACE = "imagematrix"
 
 @pytest.fixture(scope="module")
 def install(cluster, training, program):
-    """Call it with options to install the webhook, or to install it again."""
+    """Return a function that installs the webhook with options, or installs it again."""
 
     def call(*options):
         words = ("--program", program, "--no-match-conditions", *options)
@@ -30,7 +30,7 @@ def install(cluster, training, program):
 
 @pytest.fixture(scope="module")
 def _closed(install):
-    """The webhook, which refuses what it cannot decide, and the plugin."""
+    """The webhook, which refuses undecided pods, and the plugin."""
     install("--on-unknown", "deny", "--device-plugin", "--by", "product")
 
 
@@ -41,7 +41,7 @@ def named(cluster):
 
 
 def digest(pod):
-    """Return the digest that all containers of a pod have, init containers too; it is empty without one."""
+    """Return the digest of all containers of a pod, including init containers; empty without a digest."""
     containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
     (found,) = {one["image"].partition("@")[2] for one in containers}
     return found
@@ -94,7 +94,7 @@ def test_pods_of_three_kinds_get_the_digest_of_their_class(cluster, create, name
 
 
 @pytest.mark.usefixtures("_closed")
-def test_what_cannot_be_decided_is_refused_with_the_reason(cluster, create, named, training):
+def test_an_undecided_pod_is_refused_with_the_reason(cluster, create, named, training):
     refused = create("anywhere", training.name)
     assert refused.returncode != 0
     classes = ", ".join(sorted(named(node) for node in ("n1", "n2")))
@@ -102,7 +102,7 @@ def test_what_cannot_be_decided_is_refused_with_the_reason(cluster, create, name
     other = create("other", training.name.replace("training:v1", "other:v1"))
     assert other.returncode == 0, "only the image's own pods are looked at"
     assert "affinity" not in cluster.get("pod", "other")["spec"]
-    # A controller's pods are refused, too, and it says why.
+    # A controller's pods are refused too, and the controller reports the reason.
     pod = {"containers": [{"name": "main", "image": training.name}], "restartPolicy": "Never"}
     cluster.apply(manifest("Job", "batch/v1", "undecided", pod))
     cluster.wait(lambda: "need different images" in cluster.kubectl("describe", "job/undecided").stdout)
@@ -110,7 +110,7 @@ def test_what_cannot_be_decided_is_refused_with_the_reason(cluster, create, name
 
 
 @pytest.mark.usefixtures("_closed")
-def test_the_plugin_in_its_pod_gives_out_gpus(cluster, create, named, training):
+def test_the_plugin_in_its_pod_allocates_gpus(cluster, create, named, training):
     cluster.wait(lambda: all(GPU in node["status"]["allocatable"] for node in cluster.get("nodes")["items"]))
     create("with-gpu", training.name, {f"{GPU}-h200": "1"}, nodeSelector={CLASS: named("n1")})
     cluster.wait(lambda: cluster.phases("with-gpu") == ["Running"])
@@ -118,7 +118,7 @@ def test_the_plugin_in_its_pod_gives_out_gpus(cluster, create, named, training):
 
 
 @pytest.mark.usefixtures("_closed")
-def test_the_daemonset_labels_as_the_node_itself_does(cluster, named):
+def test_labels_of_the_daemonset_equal_those_of_the_node(cluster, named):
     file = "/etc/kubernetes/node-feature-discovery/features.d/imagematrix"
     for node in cluster.nodes:
         cluster.wait(lambda node=node: node.run("cat", file, check=False).returncode == 0)
@@ -145,7 +145,7 @@ def test_later_pods_follow_a_node_whose_class_changes(cluster, create, named, tr
 
 
 def scale(cluster, replicas):
-    """Set the number of the webhook's pods, and wait until there are so many."""
+    """Set the number of the webhook's pods, and wait until it is reached."""
     cluster.kubectl("scale", "-n", SPACE, "deployment/imagematrix-webhook", f"--replicas={replicas}")
     pods = ("pods", "-n", SPACE, "-l", "app.kubernetes.io/name=imagematrix-webhook")
 
@@ -157,7 +157,7 @@ def scale(cluster, replicas):
 
 
 @pytest.mark.usefixtures("_closed")
-def test_a_webhook_that_is_away_fails_closed(cluster, create, named, training):
+def test_an_unreachable_webhook_fails_closed(cluster, create, named, training):
     scale(cluster, 0)
     cluster.wait(lambda: "failed calling webhook" in create("away", training.name).stderr)
     scale(cluster, 2)
@@ -167,7 +167,7 @@ def test_a_webhook_that_is_away_fails_closed(cluster, create, named, training):
 
 
 @pytest.mark.usefixtures("_closed")
-def test_a_new_certificate_is_taken_without_a_restart(cluster, create, install, named, training):
+def test_a_new_certificate_is_used_without_a_restart(cluster, create, install, named, training):
     pods = ("pods", "-n", SPACE, "-l", "app.kubernetes.io/name=imagematrix-webhook")
     before = {pod["metadata"]["name"] for pod in cluster.get(*pods)["items"]}
     install("--on-unknown", "deny", "--device-plugin", "--by", "product")

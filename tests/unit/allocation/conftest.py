@@ -8,7 +8,7 @@ from imagematrix.node.host import Gpu, MigDevice
 
 @pytest.fixture(autouse=True)
 def _children_are_not_traced(monkeypatch):
-    """Many are started at once, and what they run is traced in this process too."""
+    """Many start at the same time, and this process traces the same code too."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 

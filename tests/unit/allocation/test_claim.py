@@ -1,4 +1,4 @@
-"""Claims: no GPU is given out twice, none is lost, first come first served."""
+"""Claims: no GPU is allocated twice, none is lost, first come, first served."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def indices(taken):
 
 
 def test_free_gpus_are_claimed_without_the_kernels_list_of_locks(gpu, folder, monkeypatch):
-    """It is slow to read, and only names who holds a lock."""
+    """The list is slow to read, and only names the holders of locks."""
     gpus = (gpu(0), gpu(1))
     monkeypatch.setattr("imagematrix.allocation.locks._kernel_locks", lambda: pytest.fail("it was read"))
     with claim(Choice(gpus=gpus, count=1), free, path=folder) as taken:
@@ -167,7 +167,7 @@ def test_a_child_keeps_a_claim(gpu, folder, locks):
     assert locks.holders() == {}
 
 
-def test_at_the_end_of_a_wait_the_reason_is_who_uses_the_gpu(gpu, folder, locks):
+def test_after_a_wait_the_reason_names_the_users_of_the_gpu(gpu, folder, locks):
     """Even if another launch is choosing at that moment."""
     turn = ExitStack()
     with turn, pytest.raises(GpusBusyError, match=r"requested 1 GPU, 0 free: .* container web"):
@@ -183,7 +183,7 @@ def test_at_the_end_of_a_wait_the_reason_is_who_uses_the_gpu(gpu, folder, locks)
 
 
 def test_a_lease_counts_for_a_launch_until_its_holder_ends(gpu, folder, locks):
-    """If it was killed while its container starts, only the container is left."""
+    """If the holder was killed while its container starts, only the container counts."""
     asked = []
 
     def look(attended):
@@ -237,7 +237,7 @@ def test_waiting_times_out(gpu, folder, locks, monkeypatch):
     assert locks.names() == ["nvidia10", "turn"]
 
 
-def test_later_launches_leave_what_earlier_ones_wait_for(gpu, folder, locks):
+def test_later_launches_leave_gpus_for_earlier_ones(gpu, folder, locks):
     gpus = tuple(gpu(index) for index in range(3))
     waiting = Queue(locks)
     with claim(Choice(gpus=gpus[:1], count=1), free, path=folder):
@@ -342,7 +342,7 @@ def test_first_come_first_served(gpu, folder, locks, monkeypatch):
 
 
 def test_fifty_launches_at_once(start):
-    """On eight GPUs, each given to one launch at a time."""
+    """On eight GPUs, each of which has one launch at a time."""
     processes = [start(8, 1, wait=120, hold=0.2) for _ in range(50)]
     spans: dict[int, list[tuple[float, float]]] = {}
     for process in processes:

@@ -96,9 +96,9 @@ def test_a_gpu_at_an_unusual_address_is_not_taken_for_another(gpu, address):
     ("states", "keys"),
     [
         (("ok", "ok", "ok"), ["nvidia11"]),
-        # One that belongs to a virtual machine has no number.
+        # A GPU that belongs to a virtual machine has no number.
         (("no-module", "ok", "ok"), ["nvidia12"]),
-        # One that does not work may have one: the GPU is at one of two places.
+        # A GPU that does not work may have a number: the next GPU has one of two numbers.
         (("failed", "ok", "ok"), ["nvidia11", "nvidia12"]),
         (("ok", "ok", "failed"), ["nvidia11"]),
     ],

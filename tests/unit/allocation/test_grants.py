@@ -1,4 +1,4 @@
-"""What a runtime gave to a container counts while the container's bundle is there."""
+"""GPUs that a runtime gave to a container count while the container's bundle exists."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from imagematrix.allocation.usage import Consumer
 
 @pytest.fixture
 def grant(tmp_path):
-    """Make a grant of nvidia10 to a container that is there, and call it a bundle's folder."""
+    """Return a function that makes a grant of nvidia10 to a container whose bundle exists."""
 
     def make(container="c1", **facts):
         bundle = tmp_path / "bundles" / container

@@ -1,4 +1,4 @@
-"""What `gpus` shows of pods and a launch counts of them, by a kubelet's list: real gRPC over a socket."""
+"""The GPU usage of pods, for `gpus` and launches, from a simulated kubelet: real gRPC over a socket."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def socket(monkeypatch):
 
 @pytest.fixture
 def listing(socket):
-    """Call it with resources and device ids of a pod's container to have kubelet list them."""
+    """Return a function that makes kubelet list a pod's container with these resources and device ids."""
     server = grpc.server(ThreadPoolExecutor(1))
     devices: list[tuple[str, list[str]]] = []
 

@@ -1,4 +1,4 @@
-"""Shares of a GPU: declared memory never exceeds what the GPU has, and which consumers count."""
+"""Shares of a GPU: their declared memory never exceeds the GPU's, and which consumers count."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def card(gpu):
 
 @pytest.fixture
 def part(gpu):
-    """One MIG device of 4,000 MiB, as the only one of its GPU."""
+    """A GPU with a single MIG device of 4,000 MiB."""
 
     def make(instance, profile="1g.4gb"):
         device = MigDevice(

@@ -44,7 +44,7 @@ def test_shares_never_exceed_a_gpu_and_fill_it_before_the_next(wishes, random):
 
 
 @given(st.lists(st.one_of(st.integers(1, TOTAL), st.none()), max_size=40), st.randoms(use_true_random=False))
-def test_the_emptiest_gpu_only_gets_emptier_while_a_launch_waits(wishes, random):
+def test_the_emptiest_gpu_drains_while_a_launch_waits(wishes, random):
     shares = [(gpu.index, random.randint(1, TOTAL)) for gpu in GPUS]
     for wish in wishes:
         before = max(slot.free_mib for slot in slots(shares))
@@ -76,7 +76,7 @@ def test_a_lease_of_an_invisible_holder_counts():
     assert ranked([slot], None) == ranked([slot], 1) == []
 
 
-def test_no_more_is_reserved_than_is_eligible():
+def test_only_eligible_gpus_are_reserved():
     ours = [key for gpu in GPUS[:2] for key in keys(gpu)]
     assert reserved(ours, []) == 0
     assert reserved(ours, [WAITING]) == 1

@@ -22,7 +22,7 @@ def nvml_of(**facts):
 
 @pytest.fixture
 def opener():
-    """A process with a device open that no other process has open."""
+    """A process that alone has a device open."""
     with Path("/dev/full").open("rb") as device:
         process = subprocess.Popen(["sleep", "60"], stdin=device)
     with process:
@@ -89,7 +89,7 @@ def test_a_survey_combines_all_sources(gpu):
     assert [consumer.kind for consumer in usage["nvidia10"]] == ["process", "container"]
 
 
-def test_open_nodes_are_scanned_where_nvml_lists_no_processes(gpu, monkeypatch):
+def test_open_nodes_are_scanned_if_nvml_lists_no_processes(gpu, monkeypatch):
     scanned = []
     monkeypatch.setattr(
         processes,
@@ -106,7 +106,7 @@ def test_open_nodes_are_scanned_where_nvml_lists_no_processes(gpu, monkeypatch):
     assert len(scanned) == 2
 
 
-def test_nvml_is_queried_only_where_a_driver_is_loaded(monkeypatch):
+def test_nvml_is_queried_only_if_a_driver_is_loaded(monkeypatch):
     loaded = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
     monkeypatch.setattr(signs, "find", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",)))
     assert survey.query_nvml() is None
@@ -151,7 +151,7 @@ def test_overlap(left, right, expected):
     assert overlap(left, right) is expected
 
 
-def test_usage_is_combined_without_repetition():
+def test_usage_is_combined_without_duplicates():
     web, job = Consumer(kind="container", name="web"), Consumer(kind="container", name="job")
     usage = combined({"nvidia1": (web,)}, {"nvidia1": (web, job), "nvidia2": (job,)}, {})
     assert usage == {"nvidia1": (web, job), "nvidia2": (job,)}
@@ -159,11 +159,11 @@ def test_usage_is_combined_without_repetition():
 
 
 class TestQuickly:
-    """A survey that asks the driver only about what containers do not explain."""
+    """A survey that queries the driver only if containers do not explain an open device."""
 
     @pytest.fixture
     def opened(self, monkeypatch):
-        """Call it with the marks of the processes that have nvidia10 open."""
+        """Return a function that simulates processes with these marks that have nvidia10 open."""
 
         def have(*marks):
             found = tuple(Consumer(kind="process", name="train", marks=frozenset(own)) for own in marks)
@@ -181,21 +181,21 @@ class TestQuickly:
         asked: Usage = {"asked": ()}
         return survey.survey_quickly((gpu(), replace(gpu(1), minor=None)), lambda: usage, lambda: asked)
 
-    def test_nobody_has_a_gpu_open(self, opened, gpu):
+    def test_no_process_has_a_gpu_open(self, opened, gpu):
         opened()
         assert self.survey(gpu) == {}
 
-    def test_only_the_containers_that_were_given_it(self, opened, gpu):
+    def test_only_containers_with_the_gpu_have_it_open(self, opened, gpu):
         opened({"c1"}, {"c1", "c0"})
         assert list(self.survey(gpu, nvidia10="c1")) == ["nvidia10"]
 
-    def test_one_that_was_given_a_part_of_it(self, opened, gpu):
+    def test_a_container_with_a_part_of_the_gpu(self, opened, gpu):
         opened({"c1"}, {"c2"})
         usage = {"nvidia10-gi1-ci0": "c1", "nvidia10-gi2-ci0": "c2"}
         assert set(self.survey(gpu, **usage)) == usage.keys()
 
     @pytest.mark.parametrize("marks", [set(), {"c2"}])
-    def test_anybody_else(self, opened, gpu, marks):
+    def test_a_process_without_the_gpu_needs_the_whole_survey(self, opened, gpu, marks):
         opened({"c1"}, marks)
         assert self.survey(gpu, nvidia10="c1") == {"asked": ()}
         assert self.survey(gpu, nvidia11="c1") == {"asked": ()}

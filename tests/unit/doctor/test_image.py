@@ -21,7 +21,7 @@ LIBRARY = "usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01"
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """Call it to have a `docker` that exports these files, and get the calls that it records."""
+    """Return a function that installs a `docker` which exports these files and records its calls."""
 
     def install(*names, create="echo 123", exported=0):
         with tarfile.open(tmp_path / "files.tar", "w") as archive:

@@ -1,4 +1,4 @@
-"""What --gpus means."""
+"""The values of --gpus."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_among_narrows(node):
         among(chosen, "device=0")
 
 
-def test_candidates_are_more_than_a_count_takes(node):
+def test_candidates_can_be_more_than_the_count(node):
     choice = candidates(node.gpus, "2")
     assert ([gpu.index for gpu in choice.gpus], choice.count) == ([0, 2, 3, 4], 2)
     assert candidates(node.gpus, "none") == Choice(gpus=(), count=0)

@@ -1,4 +1,4 @@
-"""Admission: the function and its CEL decide alike, for written cases and for random pods."""
+"""Admission: the function and its CEL decide alike, for listed cases and random pods."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ SERVER = ApiServer(list(objects(POLICY, "t-v1")))
 
 
 def decided(given_pod, subresource=""):
-    """Return what becomes of a pod, which the function and the API server agree about."""
+    """Return the pod after admission and the reason; the function and the API server must agree."""
     admission = admit(given_pod, POLICY, subresource=subresource)
     patch = SERVER.mutate(given_pod, subresource)
     assert patch == list(admission.patch)
@@ -61,7 +61,7 @@ def test_a_pod_gets_the_image_of_the_classes_that_it_may_run_on(spec, image):
         names = {each.name for each in CLASSES if each.image == image}
         terms = [one.get("matchExpressions", []) for one in required(after["spec"])]
         for each in CLASSES:
-            # A pod with the image is kept from every other class, whatever else is known of it.
+            # A pod with the image may not run on any other class, whatever its other labels.
             labels = {CLASS: each.name, **{key: values[0] for key, values in each.values.items()}}
             assert each.name in names or not admitted(terms, labels)
         before = required(spec) or []
@@ -223,7 +223,7 @@ def test_classes_must_be_labelled(cluster, make):
         policy(NAME, found)
 
 
-def test_what_is_too_long_for_an_expression_is_an_error():
+def test_an_expression_that_is_too_long_is_an_error():
     names = tuple(f"node-{number}" for number in range(20_000))
     long = one_class("x", A, pool=names)
     with pytest.raises(UsageError, match="too many nodes and labels"):

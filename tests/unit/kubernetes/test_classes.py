@@ -1,4 +1,4 @@
-"""Classes: nodes that no selection tells apart, each with the answer that `select` gives its hosts."""
+"""Classes: nodes that every selection treats alike, each with the answer that `select` gives its hosts."""
 
 import json
 
@@ -29,7 +29,7 @@ def nodes(cluster, labels, count=1):
     )
 
 
-def test_each_profile_is_a_class_that_gets_what_select_gives(hosts, cluster, shipped_catalog):
+def test_each_profile_is_a_class_with_the_answer_of_select(hosts, cluster, shipped_catalog):
     labels = {name: cluster.own(host) for name, host in hosts.items()}
     found = classes(nodes(cluster, labels, 3), shipped_catalog)
     assert len(found.classes) == len(hosts)
@@ -43,7 +43,7 @@ def test_each_profile_is_a_class_that_gets_what_select_gives(hosts, cluster, shi
         assert (each.miss is None) == (each.variant is not None)
 
 
-def test_labels_of_others_give_no_image_that_does_not_fit(hosts, cluster, shipped_catalog):
+def test_labels_of_nfd_and_nvidia_give_no_image_that_does_not_fit(hosts, cluster, shipped_catalog):
     labels = {
         name: cluster.foreign(host)
         for name, host in hosts.items()
@@ -57,7 +57,7 @@ def test_labels_of_others_give_no_image_that_does_not_fit(hosts, cluster, shippe
         assert not each.labelled
 
 
-def test_the_order_of_gpus_makes_no_class(cluster, make):
+def test_the_order_of_gpus_does_not_distinguish_classes(cluster, make):
     one, other = make.gpu(0, compute="8.9"), make.gpu(1, compute="8.6")
     swapped = (replace(other, index=0), replace(one, index=1))
     labels = {
@@ -68,7 +68,7 @@ def test_the_order_of_gpus_makes_no_class(cluster, make):
     assert [node.name for node in only.nodes] == ["a-0", "b-0"]
 
 
-def test_a_stale_class_label_is_noticed(cluster, make):
+def test_a_stale_class_label_has_a_warning(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0))) | {"imagematrix.io/class": "old"}}
     (only,) = classes(nodes(cluster, labels), make.catalog(make.variant())).classes
     assert not only.labelled
@@ -95,7 +95,7 @@ def test_an_open_axis_is_an_error(cluster, make):
         classes(nodes(cluster, labels), catalog)
 
 
-def test_gpus_that_a_node_lacks_are_its_reason(cluster, make):
+def test_a_node_without_the_requested_gpus_has_a_reason(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0)))}
     (only,) = classes(nodes(cluster, labels), make.catalog(make.variant()), gpus="2").classes
     assert only.variant is None
@@ -137,7 +137,7 @@ def test_the_command(cli, saved, cluster, make, conforms):
     assert [each["nodes"] for each in conforms(document)["classes"]] == [["a", "b"], ["c"]]
 
 
-def test_the_command_wants_an_image(cli, saved, cluster, make):
+def test_the_command_requires_an_image(cli, saved, cluster, make):
     saved(a=cluster.own(make.host(make.gpu(0))))
     assert "no image given" in cli("kubernetes", "classes", "nodes.json").err
     assert cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json").code == 0

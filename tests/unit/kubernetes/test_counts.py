@@ -61,7 +61,7 @@ def test_what_is_healthy_and_not_requested_is_free():
     assert cluster.pending == ()
 
 
-def test_pods_that_were_given_more_than_is_healthy_leave_nothing():
+def test_nothing_is_free_if_pods_hold_more_than_the_healthy_devices():
     cluster = count(node("node1", {GPU: "2"}, allocatable={GPU: "1"}), pod("node1", container(2)))
 
     assert by_resource(cluster) == {GPU: (2, 1, 2, 0)}
@@ -105,7 +105,7 @@ def test_a_node_without_gpus_is_counted_without_resources():
     ],
 )
 def test_init_containers_count_as_a_scheduler_counts_them(init, main, expected):
-    """As in the KEP about sidecars: those before an init container run beside it."""
+    """See the KEP on sidecars: those listed before an init container run while it runs."""
     first = [
         container(one[0], restartPolicy=one[1]) if isinstance(one, tuple) else container(one) for one in init
     ]
@@ -128,14 +128,14 @@ def test_classes_are_sums_over_their_nodes(cluster, hosts):
     assert sums == {big["imagematrix.io/class"]: (2, [13]), small["imagematrix.io/class"]: (1, [4])}
 
 
-def test_pods_without_a_node_wait():
+def test_pods_without_a_node_are_pending():
     found = count(node("a", {GPU: "8"}), pod(None, container(3), phase="Pending"), pod(None, container(1)))
 
     (waiting,) = found.pending
     assert (waiting.resource, waiting.pods, waiting.requested) == (GPU, 2, 4)
 
 
-def test_without_pods_nothing_is_said_to_be_free():
+def test_a_list_without_pods_is_refused():
     nodes = {"kind": "NodeList", "items": [node("a", {GPU: "1"})]}
 
     with pytest.raises(UsageError, match=r"all\.json: no pods found"):
@@ -145,7 +145,7 @@ def test_without_pods_nothing_is_said_to_be_free():
 
 
 def test_lists_of_an_api_server_are_read():
-    """As `kubectl get --raw /api/v1/nodes` has them: the objects in them have no kinds."""
+    """The items in the output of `kubectl get --raw /api/v1/nodes` have no kinds."""
 
     def bare(each):
         return {key: value for key, value in each.items() if key != "kind"}
@@ -188,7 +188,7 @@ def test_the_command_prints_tables_and_a_document(cli, tmp_path, conforms, monke
     assert sorted(classes) == [(1, []), (2, [5])], "a node without GPUs is of another class"
 
 
-def test_a_cluster_without_gpus_is_told(cli, tmp_path):
+def test_a_cluster_without_gpus_has_a_message(cli, tmp_path):
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": [node("a"), pod("a")]}))
 
     assert cli("kubernetes", "gpus", tmp_path / "nodes.json") == (0, "no node offers GPUs\n", "")

@@ -1,4 +1,4 @@
-"""Manifests that run the webhook: valid, confined, and true to what the program takes."""
+"""Manifests that run the webhook: valid, confined, and with options that the program accepts."""
 
 import asyncio
 import base64
@@ -60,7 +60,7 @@ def test_the_manifests_are_valid(installation, tls, release):
         kubernetes_validate.validate(one, release, strict=True)
 
 
-def test_the_device_plugin_is_installed_where_it_is_wanted(tls):
+def test_the_device_plugin_is_installed_on_request(tls):
     made = list(install(full(plugin=("product",)), tls))
     labels, plugin = (one for one in made if one["kind"] == "DaemonSet")
     kubernetes_validate.validate(plugin, "1.37", strict=True)
@@ -71,7 +71,7 @@ def test_the_device_plugin_is_installed_where_it_is_wanted(tls):
     volumes = {one["name"]: one["hostPath"]["path"] for one in plugin["spec"]["template"]["spec"]["volumes"]}
     mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
     seen = {f"/host/{name}": f"/{name}" for name in ("proc", "sys", "dev")}
-    # Kubelet and the plugin have the same names for their sockets.
+    # Kubelet and the plugin use the same paths for their sockets.
     sockets = {
         f"/var/lib/kubelet/{name}": f"/var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources")
     }
@@ -185,7 +185,7 @@ def imagematrix(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_command_writes_them_and_the_webhook_takes_their_options(monkeypatch):
+def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     words = ["--program", PROGRAM, "--where", "compute=9.0", "--allow-cpu", "--on-unknown", "deny"]
     done = imagematrix("kubernetes", "render", "install", NAME, *words, "--", SECOND)
@@ -221,7 +221,7 @@ def test_invalid_options_are_rejected(words, expected):
     assert expected in done.stderr
 
 
-def test_the_labels_of_a_node_are_written_as_the_daemonset_does(tmp_path):
+def test_the_command_of_the_daemonset_writes_the_labels_of_a_node(tmp_path):
     (tmp_path / "host" / "proc").mkdir(parents=True)
     (tmp_path / "host" / "proc" / "cpuinfo").write_bytes(Path("/proc/cpuinfo").read_bytes())
     (tmp_path / "features").mkdir()

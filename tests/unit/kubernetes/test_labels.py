@@ -1,4 +1,4 @@
-"""Our own labels: within Kubernetes' syntax whatever the host, and the same facts again when read back."""
+"""Our own labels: valid in Kubernetes for every host, and the same facts when read back."""
 
 import json
 import re
@@ -42,7 +42,7 @@ hostile = st.builds(
 
 
 @given(st.one_of(made.hosts, hostile))
-def test_labels_are_within_the_syntax_and_read_back_are_the_same(host):
+def test_labels_are_valid_and_read_back_the_same(host):
     found = facts(host)
     assert all(KEY.fullmatch(key) and valid(value) and value for key, value in found.items())
     assert list(found) == sorted(found)
@@ -53,7 +53,7 @@ def test_labels_are_within_the_syntax_and_read_back_are_the_same(host):
     }
 
 
-def test_labels_of_a_profile_read_back_have_all_that_rules_read(hosts):
+def test_labels_of_a_profile_contain_every_fact_that_rules_read(hosts):
     for host in hosts.values():
         again = labelled(facts(host))
         assert again.arch == host.arch
@@ -75,7 +75,7 @@ def test_every_flag_that_an_image_can_need_has_a_label():
         assert needed <= labels.vocabulary(arch)
 
 
-def test_what_no_rule_reads_changes_no_class(make):
+def test_a_fact_that_no_rule_reads_does_not_change_the_class(make):
     host = make.host(make.gpu(0, memory_mib=46068))
     other = replace(
         host,
@@ -95,7 +95,7 @@ def test_what_no_rule_reads_changes_no_class(make):
         {"accelerators": (Accelerator(kind="pci", where="x"),)},
     ],
 )
-def test_what_a_rule_reads_changes_the_class(make, change):
+def test_a_fact_that_a_rule_reads_changes_the_class(make, change):
     host = make.host(make.gpu(0))
     assert facts(host)[labels.CLASS] != facts(replace(host, **change))[labels.CLASS]
 
@@ -128,7 +128,7 @@ def test_any_text_becomes_a_value(text):
     assert valid(safe(text))
 
 
-def test_more_gpus_than_labels_describe_are_unknown_ones(make):
+def test_gpus_that_no_label_describes_are_unknown(make):
     kinds = tuple(make.gpu(index, compute=f"{index}.0") for index in range(20))
     again = labelled(facts(make.host(*kinds)))
     assert len(again.gpus) == 20
@@ -160,5 +160,5 @@ def test_the_command(cli, profiles, conforms):
     assert cli("kubernetes", "labels", "--format", "yaml").code == 2
 
 
-def test_the_command_warns_of_what_it_could_not_read(cli, profiles):
+def test_the_command_warns_of_unreadable_facts(cli, profiles):
     assert "warning: " in cli("kubernetes", "labels", "--host", str(profiles["driver-mismatch"])).err

@@ -1,4 +1,4 @@
-"""Manifests: valid by the published schemas, with the image of their class and on its nodes only."""
+"""Manifests: valid by the published schemas, with the image of a class, and only on its nodes."""
 
 import json
 
@@ -62,7 +62,7 @@ def node(found, name):
 
 @pytest.mark.parametrize("kind", BUILT_IN)
 @pytest.mark.parametrize("release", RELEASES)
-def test_there_is_one_for_each_class_on_its_nodes(found, kind, release):
+def test_each_class_has_a_manifest_for_its_nodes(found, kind, release):
     workload = Workload(name="train", arguments=("--epochs", "3"), gpus=2, pods=3)
     made = manifests(kind, workload, found)
     assert len(made) == 3
@@ -117,7 +117,7 @@ def test_the_secret_for_pulling_is_in_every_pod(found, kind):
     assert "imagePullSecrets" not in pods(without)["spec"]
 
 
-def test_of_several_variants_a_gang_gets_the_one_that_suits_all_best(hosts, cluster, shipped_catalog):
+def test_a_gang_gets_the_variant_that_is_best_for_all_classes(hosts, cluster, shipped_catalog):
     some = [hosts["genoa-h200"], hosts["sapphirerapids-h100"]]
     labels = {str(number): cluster.own(host) for number, host in enumerate(some)}
     fitting = [explain(host, shipped_catalog).fits for host in some]
@@ -137,7 +137,7 @@ def test_one_class_alone_keeps_the_name(found):
 
 @pytest.mark.parametrize(("length", "pods", "longest"), [(50, 1, 63), (55, 1, 63), (63, 1, 63), (63, 12, 60)])
 def test_a_long_name_keeps_the_hash_of_the_class(found, length, pods, longest):
-    """A second object of a name would replace the first; the pods of a job have its name and a number."""
+    """A second object with the same name would replace the first; pods have the job's name and an index."""
     names = [
         made["metadata"]["name"] for made in manifests("job", Workload(name="a" * length, pods=pods), found)
     ]
@@ -145,7 +145,7 @@ def test_a_long_name_keeps_the_hash_of_the_class(found, length, pods, longest):
     assert max(map(len, names)) <= longest
 
 
-def test_nodes_without_our_labels_are_told_by_those_of_others_where_that_is_safe(cluster, make):
+def test_nodes_without_our_labels_are_selected_by_other_labels_if_safe(cluster, make):
     catalog = make.catalog(make.variant("r/t:v1-old", digest=DIGEST))
     host = make.host(make.gpu(0))
     (made,) = manifests("job", Workload(name="t"), of(cluster, {"a": cluster.foreign(host)}, catalog))
@@ -157,14 +157,14 @@ def test_nodes_without_our_labels_are_told_by_those_of_others_where_that_is_safe
     assert all(admitted(placed.terms, labels) for labels in mixed.values())
 
 
-def test_nodes_that_no_label_tells_apart_are_an_error(cluster, make):
+def test_nodes_that_no_label_distinguishes_are_an_error(cluster, make):
     compat = make.variant("r/t:v1", driver=make.umd("compat", "560.35.05"))
     labels = {"a": cluster.foreign(make.host(make.gpu(0)))}
     with pytest.raises(UsageError, match="labels do not distinguish nodes of the class"):
         manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
 
 
-def test_nothing_for_any_class_is_told_with_the_reason(cluster, make):
+def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0, compute="7.0")))}
     with pytest.raises(NothingFits, match="no device code"):
         manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant())))

@@ -1,7 +1,7 @@
-"""What an image needs, said to a scheduler: it admits a node if, and only if, `select` would.
+"""An image's needs in the forms of schedulers, compared with `select`.
 
-Our own labels admit exactly the nodes that a variant fits; those of NFD and NVIDIA, and the attributes of
-NVIDIA's DRA driver, admit none that it does not fit.
+Terms on our own labels admit exactly the nodes that a variant fits. Terms on labels of NFD and NVIDIA, and
+selectors on attributes of NVIDIA's DRA driver, admit no node or GPU that it does not fit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def of_its_arch(host, driver):
 
 
 def some_variants(count):
-    """Return variants with every kind of need, always the same ones."""
+    """Return the same variants each time, with every kind of need."""
     random = Random(17)  # noqa: S311 - no secret
     for number in range(count):
         mode, version = random.choice(["exact", "compat", "host"]), random.choice(made.DRIVERS)
@@ -106,7 +106,7 @@ def fits(host, variant, *, allow_cpu=False):
 
 
 def alike(host):
-    """Return a host with the GPUs of its first one's model only, and only such as NVML would list."""
+    """Return a host with only those GPUs that have the first one's model and that NVML would list."""
     some = [gpu for gpu in host.gpus if gpu.state in {"ok", "vgpu"}]
     model = [replace(some[0], index=index) for index in range(len(some))] if some else []
     return replace(host, gpus=tuple(model), accelerators=())
@@ -126,7 +126,7 @@ def test_our_labels_admit_a_node_if_and_only_if_the_variant_fits(cluster, host, 
 
 @settings(max_examples=300, deadline=None)
 @given(hosts.map(alike))
-def test_labels_of_others_admit_no_node_that_the_variant_does_not_fit(cluster, host):
+def test_other_labels_admit_no_node_that_the_variant_does_not_fit(cluster, host):
     labels, catalog = cluster.foreign(host), Catalog(image="t", version="v1", variants=VARIANTS)
     right = Selector(catalog).explain(listed(cluster, host), allow_cpu=True).fits
     for variant, ways in FOREIGN.items():
@@ -145,14 +145,14 @@ def test_a_device_selector_admits_no_gpu_that_the_variant_does_not_fit(cluster, 
 
 
 def listed(cluster, host):
-    """Return a host with those of its GPUs that NVIDIA's software lists."""
+    """Return a host with only the GPUs that NVIDIA's software lists."""
     return replace(host, gpus=tuple(gpu for gpu in host.gpus if host.driver and cluster.listed(host, gpu)))
 
 
 def chosen(expression, host, gpu):
     """Whether a device selector admits a GPU with the attributes that NVIDIA's driver publishes."""
     if gpu.compute is None or gpu.brand is None or gpu.state == "vgpu":
-        return False  # it would not publish such a device
+        return False  # the driver would not publish such a device
     if versions.is_tegra(host.driver.version) or len(host.driver.version.split(".")) > 3:
         return False
     attributes = celtypes.MapType(
@@ -192,7 +192,7 @@ def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog
     assert placed > 0
 
 
-def test_an_exact_driver_and_a_cubin_are_short_to_say(make):
+def test_an_exact_driver_and_a_cubin_take_few_requirements(make):
     (term,) = owned(needs(make.variant(cpu_flags=make.flags("x86-64-v3"))))
     assert [(one["key"].partition("/")[2], one["operator"], one.get("values")) for one in term] == [
         ("arch", "In", ["amd64"]),
@@ -221,7 +221,7 @@ def test_the_numeric_order_of_drivers_counts_for_devices_only(make):
     assert selector(needs(make.cpu_variant())) is None
 
 
-def test_what_labels_of_others_cannot_tell_has_no_terms(make):
+def test_needs_that_other_labels_cannot_express_have_no_terms(make):
     compat = make.variant(driver=make.umd("compat", "560.35.05"))
     assert foreign(needs(compat)) == ()
     assert foreign(needs(make.cpu_variant())) == ()
@@ -255,7 +255,7 @@ def test_the_command(cli, make, tmp_path, conforms):
     assert [one["reference"] for one in json.loads(only.out)["variants"]] == ["t:a"]
 
 
-def test_what_attributes_cannot_tell_admits_no_device(make):
+def test_needs_that_attributes_cannot_express_admit_no_device(make):
     assert selector(needs(make.variant(driver=make.umd("exact", "550.54.14.1")))) == "false"
     but_one = selector(needs(make.variant(driver=make.umd("host"), requires=("driver!=550.163.01",))))
     assert 'driverVersion.compareTo(semver("550.163.1")) < 0' in but_one
@@ -278,6 +278,6 @@ requirements = st.builds(
     st.lists(st.lists(requirements, max_size=2), max_size=2),
     st.sampled_from([{}, *({"k": value} for value in ("1", "2", "-3", "x", ""))]),
 )
-def test_we_read_affinity_as_a_scheduler_does(some, labels):
+def test_affinity_is_evaluated_as_by_the_scheduler(some, labels):
     terms = [tuple(term) for term in some]
     assert admits(terms, labels) == admitted(terms, labels)

@@ -1,4 +1,4 @@
-"""Node objects become Hosts: by our labels exactly, by those of others with nulls and warnings."""
+"""Node objects become Hosts: exactly with our labels, with nulls and warnings with other labels."""
 
 import io
 import json
@@ -112,8 +112,8 @@ def test_a_sign_of_an_accelerator_is_kept(cluster):
 @pytest.mark.parametrize(
     "resource", ["imagematrix.io/gpu-h200", "imagematrix.io/mig-1g.10gb", "nvidia.com/mig-1g.10gb"]
 )
-def test_a_node_that_gives_out_gpus_is_no_cpu_node(cluster, resource):
-    """Without labels it would get the image for CPUs."""
+def test_a_node_that_offers_gpus_is_not_a_cpu_node(cluster, resource):
+    """Otherwise it would get the image for CPUs."""
     node = cluster.node("a", {})
     node["status"]["capacity"][resource] = "2"
     assert [one.where for one in host(node).accelerators] == [resource]
@@ -128,7 +128,7 @@ def test_flags_of_node_feature_discovery(hosts, cluster):
         assert found.cpu.vendor in {None, described.cpu.vendor}
 
 
-def test_a_level_is_concluded_only_if_all_that_is_shown_of_it_is_there():
+def test_a_level_is_inferred_only_from_all_of_its_shown_flags():
     shown = [cpuid.names("x86_64")[flag] for flag in cpuid.proving("x86-64-v3")]
     assert {"bmi2", "sse4_2", "avx2"} <= cpuid.flags(shown, "x86_64")
     assert "bmi2" not in cpuid.flags([name for name in shown if name != "MOVBE"], "x86_64")
@@ -157,17 +157,17 @@ def test_lists_are_sorted_and_complete(cluster, tmp_path):
         ([], "expected an object"),
     ],
 )
-def test_what_is_no_list_of_nodes_is_refused(data, message):
+def test_other_documents_than_lists_of_nodes_are_refused(data, message):
     with pytest.raises(UsageError, match=message):
         parse(data, "x")
 
 
-def test_a_node_twice_is_refused(cluster):
+def test_a_duplicate_node_is_refused(cluster):
     with pytest.raises(UsageError, match="duplicate node 'a'"):
         parse({"kind": "List", "items": [cluster.node("a", {})] * 2}, "x")
 
 
-def test_too_much_is_refused(monkeypatch):
+def test_a_list_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(documents, "LIMIT", 10)
     with pytest.raises(UsageError, match="too large"):
         load(Path("-"), io.BytesIO(b" " * 11))

@@ -15,7 +15,7 @@ def _broken(host, index, state="lost"):
     return replace(host, gpus=gpus)
 
 
-def test_the_generic_resource_is_all_there_is_unless_more_is_asked_for(hosts):
+def test_only_the_generic_resource_is_offered_by_default(hosts):
     there = offer(hosts["genoa-h200"])
 
     assert {name: len(devices) for name, devices in there.resources.items()} == {GPU: 8}
@@ -83,7 +83,7 @@ def test_a_mig_device_comes_with_its_capabilities(hosts):
     assert grant.environment["IMAGEMATRIX_GPUS"] == device.uuid
 
 
-def test_what_is_held_under_one_name_is_unhealthy_under_the_others(h200):
+def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
     first, second, *_ = h200.resources[GPU]
     holders = {first: "imagematrix.io/gpu-h200", second: VRAM}
 
@@ -100,7 +100,7 @@ def test_what_is_held_under_one_name_is_unhealthy_under_the_others(h200):
     assert allocate(h200, product, [first], holders).devices[0] == "/dev/nvidia0"
 
 
-def test_a_gpu_that_does_not_work_is_unhealthy_and_is_not_given_out(hosts):
+def test_a_gpu_that_does_not_work_is_unhealthy_and_not_allocated(hosts):
     there = offer(_broken(hosts["genoa-h200"], 2), vram=True)
     name = hosts["genoa-h200"].gpus[2].uuid
 
@@ -110,13 +110,13 @@ def test_a_gpu_that_does_not_work_is_unhealthy_and_is_not_given_out(hosts):
         allocate(there, GPU, [name], {})
 
 
-def test_a_device_that_is_gone_is_not_given_out(h200):
+def test_a_missing_device_is_not_allocated(h200):
     with pytest.raises(AllocationError, match=r"imagematrix\.io/gpu: device 'GPU-gone' not found"):
         allocate(h200, GPU, ["GPU-gone"], {})
     assert listed(h200, "imagematrix.io/gpu-gone", {}) == ()
 
 
-def test_a_share_of_memory_is_of_one_gpu(h200, hosts):
+def test_a_share_of_memory_does_not_span_gpus(h200, hosts):
     gpu = hosts["genoa-h200"].gpus[0]
     shares = list(h200.resources[VRAM])
     assert len(shares) == sum(gpu.memory_mib // 1024 for gpu in hosts["genoa-h200"].gpus)
@@ -131,7 +131,7 @@ def test_a_share_of_memory_is_of_one_gpu(h200, hosts):
         allocate(h200, VRAM, [shares[0], shares[-1]], {})
 
 
-def test_shares_are_taken_of_the_fullest_gpu_that_has_enough(h200):
+def test_shares_come_from_the_fullest_gpu_with_enough_left(h200):
     one, two, three, *_ = h200.units
     available = [f"{one}::{n}" for n in range(5)] + [f"{two}::{n}" for n in range(3)] + [f"{three}::7"]
 
@@ -142,7 +142,7 @@ def test_shares_are_taken_of_the_fullest_gpu_that_has_enough(h200):
     assert preferred(h200, VRAM, ["GPU-gone::0"], [], 1) == ()
 
 
-def test_the_memory_of_a_gpu_that_is_unknown_is_not_offered(hosts):
+def test_memory_of_unknown_size_is_not_offered(hosts):
     host = hosts["genoa-h200"]
     unknown = replace(host, gpus=tuple(replace(gpu, memory_mib=None) for gpu in host.gpus))
 
@@ -150,7 +150,7 @@ def test_the_memory_of_a_gpu_that_is_unknown_is_not_offered(hosts):
 
 
 def test_a_gpu_whose_uuid_is_unknown_is_not_offered(hosts):
-    """With its index as its name, it would be given out again once the UUID is known."""
+    """Its name would be its index, so it would be allocated again once the UUID is known."""
     host = hosts["genoa-h200"]
     first, *others = host.gpus
     nameless = replace(host, gpus=(replace(first, uuid=None), *others))
@@ -177,8 +177,8 @@ def test_the_command_shows_what_it_would_offer(cli, profiles):
     assert "invalid --by: 'colour'" in refused.err
 
 
-def test_in_a_container_the_node_is_read_from_the_folders_that_it_sees(cli, tmp_path):
-    """Without NVML their memory is unknown, and so are shares of it."""
+def test_in_a_container_the_node_is_read_from_mounted_folders(cli, tmp_path):
+    """Without NVML the memory is unknown, so no shares are offered."""
     gpu_node.profiles().capture(tmp_path, "genoa-h200")
     words = ["kubernetes", "device-plugin", "--root", tmp_path, "--by", "product", "--vram", "--dry-run"]
 

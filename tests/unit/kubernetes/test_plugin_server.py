@@ -1,4 +1,4 @@
-"""The plugin against a kubelet of our own: real gRPC over sockets, as kubelet speaks it."""
+"""The plugin with a simulated kubelet: real gRPC over sockets."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ TIMES = Times(watch=0.02, pods=0.02, probe=0.02, answer=2, settle=1.0)
 
 
 class Kubelet:
-    """A kubelet: it takes registrations, connects back, and knows what devices its pods have."""
+    """A simulated kubelet: it accepts registrations, connects back, and lists the devices of its pods."""
 
     def __init__(self, folder, *, refuse=()):
         self.folder = folder / "device-plugins"
@@ -139,7 +139,7 @@ class Kubelet:
 
 
 class Node:
-    """A node whose hardware a test changes, and the notes of the plugin on it."""
+    """A node whose hardware a test changes, and the lines that the plugin writes on it."""
 
     def __init__(self, host, **options):
         self.host = host
@@ -179,7 +179,7 @@ async def until(condition):
 
 @pytest.fixture
 def folder():
-    """A folder with a short path: the path of a socket has at most 107 bytes, of which pytest's take most."""
+    """A folder with a short path: a socket's path has at most 107 bytes, and pytest's folders are long."""
     with tempfile.TemporaryDirectory(prefix="kubelet-") as path:
         yield Path(path)
 
@@ -309,7 +309,7 @@ def test_an_allocation_whose_pod_never_started_is_forgotten(folder, node):
     assert asyncio.run(scenario()) >= TIMES.settle
 
 
-def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(folder, node):
+def test_devices_of_pods_stay_held_after_a_restart_of_the_plugin(folder, node):
     node = node(vram=True)
 
     async def scenario():
@@ -324,8 +324,8 @@ def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(folder, node):
 
 
 @pytest.mark.parametrize("resource", ["imagematrix.io/class-of-yesterday", "nvidia.com/gpu"])
-def test_what_pods_hold_under_a_name_of_others_is_not_given_out(folder, node, resource):
-    """A node's class changes with its driver, and NVIDIA's plugin gives out the same UUIDs."""
+def test_devices_held_under_names_of_other_plugins_are_not_allocated(folder, node, resource):
+    """A node's class changes with its driver, and NVIDIA's plugin allocates the same UUIDs."""
     node = node()
 
     async def scenario():
@@ -357,7 +357,7 @@ def test_while_kubelet_does_not_list_its_pods_nothing_is_released(folder, node):
 
 
 def test_nothing_is_offered_before_kubelet_lists_its_pods(folder, node):
-    """After a restart of the plugin, a GPU that a pod has under one name would be free under another."""
+    """After a restart of the plugin, a GPU that a pod has under one name would look free under another."""
     node = node(by=["product"])
     first = node.uuids[0]
 
@@ -378,7 +378,7 @@ def test_nothing_is_offered_before_kubelet_lists_its_pods(folder, node):
 
 
 def test_a_kubelet_that_restarts_lists_no_pods_at_first(folder, node):
-    """It has not heard of them from the API server yet, and their containers go on."""
+    """It does not know them from the API server yet, but their containers keep running."""
     node = node(by=["product"])
     first = node.uuids[0]
 
@@ -403,7 +403,7 @@ def test_a_kubelet_that_restarts_lists_no_pods_at_first(folder, node):
     assert asyncio.run(scenario()) == set(node.uuids[1:])
 
 
-def test_a_kubelet_that_was_away_for_long_lists_no_pods_at_first(folder, node):
+def test_a_kubelet_that_was_unavailable_for_long_lists_no_pods_at_first(folder, node):
     node = node(by=["product"])
     first = node.uuids[0]
 
@@ -426,7 +426,7 @@ def test_a_kubelet_that_was_away_for_long_lists_no_pods_at_first(folder, node):
 
 
 def test_a_gpu_that_a_probe_missed_is_still_held(folder, node):
-    """Without NVML its UUID is unknown for a moment, and a pod goes on with it."""
+    """Without NVML its UUID is unknown for a moment, while a pod keeps using it."""
     node = node(by=["product"])
     first = node.uuids[0]
     well = node.host
@@ -497,7 +497,7 @@ def test_what_a_node_offers_may_change(folder, node):
     assert node.notes[0] == "no GPU to offer on this node"
 
 
-def test_a_failure_is_told_once_each_time(folder, node):
+def test_a_failure_is_reported_once_until_it_is_fixed(folder, node):
     node = node()
     told = "the node cannot be probed: no /proc"
 
@@ -528,7 +528,7 @@ def test_a_refused_registration_is_tried_again(folder, node):
     assert node.notes[0] == "kubelet did not register imagematrix.io/gpu: unsupported version"
 
 
-def test_a_refused_registration_holds_back_no_other(folder, node):
+def test_a_refused_registration_does_not_stop_others(folder, node):
     node = node(by=["product"], vram=True)
 
     async def scenario():
@@ -539,7 +539,7 @@ def test_a_refused_registration_holds_back_no_other(folder, node):
     assert asyncio.run(scenario()) == {H200, VRAM}
 
 
-def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(folder, node):
+def test_the_plugin_waits_for_a_kubelet_and_reports_that_once(folder, node):
     node = node()
 
     async def scenario():
@@ -555,7 +555,7 @@ def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(folder, node):
     assert asyncio.run(scenario()) == [f"{folder}/device-plugins/kubelet.sock not found: waiting for kubelet"]
 
 
-def test_a_socket_that_cannot_be_made_ends_the_plugin(folder, node):
+def test_a_socket_that_cannot_be_created_ends_the_plugin(folder, node):
     node = node()
     long = folder / ("x" * (72 - len(str(folder))))  # room for kubelet's own sockets alone
     long.mkdir()
@@ -608,7 +608,7 @@ def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
     assert errors in {"offering 8 imagematrix.io/gpu\n", ""}  # the signal may come before it is printed
 
 
-def test_messages_are_on_the_wire_as_kubelet_reads_them():
+def test_messages_are_encoded_as_kubelet_reads_them():
     grant = message("ContainerAllocateResponse")(
         envs=[message("Variable")(key="A", value="b")],
         devices=[message("DeviceSpec")(container_path="/c", host_path="/h", permissions="rw")],
@@ -620,7 +620,7 @@ def test_messages_are_on_the_wire_as_kubelet_reads_them():
         options=message("DevicePluginOptions")(get_preferred_allocation_available=True),
     )
 
-    # By the encoding of protobuf: field number times 8 plus 2 for what has a length, and the length.
+    # In protobuf's encoding, a field with a length starts with its number times 8 plus 2, and the length.
     assert grant.SerializeToString() == b"\x0a\x06\x0a\x01A\x12\x01b\x1a\x0c\x0a\x02/c\x12\x02/h\x1a\x02rw"
     assert request.SerializeToString() == b"\x0a\x07v1beta1\x12\x01e\x1a\x03r/g\x22\x02\x10\x01"
     topology = b"\x1a\x04\x0a\x02\x08\x01"  # a field of Device that is not described here

@@ -139,7 +139,7 @@ def test_success_and_docker_s_own_codes_are_not_diagnosed(code):
     assert program_failed(1)
 
 
-def test_of_two_rules_the_applicable_one_is_named(make):
+def test_the_applicable_of_two_rules_is_named(make):
     compat = make.selection(make.gpu(), mode="compat")
     assert diagnose(1, ["CUDA error 803"], compat).rule == "driver-compat"
     assert diagnose(1, ["CUDA error 804"], compat).rule == "driver-compat"

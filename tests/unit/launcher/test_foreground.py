@@ -21,7 +21,7 @@ RUN = "import sys; from imagematrix.launcher.foreground import run; sys.exit(run
 
 @pytest.fixture(autouse=True)
 def _interrupts():
-    """Let child processes receive these, also if a shell runs the tests in the background."""
+    """Let child processes receive these signals, even if a shell runs the tests in the background."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in INTERRUPTS}
     yield
     for number, handler in before.items():

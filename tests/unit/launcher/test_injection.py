@@ -61,7 +61,7 @@ def test_gpus_are_cdi_devices_by_their_nodes(launch, specs):
     assert result.injected == ("nvidia.com/gpu=1", "nvidia.com/gpu=0")
 
 
-def test_a_number_alone_does_not_say_which_gpu_it_is(launch, specs):
+def test_a_number_alone_does_not_identify_a_gpu(launch, specs):
     assert through_cdi(launch, specs("a.json", "0", "1")) == launch
 
 

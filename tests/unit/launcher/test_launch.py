@@ -55,7 +55,7 @@ class Engine(Double):
 class Listing:
     """The low-level API: the running containers, of which the last ends before it is inspected.
 
-    `starting` is one that somebody has just created.
+    `starting` is a container that another launch has just created.
     """
 
     base_url, api_version = "http+docker://localhost", "1.43"

@@ -17,7 +17,7 @@ OURS, OTHERS = "a" * 64, "b" * 64
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Returns the peaks of samples; processes 1 and 2 are in our container, 3 is in another."""
+    """Returns the peaks of samples; processes 1 and 2 are in the measured container, 3 is in another."""
     monkeypatch.setattr(measure, "container_ids", {1: {OURS}, 2: {OURS}, 3: {OTHERS}, 4: set()}.__getitem__)
 
     def look(*lines):
@@ -69,7 +69,7 @@ def test_it_samples_until_stopped(configure_nvml, monkeypatch):
     looking.stop()
     assert looking._sampler.wait(20) == -9
     assert len(samples) >= 2
-    Measure(lambda: None).stop()  # which never began
+    Measure(lambda: None).stop()  # it never started
 
 
 def test_without_a_sampler_there_is_no_peak(monkeypatch):

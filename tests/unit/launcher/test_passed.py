@@ -1,4 +1,4 @@
-"""Which GPUs the user's own options for docker pass, and that they are claimed like all others."""
+"""The GPUs that the user's own options for docker pass, which are claimed like all others."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_an_image_with_a_driver_gets_device_nodes_only(make, mode):
 
 
 def test_labels_of_the_launch_come_last(make):
-    """So neither a label of the image nor one of the user's own options replaces them."""
+    """So neither labels of the image nor of the user's own options replace them."""
     words = docker_run(plan(make.selection(make.gpu(0))), ["--label", "io.imagematrix.vram=1"])
     given = [word for word in words if word.startswith("io.imagematrix.vram=")]
     assert given == ["io.imagematrix.vram=1", "io.imagematrix.vram=whole"]
@@ -57,7 +57,7 @@ def test_a_cpu_only_image_gets_no_device(make):
         ({"state": "no-module"}, {"uuid": None}, None),
     ],
 )
-def test_only_names_that_the_runtime_reads_as_we_do_are_injected(make, first, second, injected):
+def test_only_names_with_the_same_meaning_for_the_runtime_are_injected(make, first, second, injected):
     def gpu(index, mig=(), **facts):
         parts = tuple(make.mig(number, uuid=uuid) for number, uuid in enumerate(mig, 1))
         return make.gpu(index, mig=parts or None, **facts)

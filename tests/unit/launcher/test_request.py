@@ -80,7 +80,7 @@ def test_all_gpus_are_the_default(request_for, make):
     assert devices(request_for("", make.gpu(0), make.gpu(1))) == ["/dev/nvidia3", "/dev/nvidia4"]
 
 
-def test_of_different_gpus_those_that_one_image_fits(request_for, make):
+def test_an_image_gets_those_gpus_that_it_fits(request_for, make):
     gpus = (make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2), make.gpu(3, compute="9.0"))
     result = request_for("--gpus 2", *gpus)
     assert devices(result) == ["/dev/nvidia3", "/dev/nvidia5"]

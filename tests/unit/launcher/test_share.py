@@ -44,7 +44,7 @@ def test_a_small_share_is_not_rounded_to_zero(make, mib, total, fraction):
     assert 0 < float(result) <= (mib - 500) / total
 
 
-def test_of_different_gpus_the_largest_decides(make):
+def test_the_largest_of_different_gpus_decides(make):
     gpus = (make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=40_000))
     assert Share(vram_mib=4_500).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"
 

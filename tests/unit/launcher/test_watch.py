@@ -24,9 +24,9 @@ def piece(text):
 
 
 class Engine:
-    """What answers at a socket: each resource that begins with a key of `answers` gets pieces of bytes.
+    """A server at a socket: each resource that begins with a key of `answers` gets pieces of bytes.
 
-    A function among the pieces is called instead. `asked` are the resources that were asked for.
+    A function among the pieces is called instead. `asked` are the requested resources.
     """
 
     def __init__(self, path):
@@ -100,7 +100,7 @@ def test_a_finished_log_is_not_read_again(engine):
 
 
 def test_a_fast_log_is_not_followed(engine):
-    """The end of the log is reopened, and what came before is skipped."""
+    """The log is reopened at its end, and earlier output is skipped."""
     opened = []
 
     def flood():
@@ -142,7 +142,7 @@ def test_the_log_of_a_kept_container_is_read_afterwards(engine):
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_container_that_is_gone(engine, removed):
+def test_a_removed_container(engine, removed):
     engine.answers["/containers/json"] = [HEAD, b"[]"]
     engine.answers["/containers/c1/logs"] = []
     assert watched(removed=removed).last_lines() == []

@@ -134,7 +134,7 @@ def test_power_names_its_model():
     assert len(warnings) == 2
 
 
-def test_vendors_with_blanks_around_them():
+def test_vendors_with_surrounding_spaces():
     assert cpu.parse(x86(V2, vendor="  Shanghai  "))[0].vendor == "Shanghai"
 
 

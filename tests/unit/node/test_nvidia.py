@@ -133,7 +133,7 @@ def test_scan(captured):
         | device("0000:47:00.0", kind="0x068000", number="0x0269")  # a bridge of an nForce chipset
         | device("0000:48:00.0", kind="0x068000", vendor="0x8086")
         | device("0000:43:00.0", vendor="0x1002")
-        | device("0000:45:00.0", vendor="", number="")  # of which /sys tells no more than the class
+        | device("0000:45:00.0", vendor="", number="")  # /sys shows only its class
         | device("0000:46:00.0", vendor="0x8086", kind="")
         | device("0000:44:00.0", kind="0x030000", number="0x1eb8")
         | {"sys/bus/pci/devices/junk/vendor": "0x10de"}

@@ -188,7 +188,7 @@ def test_explanations(answer, words):
 
 
 def test_no_library(tmp_path, monkeypatch):
-    # A folder with a file of that name that is no library comes before the system's own.
+    # A folder before the system's own has a file of that name that is not a library.
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     answer = nvml.read()
@@ -197,7 +197,7 @@ def test_no_library(tmp_path, monkeypatch):
 
 
 def test_a_library_outside_the_loader_s_path(nvml_stub, tmp_path, monkeypatch):
-    # pynvml asks for it by name, and gets what was loaded from elsewhere.
+    # pynvml loads it by name, and gets the library that was loaded from elsewhere.
     program = (
         "import sys; from imagematrix.node import nvml_library, nvml_query; "
         "nvml_library.FOLDERS = sys.argv[1:]; nvml_query.main()"

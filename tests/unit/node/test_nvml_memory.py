@@ -42,7 +42,7 @@ def test_gpus_with_errors_are_left_out(pynvml):
     assert nvml_memory.sample(pynvml) == [[3, [[17, 0], [18, 0]]], [7, []]]
 
 
-def test_it_samples_until_the_reader_is_gone(pynvml, monkeypatch):
+def test_it_samples_until_the_reader_closes(pynvml, monkeypatch):
     monkeypatch.setattr(nvml_memory, "EVERY_S", 0.001)
     monkeypatch.setattr(sys, "stdout", reader := Reader(3))
     nvml_memory.main()

@@ -117,7 +117,7 @@ def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):
 def test_a_cpu_only_node(captured):
     host = probe(str(captured({"proc/cpuinfo": CPUINFO, "dev/nvidiactl": ""})))
     assert (host.driver, host.gpus, host.warnings) == (None, (), ())
-    assert host.devices == ("/dev/nvidiactl",)  # which proves nothing
+    assert host.devices == ("/dev/nvidiactl",)  # it proves nothing
 
 
 def test_pci_without_a_module(captured, gpu):
@@ -246,7 +246,7 @@ MOUNTS = "20 1 0:30 / / rw - overlay overlay rw\n21 20 0:31 / /dev rw,nosuid - {
 @pytest.mark.parametrize(("kind", "states"), [("tmpfs", ["ok"]), ("devtmpfs", ["ok", "no-node"])])
 @pytest.mark.parametrize("listed", [True, False])
 def test_devices_passed_individually(captured, gpu, kind, states, listed):
-    # docker run --device hides nothing: what is missing are the nodes of the others.
+    # docker run --device hides nothing; only the nodes of the other GPUs are missing.
     second = without(gpu(bus="0000:42:00.0", minor=4), "dev/")
     files = gpu() | second | {"proc/self/mountinfo": MOUNTS.format(kind, kind)}
     answer = GOOD if listed else Nvml(error=12, message="none")
@@ -325,7 +325,7 @@ def test_the_lost_gpu_is_the_one_without_readings(captured, gpu):
     assert "not responding" in host.warnings[0]
 
 
-def test_lost_where_the_module_lists_nothing(captured, gpu):
+def test_lost_if_the_module_lists_nothing(captured, gpu):
     files = without(gpu(), "proc/driver/nvidia/gpus")
     assert only(asked(captured(files), Nvml(gpus=(NvmlGpu(index=0, errors={"handle": 15}),)))).state == "lost"
 
@@ -399,7 +399,7 @@ def test_nvml_that_hangs(captured, gpu, configure_nvml):
     assert "no response within 0.2 seconds" in host.warnings[0]
 
 
-def test_nvml_in_a_process_of_its_own(captured, gpu, configure_nvml):
+def test_nvml_in_a_separate_process(captured, gpu, configure_nvml):
     configure_nvml(gpus="bus=00000000:41:00.0,dev=26b9,minor=3,cc=8.9,mib=46068,name=NVIDIA L40S,uuid=GPU-7")
     host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read)
     assert (only(host).uuid, only(host).memory_mib) == ("GPU-7", 46068)
@@ -415,7 +415,7 @@ def test_nvml_reports_another_driver(captured, gpu):
 def test_the_driver_comes_from_nvml_if_the_kernel_hides_it(captured, gpu):
     files = without(gpu(), "proc/driver")
     bare = without(files, "dev/") | {"dev/nvidiactl": ""}
-    assert asked(captured(bare), GOOD).driver is None  # nothing shows a driver, so it is not even asked
+    assert asked(captured(bare), GOOD).driver is None  # nothing shows a driver, so NVML is not even queried
     host = asked(captured(files), GOOD)
     assert (host.driver.version, host.driver.source) == ("550.163.01", "NVML")
     assert only(host).state == "ok"
@@ -512,7 +512,7 @@ def test_contradictory_options(captured, dumps):
         probe(captured({"proc/cpuinfo": CPUINFO}), nvml=True)
 
 
-def test_no_host_at_all(captured, tmp_path):
+def test_a_tree_without_a_host(captured, tmp_path):
     with pytest.raises(ProbeError) as caught:
         probe(tmp_path / "nowhere")
     assert caught.value.exit_code == 5

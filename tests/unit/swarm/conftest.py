@@ -1,4 +1,4 @@
-"""A node with GPUs, as it was configured, and a container that Swarm made on it."""
+"""A configured node with GPUs, and a container that Swarm created on it."""
 
 import json
 

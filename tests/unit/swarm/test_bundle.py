@@ -27,14 +27,14 @@ def test_a_device_has_a_node_and_a_rule():
     assert spec["linux"]["resources"]["devices"] == [DENY]
 
 
-def test_a_node_that_is_there_stays_and_may_be_used():
+def test_an_existing_node_stays_and_may_be_used():
     given = {"path": "/dev/null", **NULL, "fileMode": 0o600}
     linux = with_devices({"linux": {"devices": [given]}}, ["/dev/null"])["linux"]
     assert linux["devices"] == [given]
     assert len(linux["resources"]["devices"]) == 1
 
 
-def test_a_variable_takes_the_place_of_another():
+def test_a_variable_replaces_another():
     spec = {"process": {"env": ["A=1", "IMAGEMATRIX_GPUS=all", "B=2"], "cwd": "/"}}
     process = with_environment(spec, {"IMAGEMATRIX_GPUS": "GPU-a"})["process"]
     assert process == {"env": ["A=1", "B=2", "IMAGEMATRIX_GPUS=GPU-a"], "cwd": "/"}
@@ -61,7 +61,7 @@ def test_a_malformed_file(tmp_path, text):
     assert (tmp_path / "config.json").read_text() == text
 
 
-def test_a_device_that_is_gone(tmp_path):
+def test_a_missing_device(tmp_path):
     (tmp_path / "config.json").write_text('{"linux": {}, "process": {}}')
     with pytest.raises(ProbeError, match=r"/dev/nvidia77: No such file"):
         rewrite(str(tmp_path), ["/dev/nvidia77"], {})

@@ -1,4 +1,4 @@
-"""The engine's file: replaced at once, kept as it was if anything is wrong."""
+"""The engine's file: replaced atomically, and unchanged after an error."""
 
 import stat
 from pathlib import Path
@@ -12,7 +12,7 @@ from imagematrix.swarm.engine_file import Engine
 
 @pytest.fixture
 def dockerd(tmp_path, monkeypatch):
-    """A dockerd that does what the lines say, and the only program on PATH besides a shell's own."""
+    """A dockerd that runs these lines, and the only program on PATH besides a shell's own."""
 
     def make(*lines):
         program = tmp_path / "bin" / "dockerd"
@@ -37,7 +37,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_valid_file_takes_the_place_of_the_other(dockerd, file):
+def test_a_valid_file_replaces_the_other(dockerd, file):
     dockerd('[ "$1 $2" = "--validate --config-file" ] && [ -s "$3" ]')
     assert engine_file.write(file, "{}\n") is None
     assert file.read_text() == "{}\n"
@@ -54,7 +54,7 @@ def test_a_new_file(dockerd, tmp_path):
     assert names(file.parent) == ["daemon.json"]
 
 
-def test_a_link_stays_one(dockerd, file, tmp_path):
+def test_a_link_stays_a_link(dockerd, file, tmp_path):
     dockerd("exit 0")
     link = tmp_path / "daemon.json"
     link.symlink_to(file)
@@ -63,7 +63,7 @@ def test_a_link_stays_one(dockerd, file, tmp_path):
     assert file.read_text() == "{}\n"
 
 
-def test_what_dockerd_refuses_is_not_written(dockerd, file):
+def test_a_file_that_dockerd_refuses_is_not_written(dockerd, file):
     dockerd('echo "unable to configure: file $3: no such key" >&2', "exit 1")
     with pytest.raises(UsageError) as caught:
         engine_file.write(file, "{}\n")
@@ -110,7 +110,7 @@ class TestEngine:
 
     @pytest.fixture
     def proc(self, tmp_path):
-        """Call it with words to have a process with this command line."""
+        """Return a function that creates a process with a command line."""
 
         def make(*words):
             folder = tmp_path / "proc" / str(100 + len(list((tmp_path / "proc").glob("*"))))

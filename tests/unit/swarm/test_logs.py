@@ -1,4 +1,4 @@
-"""The output of tasks: each line once, though the engine tells it again."""
+"""The output of tasks: each line once, although the engine repeats lines."""
 
 import threading
 
@@ -16,7 +16,7 @@ def line(task, text):
 
 
 class Client(Double):
-    """An engine whose streams are `readings`, one after the other; an error is raised at its place."""
+    """An engine whose streams are `readings`, in order; an error among them is raised in its turn."""
 
     def __init__(self, *readings):
         self.api = self
@@ -42,7 +42,7 @@ def written(monkeypatch):
     return []
 
 
-def test_a_stream_that_breaks_off_is_read_again(written):
+def test_a_broken_stream_is_read_again(written):
     a, b, c = line("a", "1"), line("a", "1"), line("b", "2 3")
     client = Client([a, APIError("the manager restarts")], [a, b], [a, c, b, b"incomplete\n"])
     logs = Logs(client, "s", lambda *words: written.append(words))

@@ -1,4 +1,4 @@
-"""A manager whose services go while it is asked about them."""
+"""A manager whose services are removed during queries."""
 
 import pytest
 from docker.errors import NotFound
@@ -11,7 +11,7 @@ JOB = {"ID": "gone", "Spec": {"Name": "gone", "Mode": {"ReplicatedJob": {"TotalC
 
 
 class Client(Double):
-    """An engine that lists a job, whose tasks have gone with it by then; `refuses` says so with 404."""
+    """An engine that lists a job which is removed before its tasks are listed; `refuses` answers 404."""
 
     def __init__(self, *, refuses):
         self.api = self
@@ -47,5 +47,5 @@ def test_a_wait_ends_when_its_service_is_removed(client):
         Manager(client).wait("gone", 1, lambda _: None)
 
 
-def test_a_service_that_another_manager_removes_meanwhile_stops_no_cleaning(client):
+def test_a_service_that_another_manager_removes_does_not_stop_cleaning(client):
     assert clean(client).services == ()

@@ -1,4 +1,4 @@
-"""The GPUs that were offered are found again by what the kernel shows."""
+"""Offered GPUs are matched again with what the kernel shows."""
 
 import pytest
 
@@ -28,13 +28,13 @@ def tree(tmp_path):
     return make
 
 
-def test_numbers_are_those_of_now(host, tree):
+def test_numbers_are_current(host, tree):
     now = node.present(host(1, 1), tree(("0000:01:00.0", "GPU-a", 1), ("0000:02:00.0", "GPU-????????", 0)))
     assert [(gpu.uuid, gpu.minor) for gpu in now.gpus] == [("GPU-a", 1), ("GPU-b", 0)]
 
 
 @pytest.mark.parametrize("other", [(), (("0000:02:00.0", "GPU-new", 1),), ((*GPU_B, "excluded"),)])
-def test_a_gpu_that_is_gone_or_another_one(host, tree, other):
+def test_a_gpu_that_was_removed_or_replaced(host, tree, other):
     now = node.present(host(1, 1), tree(GPU_A, *other))
     assert [gpu.uuid for gpu in now.gpus] == ["GPU-a"]
 
@@ -48,7 +48,7 @@ def test_a_kernel_that_shows_no_driver(host, tmp_path):
     assert node.present(configured, Tree(str(tmp_path))) == configured
 
 
-def test_a_gpu_that_is_divided_by_now(host, tree, tmp_path):
+def test_a_gpu_that_was_divided_by_mig(host, tree, tmp_path):
     found = tree(GPU_A, GPU_B)
     folder = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0"
     folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_a_gpu_that_is_divided_by_now(host, tree, tmp_path):
     assert [gpu.uuid for gpu in node.present(host(1, 1), found).gpus] == ["GPU-b"]
 
 
-def test_mig_devices_have_their_nodes_of_now(host, mig, tree, tmp_path):
+def test_mig_devices_have_their_current_nodes(host, mig, tree, tmp_path):
     found = tree(GPU_A)
     folder = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0"
     folder.mkdir(parents=True)

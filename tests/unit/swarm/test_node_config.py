@@ -1,4 +1,4 @@
-"""What a node offers, and how that gets into the engine's configuration."""
+"""What a node offers, and how the engine's configuration states it."""
 
 import json
 
@@ -12,7 +12,7 @@ from imagematrix.swarm.node_config import Offer, merged, offer, parse
 DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
 
 
-def test_every_gpu_is_offered_by_its_whole_uuid(host):
+def test_every_gpu_is_offered_by_its_full_uuid(host):
     found = offer(host(46068, 46068, driver=DRIVER))
     assert found.resources == ("NVIDIA-GPU=GPU-a", "NVIDIA-GPU=GPU-b")
     assert found.labels == (
@@ -41,7 +41,7 @@ def test_mig_devices_are_offered_instead_of_their_gpu(host, mig):
     assert "io.imagematrix.mig=1g.10gb" in found.labels
 
 
-def test_a_mixed_node_is_a_class_of_its_own(host):
+def test_a_mixed_node_has_joined_labels(host):
     one, two = host(1, 1).gpus
     gpus = (one, replace(two, compute="8.0", name="NVIDIA A100"))
     labels = offer(replace(host(), gpus=gpus)).labels
@@ -69,7 +69,7 @@ def test_a_node_without_a_gpu(host):
         ((1000,), {"uuid": None}, None, ProbeError, "^UUID of GPU 0 .* unknown"),
     ],
 )
-def test_what_cannot_be_offered(host, sizes, facts, vram, error, message):
+def test_gpus_and_memory_that_cannot_be_offered(host, sizes, facts, vram, error, message):
     node = host(*sizes)
     with pytest.raises(error, match=message):
         offer(replace(node, gpus=tuple(replace(gpu, **facts) for gpu in node.gpus)), vram)
@@ -99,7 +99,7 @@ def test_the_second_time_nothing_changes():
     assert merged(once, OURS, "/bin/rt") == once
 
 
-def test_nothing_is_listed_that_is_not_there():
+def test_absent_resources_are_not_listed():
     assert merged({}, Offer(resources=(), labels=()), "/bin/rt") == {
         "runtimes": {"imagematrix": {"path": "/bin/rt"}},
         "default-runtime": "imagematrix",

@@ -1,4 +1,4 @@
-"""The installed runtime, as the engine calls it: runc for all but a container that may be a task."""
+"""The installed runtime, called as by the engine: it is runc, except for containers that may be tasks."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ CREATE = ("--log", "log.json", "create", "--bundle", "bundle", "c1")
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A PATH with a runc that says how it was called."""
+    """A PATH with a runc that prints its arguments."""
     runc = tmp_path_factory.mktemp("bin") / "runc"
     runc.write_text('#!/bin/sh\necho "runc $*"\nexit 7\n')
     runc.chmod(0o755)
@@ -25,7 +25,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(path, host):
-    """The program for a node with a GPU that is no device here."""
+    """The program for a node with a GPU that this machine lacks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", path)
         return program(Settings(data_root=".", address="unix:///nowhere.sock", host=host(24564)))
@@ -33,7 +33,7 @@ def built(path, host):
 
 @pytest.fixture
 def installed(built, tmp_path, monkeypatch):
-    """The program in a folder with a bundle, which is the engine's data root too."""
+    """The program in a folder with a bundle; the folder is also the engine's data root."""
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bundle").mkdir()
@@ -59,7 +59,7 @@ def run(path, *words):
         ("delete", "--force", "create"),
     ],
 )
-def test_it_is_runc(installed, words):
+def test_calls_without_a_task_go_to_runc(installed, words):
     assert run(installed, *words) == (7, f"runc {' '.join(words)}\n", "")
 
 
@@ -71,13 +71,13 @@ def test_a_container_without_the_variable_starts_no_python(installed, tmp_path):
 
 
 @pytest.mark.parametrize("words", [CREATE, ("-log=log.json", "create", "-b", "bundle", "c1")])
-def test_a_strangers_container_stays_as_it_is(installed, record, tmp_path, words):
+def test_a_container_outside_swarm_stays_as_it_is(installed, record, tmp_path, words):
     record("DOCKER_RESOURCE_NVIDIA-GPU=GPU-a", managed=False)
     assert run(installed, *words) == (7, f"runc {' '.join(words)}\n", "")
     assert json.loads((tmp_path / "bundle/config.json").read_text()) == SPEC
 
 
-def test_what_goes_wrong_is_in_the_log(installed, record, tmp_path):
+def test_errors_are_in_the_log(installed, record, tmp_path):
     record("DOCKER_RESOURCE_NVIDIA-GPU=GPU-a")
     code, out, err = run(installed, *CREATE)
     assert (code, out) == (1, "")
@@ -86,7 +86,7 @@ def test_what_goes_wrong_is_in_the_log(installed, record, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--bundle=bundle", "-bundle=bundle"])
-def test_a_python_that_is_gone(installed, tmp_path, flag):
+def test_a_missing_python(installed, tmp_path, flag):
     start = installed.read_bytes().index(b"python=")
     text = installed.read_bytes()
     end = text.index(b"\n", start)
@@ -98,14 +98,14 @@ def test_a_python_that_is_gone(installed, tmp_path, flag):
 
 
 def imported(installed, start, modules):
-    """Return where modules come from, in an interpreter without any package but the standard library."""
+    """Return the origins of modules in an interpreter that has only the standard library."""
     shown = f"for name in {modules!r}: print(sys.modules[name].__spec__)"
     code = f"{start}\nimport sys, {', '.join(modules)}\n{shown}"
     words = [sys.executable, "-I", "-S", "-c", code, installed, "/bin/true"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_archive_has_all_that_it_imports(installed):
+def test_the_archive_contains_all_imported_modules(installed):
     start = START.replace("main()\n", "")
     runtime, claim, nvml = imported(
         installed, start, ["imagematrix.swarm.runtime", "imagematrix.allocation.claim", "pynvml"]
@@ -121,7 +121,7 @@ def test_another_python_reads_the_sources(installed):
     assert f"origin='{installed}/imagematrix/swarm/runtime.py'" in runtime
 
 
-def test_the_driver_is_asked_by_what_is_in_the_archive(installed):
+def test_the_driver_is_queried_by_modules_of_the_archive(installed):
     start = f"import sys; sys.path.append({str(installed)!r})"
     (query,) = imported(installed, start, ["imagematrix.node.nvml_query"])
     assert f"origin='{installed}/imagematrix/node/nvml_query.py'" in query

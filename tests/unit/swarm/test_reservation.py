@@ -1,4 +1,4 @@
-"""What tasks reserve of a swarm's nodes, and requests that no node could ever serve."""
+"""The resources that tasks reserve on a swarm's nodes, and requests that no node can ever serve."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_engines_with_the_bug_of_overlay_networks(version, manager, rejects):
     assert found.rejects_overlay is rejects
 
 
-def test_whole_gpus_stay_off_nodes_that_share_them():
+def test_whole_gpus_are_not_reserved_on_nodes_that_share_them():
     reserved = gpus([node(NVIDIA_GPU=2), node(shared=True, NVIDIA_GPU=8)], 2)
     assert reserved.resources == {"NVIDIA-GPU": 2}
     assert reserved.constraints == ("engine.labels.io.imagematrix.offer!=shares",)
@@ -93,14 +93,14 @@ def test_gpus_that_no_node_has(nodes, count, message):
     assert str(refused.value) == message
 
 
-def test_memory_is_reserved_as_the_swarm_offers_it():
+def test_memory_is_reserved_in_the_form_that_nodes_offer():
     one_card = memory([node(VRAM=23028)], 3814)
     assert (one_card.resources, one_card.vram_mib) == ({"VRAM": 3814}, 3814)
     several = memory([node(VRAM_4G=12)], 3000)
     assert (several.resources, several.vram_mib) == ({"VRAM-4G": 1}, 3814)
 
 
-def test_of_several_kinds_the_one_with_most_room_is_taken():
+def test_the_kind_with_most_room_is_reserved():
     both = [node(VRAM=23028), node(VRAM_4G=12, VRAM_8G=6)]
     assert memory(both, 3814).kind == "VRAM-4G"
     assert memory(both, 1000).kind == "VRAM"

@@ -26,7 +26,7 @@ def test_a_size_and_its_kind(size, kind, mib):
 
 
 @pytest.mark.parametrize("size", ["", "4", "G", "0G", "0.5M", "4g", "-4G", "0.001Mi"])
-def test_no_size(size):
+def test_invalid_sizes(size):
     with pytest.raises(UsageError, match=f"^invalid size of shares {size}: expected an amount"):
         shares(size)
 
@@ -38,7 +38,7 @@ def test_a_share_is_on_one_gpu():
     assert fitting(gpus, "VRAM-0G") == 0
 
 
-def test_a_mig_device_has_memory_of_its_own():
+def test_a_mig_device_has_its_own_memory():
     device = MigDevice(uuid="MIG-a", profile="1g.10gb", gpu_instance=1, compute_instance=0, memory_mib=9728)
     assert fitting([Gpu(index=0, memory_mib=81559, mig=(device,))], "VRAM-4G") == 2
 
@@ -61,5 +61,5 @@ def test_the_variable_of_a_kind():
         ("SSD", False),
     ],
 )
-def test_whose_kind_it_is(kind, ours):
+def test_own_kinds_are_recognised(kind, ours):
     assert is_ours(kind) is ours

@@ -1,4 +1,4 @@
-"""What the runtime gives to a container that is created: what Swarm assigned, if nobody has it."""
+"""The runtime gives a new container the GPUs that Swarm assigned, if they are free."""
 
 import json
 import os
@@ -22,13 +22,13 @@ DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
 
 @pytest.fixture
 def nodes(monkeypatch):
-    """Every device node is one that is there."""
+    """Let every device node exist."""
     monkeypatch.setattr(runtime, "nodes", lambda _, gpus: ["/dev/null"] * len(gpus))
 
 
 @pytest.fixture
 def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - their effects are wanted
-    """Two GPUs, on an engine whose records are below `tmp_path`; nobody waits for anything."""
+    """Two GPUs, on an engine whose records are below `tmp_path`, without waiting."""
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(runtime, "WAIT_S", 0.0)
     engine.add_image({}, Env=["PATH=/bin"])
@@ -59,7 +59,7 @@ def start(settings, record, engine, tmp_path):
 
 @pytest.fixture
 def usage(tmp_path):
-    """Return the names of those that were given each GPU."""
+    """Return the names of the users of each GPU."""
 
     def read():
         with Locks(str(tmp_path / "locks")) as locks:
@@ -79,9 +79,9 @@ def test_a_gpu_by_name(start, usage):
     assert usage() == {"nvidia1": ["train.1.x7 (training:v1)"]}
 
 
-def test_a_share_is_told_its_fraction_of_the_card_that_it_got(start, usage):
+def test_a_share_gets_its_fraction_of_the_gpus_memory(start, usage):
     found = [variables(start("DOCKER_RESOURCE_VRAM-4G=1", container=f"c{number}")) for number in range(4)]
-    # The smaller card first: it has the least room left.
+    # The smaller GPU first: it has the least memory left.
     assert [one["IMAGEMATRIX_GPUS"] for one in found] == ["GPU-b"] * 3 + ["GPU-a"]
     assert found[0]["IMAGEMATRIX_VRAM_MIB"] == "3814"
     assert found[0]["IMAGEMATRIX_VRAM_FRACTION"] == "0.2761"  # (3814 - 500) / 12000
@@ -102,7 +102,7 @@ def test_a_gpu_is_given_once(start, usage):
     assert list(usage()) == ["nvidia0"]
 
 
-def test_a_container_that_starts_again_is_not_in_its_own_way(start):
+def test_a_container_that_starts_again_does_not_block_itself(start):
     assert start(f"{GPU}GPU-a") == start(f"{GPU}GPU-a")
 
 
@@ -128,7 +128,7 @@ def test_without_a_driver_no_process_has_a_gpu(start, monkeypatch):
     assert variables(start(f"{GPU}GPU-a"))["IMAGEMATRIX_GPUS"] == "GPU-a"
 
 
-def test_what_is_no_tasks_gets_nothing(start, usage, engine):
+def test_other_containers_get_nothing(start, usage, engine):
     environment = f"{GPU}GPU-a"
     assert "devices" not in start(environment, Managed=False)["linux"]
     engine.images[0]["Env"] = [environment]
@@ -145,7 +145,7 @@ def test_what_is_no_tasks_gets_nothing(start, usage, engine):
         ("DOCKER_RESOURCE_VRAM=90000", UsageError, "requested 1 GPU with 90000 MiB, 0 present"),
     ],
 )
-def test_what_cannot_be_given(start, usage, environment, error, message):
+def test_assignments_that_cannot_be_served(start, usage, environment, error, message):
     with pytest.raises(error, match=message):
         start(environment)
     assert usage() == {}
@@ -157,7 +157,7 @@ def test_a_share_on_a_node_that_has_lost_its_gpus(start, monkeypatch):
         start("DOCKER_RESOURCE_VRAM=4000")
 
 
-def test_an_image_that_is_gone(start):
+def test_a_missing_image(start):
     with pytest.raises(EngineError, match="refused: no such thing"):
         start(f"{GPU}GPU-a", Image="sha256:gone")
 
@@ -195,7 +195,7 @@ def test_command_lines_of_runc(words, expected):
     assert Call.parse(words) == expected
 
 
-def test_settings_are_kept_as_they_were(settings):
+def test_settings_survive_a_round_trip(settings):
     assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
@@ -204,7 +204,7 @@ class TestMain:
 
     @pytest.fixture
     def call(self, settings, tmp_path, monkeypatch):
-        """Call it with words for runc; return what runc was called with."""
+        """Return a function that runs the runtime with words for runc, and returns the calls of runc."""
 
         archive = tmp_path / "archive"
         with zipfile.ZipFile(archive, "w") as opened:
@@ -226,7 +226,7 @@ class TestMain:
         assert call(*words) == [("/sbin/runc", ["/sbin/runc", *words])]
         assert "IMAGEMATRIX_GPUS=GPU-a" in (tmp_path / "config.json").read_text()
 
-    def test_anything_else_is_runcs(self, call):
+    def test_other_commands_go_to_runc(self, call):
         assert call("state", "c1") == [("/sbin/runc", ["/sbin/runc", "state", "c1"])]
 
     def test_an_error_is_in_the_log(self, call, record, engine, tmp_path, capsys):
@@ -241,7 +241,7 @@ class TestMain:
         assert line["msg"].startswith("imagematrix: Swarm assigned GPU-x, which this node does not have")
         assert capsys.readouterr().err.startswith("imagematrix: Swarm assigned GPU-x")
 
-    def test_so_is_one_that_nobody_expects(self, call, monkeypatch, capsys):
+    def test_an_unexpected_error_is_in_the_log(self, call, monkeypatch, capsys):
         monkeypatch.setattr(runtime, "give", lambda *_: 1 // 0)
         with pytest.raises(SystemExit):
             call("create", "c1")

@@ -38,12 +38,12 @@ def test_every_node_asks_its_own_resolver(name, expected):
     assert image_name(name, "127.0.0.1:5050") == expected
 
 
-def test_an_image_name_that_is_none():
+def test_an_invalid_image_name():
     with pytest.raises(UsageError, match="invalid image reference"):
         image_name("Training:v1", "127.0.0.1:5050")
 
 
-def test_a_name_is_made_of_the_image():
+def test_the_name_derives_from_the_image():
     assert name_for("reg:5000/ml/training:v1", "0a1b") == "training-0a1b"
     assert name_for("reg:5000/llama.cpp:v1", "0a1b") == "llama-cpp-0a1b"  # Swarm rejects a dot
     assert len(name_for("x" * 200, "0a1b")) < 63
@@ -71,7 +71,7 @@ def test_a_service_is_restarted_by_swarm():
     assert arguments["container_labels"]["io.imagematrix.vram"] == "whole"
 
 
-def test_the_command_of_docker_says_the_same():
+def test_the_docker_command_is_equivalent():
     words = service(
         job=True,
         replicas=2,
@@ -115,7 +115,7 @@ def test_the_document(conforms):
         ({"replicas": 0}, "invalid number of replicas 0"),
     ],
 )
-def test_what_swarm_would_refuse_later(facts, message):
+def test_values_that_swarm_would_refuse_are_refused(facts, message):
     with pytest.raises(UsageError) as refused:
         service(**facts)
     assert str(refused.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Whose variables count: those of Swarm, and nobody else's."""
+"""Only the variables that Swarm sets count."""
 
 import pytest
 
@@ -16,14 +16,14 @@ def test_the_container_of_a_task(record, tmp_path):
     assert found.environment == (f"{GPU}GPU-a", "PATH=/bin")
 
 
-def test_a_container_that_somebody_else_started_is_no_task(record, tmp_path):
+def test_a_container_outside_swarm_is_not_a_task(record, tmp_path):
     assert task.read(str(tmp_path), record(f"{GPU}GPU-a", managed=False)) is None
     labels = {"com.docker.swarm.task.id": "x7"}
     config = {"Image": "training:v1", "Env": [f"{GPU}GPU-a"], "Labels": labels}
     assert task.read(str(tmp_path), record(managed="true", Config=config)) is None
 
 
-def test_a_record_that_is_not_there(tmp_path):
+def test_a_missing_record(tmp_path):
     with pytest.raises(ProbeError, match=r"cannot be read: .*/none/config.v2.json: No such file"):
         task.read(str(tmp_path), "none")
 
@@ -48,7 +48,7 @@ def test_a_damaged_record(record, tmp_path, config):
         (("DOCKER_RESOURCE_VRAM-4GI=1",), Assigned(vram_mib=4096)),
     ],
 )
-def test_what_was_assigned(environment, expected):
+def test_assigned_resources(environment, expected):
     found = assigned(environment, ())
     assert found == expected
     assert bool(found) is (expected != Assigned())
@@ -69,6 +69,6 @@ def test_an_image_assigns_nothing():
         ((f"{GPU}GPU-a", "DOCKER_RESOURCE_VRAM=1"), "this task has NVIDIA-GPU, VRAM"),
     ],
 )
-def test_what_swarm_would_not_assign(environment, message):
+def test_invalid_assignments(environment, message):
     with pytest.raises(UsageError, match=message):
         assigned(environment, ())

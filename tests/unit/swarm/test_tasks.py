@@ -20,22 +20,22 @@ def test_a_job_has_ended_only_when_no_task_can_run_any_more(state):
     assert ended([task(1, "complete"), task(2, state)], 2) is over
 
 
-def test_an_unknown_state_may_be_one_that_runs():
+def test_a_task_in_an_unknown_state_may_still_run():
     assert not ended([task(1, "paused")], 1)
 
 
-def test_tasks_that_are_not_there_yet_count():
+def test_tasks_that_do_not_exist_yet_count():
     assert not ended([], 1)
     assert not ended([task(1, "complete")], 2)
 
 
-def test_of_several_tasks_of_a_slot_the_one_that_lives_counts():
+def test_the_running_task_of_a_slot_counts():
     first, second, third = task(1, "shutdown", 5), task(1, "running", 1), task(2, "failed", 2)
     assert latest([second, first, third]) == [second, third]
     assert latest([task(1, "failed", 3), first]) == [first]
 
 
-def test_what_is_said_of_them():
+def test_the_summary_of_states():
     reason = "no suitable node (insufficient resources on 1 node)"
     tasks = [task(n, "pending", reason=reason) for n in range(4)]
     tasks += [task(n, "running") for n in range(4, 10)]

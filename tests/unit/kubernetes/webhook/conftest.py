@@ -1,4 +1,4 @@
-"""A small cluster, and a webhook that looks at everything often."""
+"""A small cluster, and a webhook with short intervals."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def journal():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Let everything be looked at often."""
+    """Shorten all intervals."""
     monkeypatch.setattr(known, "SETTLE_S", 0.01)
     monkeypatch.setattr(certificate, "WATCH_S", 0.02)
     monkeypatch.setattr(sources, "FILE_S", 0.02)
@@ -40,7 +40,7 @@ def catalog(make):
 
 @pytest.fixture
 def nodes(make, cluster):
-    """Call it with names and drivers to get a list of Node objects, the first of which, n0, has no GPU."""
+    """Return a function from names and drivers to a list of Node objects; the first, n0, has no GPU."""
 
     def listed(**drivers):
         items = [cluster.node("n0", cluster.own(make.host()))]

@@ -1,4 +1,4 @@
-"""The nodes and catalogs that the webhook follows, and what it decides by them."""
+"""The nodes and catalogs that the webhook follows, and the policies that it makes from them."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
     assert 'imagematrix_webhook_failures_total{what="nodes"} 1.0' in metrics
 
 
-def test_a_node_without_the_right_label_is_left_out(catalog, nodes, journal):
+def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, journal):
     listed = nodes(n1=None, n2="580.65.06", n3=None)
     del listed["items"][2]["metadata"]["labels"][CLASS]
     listed["items"][3]["metadata"]["labels"][CLASS] = "old"
@@ -84,7 +84,7 @@ def test_a_node_without_the_right_label_is_left_out(catalog, nodes, journal):
     assert journal.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
 
 
-def test_decisions_that_fail_leave_the_last(catalog, journal, monkeypatch):
+def test_a_failure_keeps_the_last_policies(catalog, journal, monkeypatch):
     async def run():
         there = Known(["x"], Question(), journal)
         async with running(there.follow()):
@@ -146,7 +146,7 @@ class FakeApiServer:
         return response
 
     def send(self, kind, node=None, **more):
-        """Send an event to the last watch; with a node, its version is the next."""
+        """Send an event to the last watch; a node gets the next version."""
         self.version += 1
         item = {"metadata": {}} if node is None else json.loads(json.dumps(node))
         item.pop("kind", None)
@@ -174,7 +174,7 @@ def token(tmp_path):
 
 @asynccontextmanager
 async def watching(fake, catalog, journal, token):
-    """Yield what is known by an API server, when it watches."""
+    """Yield the nodes and policies from an API server, once it is watched."""
     async with TestServer(fake.application()) as server:
         there = Known(["x"], Question(), journal)
         there.put_catalog("x", catalog)
@@ -204,7 +204,7 @@ def test_nodes_are_listed_and_watched(fake, catalog, nodes, journal, token):
     asyncio.run(run())
 
 
-def test_a_watch_that_ends_goes_on_from_its_version(fake, catalog, journal, token):
+def test_a_watch_that_ends_continues_from_its_version(fake, catalog, journal, token):
     async def run():
         async with watching(fake, catalog, journal, token):
             fake.send("BOOKMARK")
@@ -217,7 +217,7 @@ def test_a_watch_that_ends_goes_on_from_its_version(fake, catalog, journal, toke
     asyncio.run(run())
 
 
-def test_a_version_that_is_gone_is_listed_anew(fake, catalog, nodes, journal, token):
+def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, journal, token):
     _, n4 = nodes(n4=None)["items"]
 
     async def run():
@@ -258,7 +258,7 @@ def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, j
     asyncio.run(run())
 
 
-def test_an_api_server_that_is_away_is_tried_again(tmp_path, journal):
+def test_an_unreachable_api_server_is_tried_again(tmp_path, journal):
     (tmp_path / "token").write_text("x")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

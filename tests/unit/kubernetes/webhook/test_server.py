@@ -32,14 +32,14 @@ def patch_of(response):
 
 @asynccontextmanager
 async def serving_reviews(journal, policies=(POLICY,)):
-    """Yield a client of a webhook that has decided."""
+    """Yield a client of a webhook that has policies."""
     there = Known([], Question(), journal)
     there.policies = policies
     async with TestClient(TestServer(Server(there, journal).application())) as client:
         yield client
 
 
-# The pods that the tests of `admit` and of its CEL decide.
+# The pods of the tests of `admit` and of its CEL.
 PODS = [*(pod(NAME, OTHER, **spec) for spec, _ in DECIDED), *(refused for refused, _ in REFUSED)]
 
 
@@ -95,7 +95,7 @@ def test_an_ephemeral_container_by_its_subresource():
         review(pod(OTHER)),
     ],
 )
-def test_what_brings_no_image_is_allowed_unchanged(request_of):
+def test_a_review_that_sets_no_image_is_allowed_unchanged(request_of):
     found = answer(json.dumps(request_of).encode(), [POLICY])
     assert found.outcome == "unchanged"
     assert found.document["response"] == {"uid": "1-2-3", "allowed": True}
@@ -111,7 +111,7 @@ def test_a_pod_with_the_images_of_two_policies():
     assert answer(raw(after), [POLICY, SECOND]).outcome == "unchanged"
 
 
-def test_an_undecided_pod_is_warned_of_and_the_other_image_replaced():
+def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
     mild = Policy(name=NAME, classes=POLICY.classes)
     found = answer(raw(pod(NAME)), [mild])
     assert (found.outcome, found.document["response"]["allowed"]) == ("undecided", True)
@@ -170,7 +170,7 @@ def test_a_body_is_bounded(journal):
     asyncio.run(run())
 
 
-def test_without_decisions_it_is_not_ready_and_leaves_the_answer_to_the_failure_policy(journal):
+def test_without_policies_it_is_not_ready_and_answers_503(journal):
     async def run():
         there = Known(["reg/t:v1"], Question(), journal)
         server = Server(there, journal)

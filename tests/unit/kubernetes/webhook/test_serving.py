@@ -62,7 +62,7 @@ def certify(folder, name):
 
 
 def common_name(port):
-    """Return the name in the certificate that a server has for a new connection."""
+    """Return the name in the certificate that a server uses for a new connection."""
     found = x509.load_pem_x509_certificate(ssl.get_server_certificate(("127.0.0.1", port)).encode())
     return found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
 
@@ -93,14 +93,14 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
             old = chain.read_bytes(), private.read_bytes()
             certify(tmp_path, "second")
             new = chain.read_bytes()
-            private.write_bytes(old[1])  # its key is not there yet
+            private.write_bytes(old[1])  # its key does not exist yet
             await until(lambda: any("KEY_VALUES_MISMATCH" in one for one in journal.lines))
             assert await asyncio.to_thread(common_name, port) == "first"
             certify(tmp_path, "third")
             assert chain.read_bytes() != new
             await until(lambda: "certificate reloaded" in journal.lines)
             assert await asyncio.to_thread(common_name, port) == "third"
-            # The connection from before is still there: a new one would not trust the certificate.
+            # The earlier connection still exists: a new one would not trust the certificate.
             assert (await ask())[0]
 
     asyncio.run(run())
