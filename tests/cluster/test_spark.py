@@ -89,11 +89,11 @@ def stack(cluster, published):
 
 def workers(cluster):
     """Return the container of the worker on each node, as docker describes it."""
-    found = []
+    containers = []
     for node in cluster.nodes:
         (identifier,) = node.docker("ps", "-q", "--filter", "name=spark_worker").stdout.split()
-        found.append(node.inspect(identifier))
-    return found
+        containers.append(node.inspect(identifier))
+    return containers
 
 
 def test_each_node_has_one_worker_with_its_image_and_the_third_waits(stack):

@@ -30,21 +30,21 @@ def reports(cluster, base, resource, replicas, running):
     node.docker("service", "create", "-d", "--name", "parts", *words)
     expected = sorted(["running"] * running + ["pending"] * (int(replicas) - running))
     cluster.wait(lambda: cluster.states("parts") == expected)
-    found: list[list[str]] = []
+    reported: list[list[str]] = []
 
     def ready():
         logs = [node.docker("logs", one).stdout for one in node.docker("ps", "-q").stdout.split()]
-        found[:] = [log.split()[:-1] for log in logs if log.endswith("end\n")]
-        return len(found) == running
+        reported[:] = [log.split()[:-1] for log in logs if log.endswith("end\n")]
+        return len(reported) == running
 
     cluster.wait(ready)
-    return found
+    return reported
 
 
 def test_each_task_has_its_own_device(cluster, base):
     (gpu,) = cluster.manager.gpus()
-    found = reports(cluster, base, "NVIDIA-GPU=1", "4", 3)
-    by_uuid = {lines[-1]: lines[:-1] for lines in found}
+    reported = reports(cluster, base, "NVIDIA-GPU=1", "4", 3)
+    by_uuid = {lines[-1]: lines[:-1] for lines in reported}
     assert set(by_uuid) == {f"IMAGEMATRIX_GPUS={device['uuid']}" for device in gpu["mig"]}
     for device in gpu["mig"]:
         nodes = [f"/dev/nvidia-caps/nvidia-cap{number}" for number in device["capabilities"]]
@@ -59,10 +59,10 @@ def test_each_task_has_its_own_device(cluster, base):
 
 def test_a_share_is_on_one_device(cluster, base):
     """Two shares of 20 GB fit on the device of 40 GB, and none on the devices of 10 GB."""
-    found = reports(cluster, base, "VRAM-20G=1", "3", 2)
+    reported = reports(cluster, base, "VRAM-20G=1", "3", 2)
     (gpu,) = cluster.manager.gpus()
     large = next(device for device in gpu["mig"] if device["memory_mib"] > 20000)
-    for lines in found:
+    for lines in reported:
         assert lines[-3] == f"IMAGEMATRIX_GPUS={large['uuid']}"
         assert lines[-1] == "IMAGEMATRIX_VRAM_MIB=19073"
     assert len(large["used_by"]) == 2

@@ -68,15 +68,15 @@ def number(node, path):
 
 def reports(node, name, count):
     """Return the lines of each task of a service, once `count` have reported."""
-    found: list[list[str]] = []
+    reported: list[list[str]] = []
 
     def ready():
         logs = [node.docker("logs", one).stdout for one in containers(node, name)]
-        found[:] = sorted(log.split("\n")[:-2] for log in logs if log.endswith("end\n"))
-        return len(found) == count
+        reported[:] = sorted(log.split("\n")[:-2] for log in logs if log.endswith("end\n"))
+        return len(reported) == count
 
     node.cluster.wait(ready)
-    return found
+    return reported
 
 
 def containers(node, name):

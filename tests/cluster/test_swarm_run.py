@@ -116,12 +116,12 @@ def test_an_interrupted_wait(cluster, base, remove):
     ) as process:
         assert "1 running\n" in iter(process.stderr.readline, "")
         os.killpg(process.pid, signal.SIGINT)
-        told = process.stderr.read()
+        messages = process.stderr.read()
     if remove:
-        assert "removed service long" in told
+        assert "removed service long" in messages
         assert cluster.manager.docker("service", "inspect", "long", check=False).returncode != 0
     else:
-        assert "service long continues without this command" in told
+        assert "service long continues without this command" in messages
         assert cluster.states("long") == ["running"]
 
 
@@ -136,8 +136,8 @@ def test_a_manager_that_restarts_is_waited_for(cluster, base):
         assert process.stdout.readline() == "before\n"
         cluster.manager.stop()
         cluster.manager.start()
-        rest, told = process.communicate(timeout=90)
-    assert process.returncode == 5, told
+        rest, messages = process.communicate(timeout=90)
+    assert process.returncode == 5, messages
     assert rest == "after\n"
 
 

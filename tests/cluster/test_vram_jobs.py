@@ -26,8 +26,8 @@ def run(cluster, base):
 
 
 def test_ten_jobs_of_4_gb_on_a_card_of_24(cluster, run, tmp_path):
-    told = "echo $IMAGEMATRIX_VRAM_MIB $IMAGEMATRIX_VRAM_FRACTION $IMAGEMATRIX_GPUS"
-    command = f": < /dev/nvidia0 && {told}; until [ -e /go/now ]; do sleep 0.2; done"
+    report = "echo $IMAGEMATRIX_VRAM_MIB $IMAGEMATRIX_VRAM_FRACTION $IMAGEMATRIX_GPUS"
+    command = f": < /dev/nvidia0 && {report}; until [ -e /go/now ]; do sleep 0.2; done"
     words = ("--vram", "4G", "--job", "--replicas", "10", "--name", "ten", "-v", f"{tmp_path}:/go")
     started = run(*words, command=command)
     assert started.returncode == 0, started.stderr

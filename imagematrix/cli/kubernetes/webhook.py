@@ -45,9 +45,9 @@ def command(
     read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
     """
     from imagematrix.kubernetes.webhook.api import ClusterNodes, inside
-    from imagematrix.kubernetes.webhook.known import Question
     from imagematrix.kubernetes.webhook.serving import Settings, serve
     from imagematrix.kubernetes.webhook.sources import NodesFile
+    from imagematrix.kubernetes.webhook.state import Question
     from imagematrix.selection.question import parse
 
     question = Question(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.kubernetes.nodes import Node
     from imagematrix.kubernetes.webhook.journal import Journal
-    from imagematrix.kubernetes.webhook.known import Known
+    from imagematrix.kubernetes.webhook.state import State
 
 __all__ = ["Api", "ClusterNodes", "inside"]
 
@@ -91,13 +91,13 @@ class ClusterNodes:
         self._nodes: dict[str, Node] = {}
         self._version: str | None = None
 
-    async def follow(self, known: Known, journal: Journal) -> None:
+    async def follow(self, state: State, journal: Journal) -> None:
         """See Nodes; while the API server cannot be read, the last nodes are used."""
         pause = PAUSE_S
         while True:
             before = self._version
             try:
-                await self._read(known, journal)
+                await self._read(state, journal)
             except _GoneError:
                 self._version = None
                 journal.note("nodes: listing again, because the API server has dropped older changes")
@@ -109,7 +109,7 @@ class ClusterNodes:
             # Several webhooks should not retry at the same time.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
 
-    async def _read(self, known: Known, journal: Journal) -> None:
+    async def _read(self, state: State, journal: Journal) -> None:
         """List the nodes if needed, then apply changes until the watch ends."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
         connector = aiohttp.TCPConnector(ssl=self._api.context())
@@ -118,10 +118,10 @@ class ClusterNodes:
         ) as session:
             if self._version is None:
                 self._version = await self._list(session, journal)
-                known.put_nodes(self._nodes.values())
+                state.put_nodes(self._nodes.values())
             async for changed in self._watch(session, self._version, journal):
                 if changed:
-                    known.put_nodes(self._nodes.values())
+                    state.put_nodes(self._nodes.values())
 
     async def _list(self, session: aiohttp.ClientSession, journal: Journal) -> str:
         """Read all nodes and return their version."""

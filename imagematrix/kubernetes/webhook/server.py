@@ -12,7 +12,7 @@ from imagematrix.kubernetes.webhook.review import PATH, answer
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.kubernetes.webhook.journal import Journal
-    from imagematrix.kubernetes.webhook.known import Known
+    from imagematrix.kubernetes.webhook.state import State
 
 __all__ = ["PATH", "Server"]
 
@@ -26,9 +26,9 @@ class Server:
     webhook's configuration applies.
     """
 
-    def __init__(self, known: Known, journal: Journal) -> None:
+    def __init__(self, state: State, journal: Journal) -> None:
         self.ending = False
-        self._known = known
+        self._state = state
         self._journal = journal
 
     def application(self) -> web.Application:
@@ -43,10 +43,10 @@ class Server:
     async def _review(self, request: web.Request) -> web.Response:
         raw = await request.read()
         start = time.perf_counter()
-        policies = self._known.policies
+        policies = self._state.policies
         if policies is None:
             self._journal.reviewed("unready", time.perf_counter() - start)
-            return web.Response(status=503, text=f"{self._known.missing}\n")
+            return web.Response(status=503, text=f"{self._state.missing}\n")
         try:
             review = answer(raw, policies)
         except UsageError as error:
@@ -63,8 +63,8 @@ class Server:
         """Answer whether there are policies, and the server is not ending."""
         if self.ending:
             return web.Response(status=503, text="ending\n")
-        if self._known.policies is None:
-            return web.Response(status=503, text=f"{self._known.missing}\n")
+        if self._state.policies is None:
+            return web.Response(status=503, text=f"{self._state.missing}\n")
         return web.Response(text="ok\n")
 
     async def _metrics(self, _: web.Request) -> web.Response:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.journal import Journal
-from imagematrix.kubernetes.webhook.known import Known
 from imagematrix.kubernetes.webhook.server import Server
 from imagematrix.kubernetes.webhook.sources import follow_catalog
+from imagematrix.kubernetes.webhook.state import State
 from imagematrix.listening import Address, listening
 
 TYPE_CHECKING = False
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from imagematrix.kubernetes.webhook.known import Question
     from imagematrix.kubernetes.webhook.sources import Nodes
+    from imagematrix.kubernetes.webhook.state import Question
 
 __all__ = ["Settings", "serve"]
 
@@ -53,8 +53,8 @@ async def _serve(
     settings: Settings, certificate: Certificate, address: Address, note: Callable[[str], None]
 ) -> None:
     journal = Journal(note)
-    known = Known(settings.catalogs, settings.question, journal)
-    server = Server(known, journal)
+    state = State(settings.catalogs, settings.question, journal)
+    server = Server(state, journal)
     ended: asyncio.Queue[int] = asyncio.Queue()
     async with listening(server.application(), address, grace_s=GRACE_S, tls=certificate.context) as bound:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -65,10 +65,10 @@ async def _serve(
             asyncio.create_task(each)
             for each in (
                 ended.get(),
-                known.follow(),
+                state.follow(),
                 certificate.follow(journal),
-                settings.nodes.follow(known, journal),
-                *(follow_catalog(catalog, known, journal) for catalog in settings.catalogs),
+                settings.nodes.follow(state, journal),
+                *(follow_catalog(catalog, state, journal) for catalog in settings.catalogs),
             )
         ]
         try:

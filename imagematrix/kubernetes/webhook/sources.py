@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.kubernetes.webhook.journal import Journal
-    from imagematrix.kubernetes.webhook.known import Known
+    from imagematrix.kubernetes.webhook.state import State
 
 __all__ = ["Nodes", "NodesFile", "follow_catalog"]
 
@@ -27,8 +27,8 @@ CATALOG_S = 30.0
 class Nodes(Protocol):
     """A source of nodes."""
 
-    async def follow(self, known: Known, journal: Journal) -> None:
-        """Update `known` whenever the nodes change, until cancelled."""
+    async def follow(self, state: State, journal: Journal) -> None:
+        """Update `state` whenever the nodes change, until cancelled."""
         ...
 
 
@@ -38,7 +38,7 @@ class NodesFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def follow(self, known: Known, journal: Journal) -> None:
+    async def follow(self, state: State, journal: Journal) -> None:
         """See Nodes."""
         seen: object = ()
         while True:
@@ -46,17 +46,17 @@ class NodesFile:
             if now != seen:
                 seen = now
                 try:
-                    known.put_nodes(await asyncio.to_thread(load, self._path, BytesIO()))
+                    state.put_nodes(await asyncio.to_thread(load, self._path, BytesIO()))
                 except ImagematrixError as error:
                     journal.failed("nodes", error)
             await asyncio.sleep(FILE_S)
 
 
-async def follow_catalog(name: str, known: Known, journal: Journal) -> None:
-    """Update `known` when the catalog `name` changes; while it cannot be read, the last one is used."""
+async def follow_catalog(name: str, state: State, journal: Journal) -> None:
+    """Update `state` when the catalog `name` changes; while it cannot be read, the last one is used."""
     while True:
         try:
-            known.put_catalog(name, await asyncio.to_thread(open_catalog, None, name))
+            state.put_catalog(name, await asyncio.to_thread(open_catalog, None, name))
         except ImagematrixError as error:
             journal.failed("catalog", error)
         await asyncio.sleep(CATALOG_S)

@@ -36,10 +36,10 @@ def healthy(cluster, resource, node="n1"):
 def counted(cluster):
     """Return the output of `kubernetes gpus`: the resources of n1, and the pending requests."""
     listed = cluster.kubectl("get", "nodes,pods", "-A", "-o", "json").stdout
-    found = json.loads(cluster.imagematrix("kubernetes", "gpus", "-", "--json", input=listed).stdout)
-    (node,) = [one for one in found["nodes"] if one["name"] == "n1"]
+    usage = json.loads(cluster.imagematrix("kubernetes", "gpus", "-", "--json", input=listed).stdout)
+    (node,) = [one for one in usage["nodes"] if one["name"] == "n1"]
     numbers = ("capacity", "allocatable", "requested", "free")
-    return {one["resource"]: [one[name] for name in numbers] for one in node["resources"]}, found["pending"]
+    return {one["resource"]: [one[name] for name in numbers] for one in node["resources"]}, usage["pending"]
 
 
 def seen(report):
@@ -60,16 +60,16 @@ def test_each_pod_sees_its_gpu_and_the_surplus_waits(cluster, create, training):
     cluster.wait(lambda: sorted(cluster.phases(*names)) == ["Pending", "Running", "Running"])
     first, second = (name for name in sorted(names) if cluster.phases(name) == ["Running"])
     (waiting,) = names - {first, second}
-    there = {gpu["uuid"]: f"nvidia{gpu['minor']}" for gpu in cluster.nodes[0].probed()["gpus"]}
+    unseen = {gpu["uuid"]: f"nvidia{gpu['minor']}" for gpu in cluster.nodes[0].probed()["gpus"]}
     given = {}
     for name in (first, second):
         report = cluster.whole_report(name)
         (uuid,) = gpus(report)
-        given[name] = there.pop(uuid)
+        given[name] = unseen.pop(uuid)
         assert seen(report) == ({given[name]}, CONTROL)
         mounts = cluster.get("pod", name)["spec"]["containers"][0]["volumeMounts"]
         assert [one["mountPath"] for one in mounts] == ["/var/run/secrets/kubernetes.io/serviceaccount"]
-    assert not there
+    assert not unseen
     for device, opened in ((given[first], True), (given[second], False)):
         number = cluster.nodes[0].number(f"/dev/{device}")
         done = cluster.kubectl("exec", first, "--", "sh", "-c", MAKE.format(device, number), check=False)

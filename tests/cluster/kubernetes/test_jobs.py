@@ -67,15 +67,15 @@ def ran(cluster, job):
 
 def test_the_classes_of_the_real_nodes(cluster, classes, training):
     labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in cluster.get("nodes")["items"]}
-    found = classes()["classes"]
-    assert {tuple(one["nodes"]): (one["name"], one["digest"]) for one in found} == {
+    described = classes()["classes"]
+    assert {tuple(one["nodes"]): (one["name"], one["digest"]) for one in described} == {
         (node,): (labels[node][CLASS], training.digests[variant]) for node, variant in BY_NODE.items()
     }
 
 
 def test_each_class_runs_its_job_with_its_variant(cluster, render, training):
-    found = [ran(cluster, job) for job in render(training.name)]
-    assert sorted(found) == [(node, training.digests[what], what) for node, what in BY_NODE.items()]
+    results = [ran(cluster, job) for job in render(training.name)]
+    assert sorted(results) == [(node, training.digests[what], what) for node, what in BY_NODE.items()]
 
 
 def test_a_driver_upgrade_changes_the_class_and_with_it_the_image(cluster, classes, render, training):
@@ -92,9 +92,9 @@ def test_a_driver_upgrade_changes_the_class_and_with_it_the_image(cluster, class
         cluster.wait(lambda: "didn't match Pod's node affinity" in cluster.kubectl("describe", *pods).stdout)
         (pod,) = cluster.get(*pods)["items"]
         assert pod["status"]["phase"] == "Pending"
-        found = [ran(cluster, job) for job in render(training.name)]
+        results = [ran(cluster, job) for job in render(training.name)]
         now = BY_NODE | {"n2": "sm_86 550.163.01"}
-        assert sorted(found) == [(name, training.digests[what], what) for name, what in now.items()]
+        assert sorted(results) == [(name, training.digests[what], what) for name, what in now.items()]
     assert [change["hosts"] for one in upgrade for change in one["changed"]] == [["n2"]]
     cluster.label()
 
@@ -110,5 +110,5 @@ def test_a_registry_with_a_login_needs_a_pull_secret(cluster, render, training, 
     (job, _) = render(image, "--name", "without", env=environment)
     pods = ("pods", "-l", f"job-name={job['metadata']['name']}")
     cluster.wait(lambda: "no basic auth credentials" in cluster.kubectl("describe", *pods).stdout)
-    found = [ran(cluster, job) for job in render(image, "--pull-secret", "logins", env=environment)]
-    assert sorted(found) == [(node, training.digests[what], what) for node, what in BY_NODE.items()]
+    results = [ran(cluster, job) for job in render(image, "--pull-secret", "logins", env=environment)]
+    assert sorted(results) == [(node, training.digests[what], what) for node, what in BY_NODE.items()]

@@ -43,8 +43,8 @@ def named(cluster):
 def digest(pod):
     """Return the digest of all containers of a pod, including init containers; empty without a digest."""
     containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
-    (found,) = {one["image"].partition("@")[2] for one in containers}
-    return found
+    (value,) = {one["image"].partition("@")[2] for one in containers}
+    return value
 
 
 def placed(pod):
@@ -138,8 +138,8 @@ def test_later_pods_follow_a_node_whose_class_changes(cluster, create, named, tr
         before = named("n2")
         cluster.label()
         cluster.wait(lambda: later() == training.digests["sm_86 550.163.01"])
-        gone = create("gone", training.name, nodeSelector={CLASS: before})
-        assert "no class of nodes matches the pod's node selector" in gone.stderr
+        refused = create("gone", training.name, nodeSelector={CLASS: before})
+        assert "no class of nodes matches the pod's node selector" in refused.stderr
     cluster.label()
     cluster.wait(lambda: later() == training.digests["sm_86 535.261.03"])
 
@@ -150,8 +150,8 @@ def scale(cluster, replicas):
     pods = ("pods", "-n", SPACE, "-l", "app.kubernetes.io/name=imagematrix-webhook")
 
     def ready():
-        found = cluster.get(*pods)["items"]
-        return len(found) == replicas and all(pod["status"]["containerStatuses"][0]["ready"] for pod in found)
+        items = cluster.get(*pods)["items"]
+        return len(items) == replicas and all(pod["status"]["containerStatuses"][0]["ready"] for pod in items)
 
     cluster.wait(ready)
 

@@ -85,9 +85,9 @@ def test_the_gpus_of_a_container(gpus, container, keys):
 
 @pytest.mark.parametrize("address", ["0000:41:00.1", "virtual"])
 def test_a_gpu_at_an_unusual_address_is_not_taken_for_another(gpu, address):
-    there = (gpu(0, pci_bus_id=address),)
-    assert usage([runtime("NVIDIA_VISIBLE_DEVICES=GPU-elsewhere")], there) == {}
-    assert sorted(usage([runtime("NVIDIA_VISIBLE_DEVICES=0000:41:00.1")], there)) == (
+    gpus = (gpu(0, pci_bus_id=address),)
+    assert usage([runtime("NVIDIA_VISIBLE_DEVICES=GPU-elsewhere")], gpus) == {}
+    assert sorted(usage([runtime("NVIDIA_VISIBLE_DEVICES=0000:41:00.1")], gpus)) == (
         ["nvidia10"] if address[0] == "0" else []
     )
 

@@ -50,7 +50,7 @@ def listing(socket):
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PODS, {"List": handler}),))
     server.add_insecure_port(f"unix:{socket}")
     server.start()
-    yield lambda *found: devices.extend(found)
+    yield lambda *listed: devices.extend(listed)
     server.stop(None).wait()
 
 
@@ -63,9 +63,9 @@ def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms
         ("nvidia.com/gpu", [others[0]["uuid"]]),
         ("example.com/fpga", ["0"]),
     )
-    said = cli("gpus", "--host", profiles["genoa-h200"], "--json")
-    assert (said.code, said.err) == (0, "")
-    document = json.loads(said.out)
+    result = cli("gpus", "--host", profiles["genoa-h200"], "--json")
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
     conforms(document)
     assert [gpu["free"] for gpu in document["gpus"]] == [False] * 3 + [True] * 5
     users = [[(use["name"], use["vram_mib"]) for use in gpu["used_by"]] for gpu in document["gpus"]]
@@ -89,11 +89,11 @@ def test_a_mig_device_is_held_alone(cli, profiles, listing):
 @pytest.mark.usefixtures("no_engine")
 def test_usage_is_unknown_while_kubelet_does_not_answer(cli, profiles, socket):
     socket.touch()
-    said = cli("gpus", "--host", profiles["genoa-h200"], "--json")
-    assert said.code == 0
-    assert "kubelet does not answer" in said.err
-    assert "GPU usage by pods unknown" in said.err
-    assert {gpu["free"] for gpu in json.loads(said.out)["gpus"]} == {None}
+    result = cli("gpus", "--host", profiles["genoa-h200"], "--json")
+    assert result.code == 0
+    assert "kubelet does not answer" in result.err
+    assert "GPU usage by pods unknown" in result.err
+    assert {gpu["free"] for gpu in json.loads(result.out)["gpus"]} == {None}
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -101,8 +101,8 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
     socket.touch()
     (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(name='grpc')")
     monkeypatch.syspath_prepend(tmp_path)
-    said = cli("gpus", "--host", profiles["genoa-h200"])
-    assert "grpc is not installed: GPU usage by pods unknown" in said.err
+    result = cli("gpus", "--host", profiles["genoa-h200"])
+    assert "grpc is not installed: GPU usage by pods unknown" in result.err
     with pytest.raises(EngineError, match="cannot ask kubelet") as caught:
         pods.usage((gpu(),))
     assert "pip install imagematrix" in caught.value.remedy
@@ -112,9 +112,9 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
 def test_usage_is_unknown_to_a_user_who_may_not_ask(cli, profiles, socket, monkeypatch):
     socket.touch()
     monkeypatch.setattr(pods, "access", lambda: False)
-    said = cli("gpus", "--host", profiles["genoa-h200"])
-    assert "permission denied: GPU usage by pods unknown" in said.err
-    assert " free " not in said.out
+    result = cli("gpus", "--host", profiles["genoa-h200"])
+    assert "permission denied: GPU usage by pods unknown" in result.err
+    assert " free " not in result.out
 
 
 def test_without_a_kubelet_there_is_nothing_to_ask(socket, gpu):

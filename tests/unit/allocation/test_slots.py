@@ -61,12 +61,12 @@ def test_a_ticket_reserves_free_gpus_then_the_emptiest_then_those_used_whole():
     present = slots([(1, 60), (2, 30)])
     whole = Consumer(kind="container", name="web")
     present[0] = Slot(gpu=GPUS[0], consumers=(whole,), leased=False, free_mib=None)
-    kept: list[object] = []
+    order: list[object] = []
     for number in range(1, 5):
         rest = unreserved(present, [WAITING] * number)
-        (gone,) = {slot.gpu.index for slot in present} - {slot.gpu.index for slot in rest} - set(kept)
-        kept.append(gone)
-    assert kept == [3, 2, 1, 0]
+        (taken,) = {slot.gpu.index for slot in present} - {slot.gpu.index for slot in rest} - set(order)
+        order.append(taken)
+    assert order == [3, 2, 1, 0]
     assert unreserved(present, [Ticket(count=1, gpus=(("nvidia9",),))]) == present
 
 

@@ -166,8 +166,8 @@ class TestQuickly:
         """Return a function that simulates processes with these marks that have nvidia10 open."""
 
         def have(*marks):
-            found = tuple(Consumer(kind="process", name="train", marks=frozenset(own)) for own in marks)
-            usage = {"nvidia10": found} if found else {}
+            openers = tuple(Consumer(kind="process", name="train", marks=frozenset(own)) for own in marks)
+            usage = {"nvidia10": openers} if openers else {}
             monkeypatch.setattr(processes, "with_open_nodes", lambda minors: usage if minors == {10} else {})
 
         return have

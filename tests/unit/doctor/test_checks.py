@@ -287,21 +287,21 @@ def kernel(**facts):
 def test_reasons_for_a_missing_module_are_reported():
     idle = {"host": host(driver=None), "nvml": None}
 
-    def told(**facts):
+    def reported(**facts):
         ((check, severity, saw, remedy),) = bad(replace(kernel(**facts), **idle))
         assert (check, severity) == ("module", "error")
         return saw, remedy
 
-    saw, remedy = told(drivers={ADDRESS: "nouveau"})
+    saw, remedy = reported(drivers={ADDRESS: "nouveau"})
     assert saw.endswith("is not loaded: nouveau is bound to them")
     assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
-    saw, remedy = told(refused="Loading of unsigned module is rejected", secure_boot=True)
+    saw, remedy = reported(refused="Loading of unsigned module is rejected", secure_boot=True)
     assert saw.endswith("the kernel rejected it: Loading of unsigned module is rejected")
     assert remedy.startswith("mokutil --import")
-    saw, remedy = told(secure_boot=True)
+    saw, remedy = reported(secure_boot=True)
     assert "Secure Boot rejects" in saw
     assert remedy.startswith("modprobe nvidia; or mokutil")
-    assert told(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
+    assert reported(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
 
 
 def test_gpu_instance_without_a_compute_instance_is_reported():

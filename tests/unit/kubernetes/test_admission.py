@@ -173,7 +173,7 @@ def test_function_and_policy_agree_about_any_pod(given_pod, subresource):
 
 
 @pytest.fixture
-def found(cluster, make):
+def small_cluster(cluster, make):
     """The classes of a small cluster, with pools."""
     catalog = make.catalog(
         make.variant("reg/t:v1-a", digest=f"sha256:{'a' * 64}"),
@@ -192,15 +192,15 @@ def found(cluster, make):
 
 
 @pytest.mark.parametrize("release", ["1.36", "1.37"])
-def test_the_objects_are_valid(found, release):
-    made = list(objects(policy(NAME, found, deny=True), "t-v1"))
+def test_the_objects_are_valid(small_cluster, release):
+    made = list(objects(policy(NAME, small_cluster, deny=True), "t-v1"))
     assert len(made) == 4
     for one in made:
         kubernetes_validate.validate(one, release, strict=True)
 
 
-def test_a_cluster_s_labels_narrow_a_pod_to_its_image(found):
-    made = policy(NAME, found)
+def test_a_cluster_s_labels_narrow_a_pod_to_its_image(small_cluster):
+    made = policy(NAME, small_cluster)
     after = patched(
         pod(NAME, nodeSelector={"pool": "p-n2"}), admit(pod(NAME, nodeSelector={"pool": "p-n2"}), made).patch
     )
@@ -210,17 +210,17 @@ def test_a_cluster_s_labels_narrow_a_pod_to_its_image(found):
     assert admit(daemon, made).patch[0]["value"] == A
 
 
-def test_a_label_with_too_many_values_narrows_nothing(found, monkeypatch):
+def test_a_label_with_too_many_values_narrows_nothing(small_cluster, monkeypatch):
     monkeypatch.setattr("imagematrix.kubernetes.admission.VALUES", 2)
-    made = policy(NAME, found)
+    made = policy(NAME, small_cluster)
     assert "pool" not in made.classes[0].values
 
 
 def test_classes_must_be_labelled(cluster, make):
     items = [cluster.node("a", cluster.foreign(make.host(make.gpu(0))))]
-    found = classes(parse({"kind": "List", "items": items}, "x"), make.catalog(make.variant()))
+    small_cluster = classes(parse({"kind": "List", "items": items}, "x"), make.catalog(make.variant()))
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
-        policy(NAME, found)
+        policy(NAME, small_cluster)
 
 
 def test_an_expression_that_is_too_long_is_an_error():
@@ -237,8 +237,8 @@ def test_the_command(cli, tmp_path, monkeypatch, cluster, make):
     node = cluster.node("a", cluster.own(make.host(make.gpu(0))))
     (tmp_path / "nodes.json").write_text(json.dumps(node))
     words = ("kubernetes", "render", "policy", "t:v1", "--nodes", "nodes.json", "--catalog", "t.json")
-    said = cli(*words, "--on-unknown", "deny")
-    made = list(yaml.safe_load_all(said.out))
+    result = cli(*words, "--on-unknown", "deny")
+    made = list(yaml.safe_load_all(result.out))
     assert [one["metadata"]["name"] for one in made] == ["t-v1"] * 4
     server = ApiServer(made)
     assert server.mutate(pod("t:v1"))[0]["value"] == f"t:v1-a@sha256:{'a' * 64}"

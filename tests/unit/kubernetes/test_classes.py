@@ -20,8 +20,8 @@ def nodes(cluster, labels, count=1):
         {
             "kind": "List",
             "items": [
-                cluster.node(f"{name}-{number}", found, arch=found["kubernetes.io/arch"])
-                for name, found in labels.items()
+                cluster.node(f"{name}-{number}", facts, arch=facts["kubernetes.io/arch"])
+                for name, facts in labels.items()
                 for number in range(count)
             ],
         },
@@ -31,10 +31,10 @@ def nodes(cluster, labels, count=1):
 
 def test_each_profile_is_a_class_with_the_answer_of_select(hosts, cluster, shipped_catalog):
     labels = {name: cluster.own(host) for name, host in hosts.items()}
-    found = classes(nodes(cluster, labels, 3), shipped_catalog)
-    assert len(found.classes) == len(hosts)
-    assert sum(len(each.nodes) for each in found.classes) == 3 * len(hosts)
-    for each in found.classes:
+    grouped = classes(nodes(cluster, labels, 3), shipped_catalog)
+    assert len(grouped.classes) == len(hosts)
+    assert sum(len(each.nodes) for each in grouped.classes) == 3 * len(hosts)
+    for each in grouped.classes:
         name = each.nodes[0].name.rpartition("-")[0]
         expected = explain(hosts[name], shipped_catalog)
         assert (each.variant and each.variant.reference) == expected.selected
@@ -49,8 +49,8 @@ def test_labels_of_nfd_and_nvidia_give_no_image_that_does_not_fit(hosts, cluster
         for name, host in hosts.items()
         if len({gpu.compute for gpu in host.gpus}) < 2
     }
-    found = classes(nodes(cluster, labels), shipped_catalog, allow_cpu=True)
-    chosen = {each.nodes[0].name.rpartition("-")[0]: each for each in found.classes if each.variant}
+    grouped = classes(nodes(cluster, labels), shipped_catalog, allow_cpu=True)
+    chosen = {each.nodes[0].name.rpartition("-")[0]: each for each in grouped.classes if each.variant}
     assert "genoa-h200" in chosen
     for name, each in chosen.items():
         assert each.variant.reference in explain(hosts[name], shipped_catalog, allow_cpu=True).fits
@@ -78,10 +78,10 @@ def test_a_stale_class_label_has_a_warning(cluster, make):
 def test_an_upgrade(cluster, make, conforms):
     labels = {"a": cluster.own(make.host(make.gpu(0)))}
     catalog = make.catalog(make.variant("t:old"), make.variant("t:new", driver=make.umd("exact", NEW)))
-    found = classes(nodes(cluster, labels), catalog, drivers={OLD: NEW})
-    assert found.complete
-    assert found.upgrades[0].changed[0].new == "t:new"
-    conforms(found.to_json())
+    grouped = classes(nodes(cluster, labels), catalog, drivers={OLD: NEW})
+    assert grouped.complete
+    assert grouped.upgrades[0].changed[0].new == "t:new"
+    conforms(grouped.to_json())
     lost = classes(nodes(cluster, labels), make.catalog(make.variant("t:old")), drivers={OLD: NEW})
     assert not lost.complete
 
@@ -113,7 +113,7 @@ def saved(tmp_path, monkeypatch, cluster, make):
 
     def write(**labels):
         items = [
-            cluster.node(name, found, arch=found["kubernetes.io/arch"]) for name, found in labels.items()
+            cluster.node(name, facts, arch=facts["kubernetes.io/arch"]) for name, facts in labels.items()
         ]
         (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": items}))
 
@@ -126,11 +126,11 @@ def test_the_command(cli, saved, cluster, make, conforms):
         b=cluster.own(make.host(make.gpu(0))),
         c=cluster.own(make.host(make.gpu(0, compute="7.0"))),
     )
-    said = cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json", "--driver", f"{OLD}={NEW}")
-    assert said.code == 3
-    lines = said.out.splitlines()
+    result = cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json", "--driver", f"{OLD}={NEW}")
+    assert result.code == 3
+    lines = result.out.splitlines()
     assert lines[2].split()[1:3] == ["2", "old"]
-    assert "no device code in the image runs on GPU 0" in said.out
+    assert "no device code in the image runs on GPU 0" in result.out
     assert "  new for a, b" in lines
     assert "  nothing changes for 1 node" in lines
     document = json.loads(cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json", "--json").out)
@@ -146,6 +146,6 @@ def test_the_command_requires_an_image(cli, saved, cluster, make):
 def test_a_lost_image_is_named(cli, saved, cluster, make):
     saved(**{f"n{number}": cluster.own(make.host(make.gpu(0))) for number in range(6)})
     words = ("--catalog", "t.json", "--where", "driver=550.163.01", "--driver", f"{OLD}={NEW}")
-    said = cli("kubernetes", "classes", "nodes.json", *words)
-    assert said.code == 3
-    assert "nothing for n0, n1, n2, n3, 2 more" in said.out
+    result = cli("kubernetes", "classes", "nodes.json", *words)
+    assert result.code == 3
+    assert "nothing for n0, n1, n2, n3, 2 more" in result.out

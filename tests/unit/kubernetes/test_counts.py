@@ -117,21 +117,21 @@ def test_init_containers_count_as_a_scheduler_counts_them(init, main, expected):
 
 def test_classes_are_sums_over_their_nodes(cluster, hosts):
     big, small = cluster.own(hosts["genoa-h200"]), cluster.own(hosts["icelake-l40s"])
-    found = count(
+    usage = count(
         node("a", {GPU: "8"}, **big),
         node("b", {GPU: "8"}, **big),
         node("c", {GPU: "4"}, **small),
         pod("b", container(3)),
     )
 
-    sums = {name: (number, [one.free for one in each]) for name, (number, each) in found.classes.items()}
+    sums = {name: (number, [one.free for one in each]) for name, (number, each) in usage.classes.items()}
     assert sums == {big["imagematrix.io/class"]: (2, [13]), small["imagematrix.io/class"]: (1, [4])}
 
 
 def test_pods_without_a_node_are_pending():
-    found = count(node("a", {GPU: "8"}), pod(None, container(3), phase="Pending"), pod(None, container(1)))
+    usage = count(node("a", {GPU: "8"}), pod(None, container(3), phase="Pending"), pod(None, container(1)))
 
-    (waiting,) = found.pending
+    (waiting,) = usage.pending
     assert (waiting.resource, waiting.pods, waiting.requested) == (GPU, 2, 4)
 
 

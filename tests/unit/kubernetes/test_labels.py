@@ -43,13 +43,13 @@ hostile = st.builds(
 
 @given(st.one_of(made.hosts, hostile))
 def test_labels_are_valid_and_read_back_the_same(host):
-    found = facts(host)
-    assert all(KEY.fullmatch(key) and valid(value) and value for key, value in found.items())
-    assert list(found) == sorted(found)
-    again = facts(labelled(found))
+    described = facts(host)
+    assert all(KEY.fullmatch(key) and valid(value) and value for key, value in described.items())
+    assert list(described) == sorted(described)
+    again = facts(labelled(described))
     ignored = {labels.MODEL}
-    assert {key: again.get(key) for key in found.keys() - ignored} == {
-        key: found[key] for key in found.keys() - ignored
+    assert {key: again.get(key) for key in described.keys() - ignored} == {
+        key: described[key] for key in described.keys() - ignored
     }
 
 
@@ -137,11 +137,20 @@ def test_gpus_that_no_label_describes_are_unknown(make):
 
 
 def test_hostile_labels_are_bounded():
-    found = {labels.ARCH: "amd64", labels.COUNT: "999999999", f"{labels.KIND}0": "99999_9.0_nvidia_2335_ok_1"}
-    again = labelled(found)
+    described = {
+        labels.ARCH: "amd64",
+        labels.COUNT: "999999999",
+        f"{labels.KIND}0": "99999_9.0_nvidia_2335_ok_1",
+    }
+    again = labelled(described)
     assert len(again.gpus) == 1024
-    found = {labels.ARCH: "amd64", labels.COUNT: "1", f"{labels.KIND}0": "1_x_y_z_ok_w", labels.DRIVER: "new"}
-    again = labelled(found)
+    given = {
+        labels.ARCH: "amd64",
+        labels.COUNT: "1",
+        f"{labels.KIND}0": "1_x_y_z_ok_w",
+        labels.DRIVER: "new",
+    }
+    again = labelled(given)
     assert again.driver is None
     assert again.gpus[0].compute is None
     assert "no labels about CPU flags found" in again.warnings

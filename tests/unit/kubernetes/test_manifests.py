@@ -29,7 +29,7 @@ NAMED = "reg.x/_t"
 
 
 @pytest.fixture
-def found(cluster, make):
+def grouped(cluster, make):
     """Classes of L40S with two drivers and of a CPU node, and a variant for each."""
     catalog = make.catalog(
         make.variant("r/t:v1-old", digest=DIGEST),
@@ -42,7 +42,7 @@ def found(cluster, make):
 
 
 def of(cluster, labels, catalog, **options):
-    items = [cluster.node(name, found, arch=found["kubernetes.io/arch"]) for name, found in labels.items()]
+    items = [cluster.node(name, facts, arch=facts["kubernetes.io/arch"]) for name, facts in labels.items()]
     return classes(parse({"kind": "List", "items": items}, "x"), catalog, **options).classes
 
 
@@ -56,15 +56,15 @@ def pods(manifest):
     return spec["template"]
 
 
-def node(found, name):
-    return next(one for each in found for one in each.nodes if one.name == name)
+def node(grouped, name):
+    return next(one for each in grouped for one in each.nodes if one.name == name)
 
 
 @pytest.mark.parametrize("kind", BUILT_IN)
 @pytest.mark.parametrize("release", RELEASES)
-def test_each_class_has_a_manifest_for_its_nodes(found, kind, release):
+def test_each_class_has_a_manifest_for_its_nodes(grouped, kind, release):
     workload = Workload(name="train", arguments=("--epochs", "3"), gpus=2, pods=3)
-    made = manifests(kind, workload, found)
+    made = manifests(kind, workload, grouped)
     assert len(made) == 3
     assert len({one["metadata"]["name"] for one in made}) == 3
     for one in made:
@@ -75,7 +75,7 @@ def test_each_class_has_a_manifest_for_its_nodes(found, kind, release):
         admitting = {
             name
             for name in ("old", "new", "cpu")
-            if admitted(terms(template["spec"]), node(found, name).labels)
+            if admitted(terms(template["spec"]), node(grouped, name).labels)
         }
         assert admitting == {suffix}
         assert container["args"] == ["--epochs", "3"]
@@ -89,28 +89,28 @@ def terms(spec):
 
 
 @pytest.mark.parametrize("kind", ["jobset", "leaderworkerset"])
-def test_a_gang_has_one_image_for_all_ranks(found, kind):
-    gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
+def test_a_gang_has_one_image_for_all_ranks(grouped, kind):
+    gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
     (made,) = manifests(kind, Workload(name="train", gpus=1, pods=4), gpu_classes)
     spec = pods(made)["spec"]
     assert spec["containers"][0]["image"] == f"r/t:v1-any@{DIGEST}"
-    assert all(admitted(terms(spec), node(found, name).labels) for name in ("old", "new"))
-    assert not admitted(terms(spec), node(found, "cpu").labels)
+    assert all(admitted(terms(spec), node(grouped, name).labels) for name in ("old", "new"))
+    assert not admitted(terms(spec), node(grouped, "cpu").labels)
     with pytest.raises(NothingFits, match="no variant fits all of the classes"):
-        manifests(kind, Workload(name="train"), found)
+        manifests(kind, Workload(name="train"), grouped)
 
 
-def test_a_jobset_is_as_its_api_has_it(found):
-    gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
+def test_a_jobset_is_as_its_api_has_it(grouped):
+    gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
     workload = Workload(name="train", arguments=("--epochs", "3"), gpus=1, pods=4, pull_secret="logins")  # noqa: S106
     (made,) = manifests("jobset", workload, gpu_classes)
     assert JobSet.from_dict(made).to_dict() == made, "unknown fields are lost, wrong types are errors"
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
-def test_the_secret_for_pulling_is_in_every_pod(found, kind):
+def test_the_secret_for_pulling_is_in_every_pod(grouped, kind):
     name = "logins"
-    gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
+    gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
     for made in manifests(kind, Workload(name="train", pull_secret=name), gpu_classes):
         assert pods(made)["spec"]["imagePullSecrets"] == [{"name": name}]
     without = manifests(kind, Workload(name="train"), gpu_classes)[0]
@@ -129,17 +129,17 @@ def test_a_gang_gets_the_variant_that_is_best_for_all_classes(hosts, cluster, sh
         assert placed.variant.reference in fitting[0] & fitting[1]
 
 
-def test_one_class_alone_keeps_the_name(found):
-    (made,) = manifests("job", Workload(name="train"), [found[0]])
+def test_one_class_alone_keeps_the_name(grouped):
+    (made,) = manifests("job", Workload(name="train"), [grouped[0]])
     assert made["metadata"]["name"] == "train"
     assert "completions" not in made["spec"]
 
 
 @pytest.mark.parametrize(("length", "pods", "longest"), [(50, 1, 63), (55, 1, 63), (63, 1, 63), (63, 12, 60)])
-def test_a_long_name_keeps_the_hash_of_the_class(found, length, pods, longest):
+def test_a_long_name_keeps_the_hash_of_the_class(grouped, length, pods, longest):
     """A second object with the same name would replace the first; pods have the job's name and an index."""
     names = [
-        made["metadata"]["name"] for made in manifests("job", Workload(name="a" * length, pods=pods), found)
+        made["metadata"]["name"] for made in manifests("job", Workload(name="a" * length, pods=pods), grouped)
     ]
     assert len(set(names)) == 3
     assert max(map(len, names)) <= longest
@@ -174,10 +174,10 @@ def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
         gang(of(cluster, labels, make.catalog(make.variant()), gpus="3"))
 
 
-def test_classes_are_chosen_by_name(found):
-    assert chosen(found, [found[1].name]) == (found[1],)
+def test_classes_are_chosen_by_name(grouped):
+    assert chosen(grouped, [grouped[1].name]) == (grouped[1],)
     with pytest.raises(UsageError, match="class 'x' not found"):
-        chosen(found, ["x"])
+        chosen(grouped, ["x"])
 
 
 def test_a_node_with_the_label_of_another_class_is_an_error(cluster, make):
@@ -185,11 +185,11 @@ def test_a_node_with_the_label_of_another_class_is_an_error(cluster, make):
     hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW), "cpu": make.host()}
     labels = {name: cluster.own(host) for name, host in hosts.items()}
     labels["new"][CLASS] = labels["old"][CLASS]
-    found = of(cluster, labels, make.catalog(make.variant()))
+    grouped = of(cluster, labels, make.catalog(make.variant()))
     for names in ([labels["old"][CLASS]], []):
         with pytest.raises(UsageError, match=f"node new has the label of the class {labels['old'][CLASS]}, "):
-            chosen(found, names)
-    (cpu,) = chosen(found, [labels["cpu"][CLASS]])
+            chosen(grouped, names)
+    (cpu,) = chosen(grouped, [labels["cpu"][CLASS]])
     assert [node.name for node in cpu.nodes] == ["cpu"]
 
 
@@ -205,10 +205,10 @@ def test_an_invalid_name_is_refused(name):
         Workload(name=name)
 
 
-def test_a_flavor_selects_the_nodes_of_its_class(found, cluster, make):
-    made = list(flavors(found))
-    assert [one["metadata"]["name"] for one in made] == [each.name for each in found]
-    for one, each in zip(made, found, strict=True):
+def test_a_flavor_selects_the_nodes_of_its_class(grouped, cluster, make):
+    made = list(flavors(grouped))
+    assert [one["metadata"]["name"] for one in made] == [each.name for each in grouped]
+    for one, each in zip(made, grouped, strict=True):
         assert one["spec"]["nodeLabels"].items() <= each.nodes[0].labels.items()
     unlabelled = of(cluster, {"a": cluster.foreign(make.host(make.gpu(0)))}, make.catalog(make.variant()))
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
@@ -250,13 +250,13 @@ def saved(tmp_path, monkeypatch, cluster, make):
 @pytest.mark.usefixtures("saved")
 def test_the_command(cli):
     words = (f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
-    said = cli("kubernetes", "render", "job", *words, "--name", "train", "--gpus", "2", "--", "-v", "x")
-    assert said.code == 0
-    made = list(yaml.safe_load_all(said.out))
+    result = cli("kubernetes", "render", "job", *words, "--name", "train", "--gpus", "2", "--", "-v", "x")
+    assert result.code == 0
+    made = list(yaml.safe_load_all(result.out))
     assert [one["kind"] for one in made] == ["Job", "Job"]
     assert made[0]["spec"]["template"]["spec"]["containers"][0]["args"] == ["-v", "x"]
-    assert "nothing fits the class" in said.err
-    assert "the catalog has no digest" in said.err
+    assert "nothing fits the class" in result.err
+    assert "the catalog has no digest" in result.err
     flavored = cli("kubernetes", "render", "flavors", *words)
     assert len(list(yaml.safe_load_all(flavored.out))) == 3
     artifacts = cli("kubernetes", "render", "compatibility", f"{NAMED}:v1", "--catalog", "t.json")
@@ -270,8 +270,8 @@ def test_the_command(cli):
 def test_the_command_names_what_is_missing(cli):
     assert "invalid kind" in cli("kubernetes", "render", "jbo", "t:v1").err
     assert "no nodes given" in cli("kubernetes", "render", "job", "t:v1").err
-    said = cli("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
-    assert "invalid name '-t'" in said.err
+    result = cli("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    assert "invalid name '-t'" in result.err
 
 
 def test_every_kind_of_workload_is_on_the_command_line():

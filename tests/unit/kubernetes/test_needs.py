@@ -181,8 +181,8 @@ def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog
     uniform = {name for name, host in hosts.items() if len({gpu.compute for gpu in host.gpus}) < 2}
     placed = 0
     for variant in shipped_catalog.variants:
-        there = needs(variant)
-        exact, cautious = owned(there), foreign(there)
+        ways = needs(variant)
+        exact, cautious = owned(ways), foreign(ways)
         for name, host in hosts.items():
             right = fits(host, variant)
             assert admitted(exact, labels[name][0]) == right
@@ -247,8 +247,8 @@ def test_the_evaluator_of_cel(expression):
 def test_the_command(cli, make, tmp_path, conforms):
     path = tmp_path / "t.json"
     path.write_text(documents.dump(make.catalog(make.variant("t:a"), make.cpu_variant()).to_json()))
-    said = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--json")
-    document = conforms(json.loads(said.out))
+    result = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--json")
+    document = conforms(json.loads(result.out))
     assert [one["device"] is None for one in document["variants"]] == [False, True]
     assert yaml.safe_load(cli("kubernetes", "needs", "t:v1", "--catalog", str(path)).out) == document
     only = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--where", "cuda=12.4", "--json")

@@ -122,10 +122,10 @@ def test_a_node_that_offers_gpus_is_not_a_cpu_node(cluster, resource):
 def test_flags_of_node_feature_discovery(hosts, cluster):
     for described in hosts.values():
         node = cluster.node("a", cluster.foreign(described), arch=cluster.arch(described))
-        found = host(node)
-        assert found.cpu.flags <= described.cpu.flags
-        assert found.cpu.level == described.cpu.level
-        assert found.cpu.vendor in {None, described.cpu.vendor}
+        read_back = host(node)
+        assert read_back.cpu.flags <= described.cpu.flags
+        assert read_back.cpu.level == described.cpu.level
+        assert read_back.cpu.vendor in {None, described.cpu.vendor}
 
 
 def test_a_level_is_inferred_only_from_all_of_its_shown_flags():

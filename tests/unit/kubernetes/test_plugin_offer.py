@@ -16,10 +16,10 @@ def _broken(host, index, state="lost"):
 
 
 def test_only_the_generic_resource_is_offered_by_default(hosts):
-    there = offer(hosts["genoa-h200"])
+    offered = offer(hosts["genoa-h200"])
 
-    assert {name: len(devices) for name, devices in there.resources.items()} == {GPU: 8}
-    assert list(there.resources[GPU]) == [gpu.uuid for gpu in hosts["genoa-h200"].gpus]
+    assert {name: len(devices) for name, devices in offered.resources.items()} == {GPU: 8}
+    assert list(offered.resources[GPU]) == [gpu.uuid for gpu in hosts["genoa-h200"].gpus]
 
 
 def test_a_gpu_is_offered_by_its_product_and_by_the_nodes_class(h200):
@@ -31,11 +31,11 @@ def test_a_gpu_is_offered_by_its_product_and_by_the_nodes_class(h200):
 
 
 def test_gpus_of_several_models_have_a_resource_each(hosts):
-    there = offer(hosts["mixed"], by=["product"])
+    offered = offer(hosts["mixed"], by=["product"])
 
-    products = {name: list(devices) for name, devices in there.resources.items() if name != GPU}
+    products = {name: list(devices) for name, devices in offered.resources.items() if name != GPU}
     assert len(products) == len({gpu.name for gpu in hosts["mixed"].gpus}) > 1
-    assert sorted(one for devices in products.values() for one in devices) == sorted(there.resources[GPU])
+    assert sorted(one for devices in products.values() for one in devices) == sorted(offered.resources[GPU])
 
 
 def test_a_host_without_a_gpu_offers_nothing(hosts):
@@ -46,18 +46,20 @@ def test_a_host_without_a_gpu_offers_nothing(hosts):
 
 def test_mig_devices_are_offered_by_profile_and_their_gpus_are_not(hosts):
     host = hosts["mig"]
-    there = offer(host)
+    node_offer = offer(host)
 
     expected = {
         (f"imagematrix.io/mig-{device.profile.replace('+', '-')}", device.uuid)
         for gpu in host.gpus
         for device in gpu.mig or ()
     }
-    offered = {(name, one) for name, devices in there.resources.items() if name != GPU for one in devices}
+    offered = {
+        (name, one) for name, devices in node_offer.resources.items() if name != GPU for one in devices
+    }
     assert expected
     assert offered == expected
     in_mig_mode = {gpu.uuid for gpu in host.gpus if gpu.mig is not None}
-    assert in_mig_mode.isdisjoint(there.resources.get(GPU, {}))
+    assert in_mig_mode.isdisjoint(node_offer.resources.get(GPU, {}))
 
 
 def test_a_container_gets_device_nodes_and_the_names_of_its_gpus(h200):
@@ -71,12 +73,12 @@ def test_a_container_gets_device_nodes_and_the_names_of_its_gpus(h200):
 
 
 def test_a_mig_device_comes_with_its_capabilities(hosts):
-    there = offer(hosts["mig"])
+    offered = offer(hosts["mig"])
     gpu = next(gpu for gpu in hosts["mig"].gpus if gpu.mig)
     device = gpu.mig[0]
-    (resource,) = [name for name, ids in there.resources.items() if device.uuid in ids]
+    (resource,) = [name for name, ids in offered.resources.items() if device.uuid in ids]
 
-    grant = allocate(there, resource, [device.uuid], {})
+    grant = allocate(offered, resource, [device.uuid], {})
 
     expected = [f"/dev/nvidia{gpu.minor}", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in device.capabilities)]
     assert list(grant.devices[:3]) == expected
@@ -89,7 +91,9 @@ def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
 
     unhealthy = {
         resource: {
-            h200.resources[resource][device] for device, well in listed(h200, resource, holders) if not well
+            h200.resources[resource][device]
+            for device, healthy in listed(h200, resource, holders)
+            if not healthy
         }
         for resource in h200.resources
     }
@@ -101,13 +105,15 @@ def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
 
 
 def test_a_gpu_that_does_not_work_is_unhealthy_and_not_allocated(hosts):
-    there = offer(_broken(hosts["genoa-h200"], 2), vram=True)
+    offered = offer(_broken(hosts["genoa-h200"], 2), vram=True)
     name = hosts["genoa-h200"].gpus[2].uuid
 
-    assert [device for device, well in listed(there, GPU, {}) if not well] == [name]
-    assert {there.resources[VRAM][device] for device, well in listed(there, VRAM, {}) if not well} == {name}
+    assert [device for device, healthy in listed(offered, GPU, {}) if not healthy] == [name]
+    assert {
+        offered.resources[VRAM][device] for device, healthy in listed(offered, VRAM, {}) if not healthy
+    } == {name}
     with pytest.raises(AllocationError, match=f"{name} cannot be used: lost"):
-        allocate(there, GPU, [name], {})
+        allocate(offered, GPU, [name], {})
 
 
 def test_a_missing_device_is_not_allocated(h200):

@@ -499,20 +499,20 @@ def test_what_a_node_offers_may_change(folder, node):
 
 def test_a_failure_is_reported_once_until_it_is_fixed(folder, node):
     node = node()
-    told = "the node cannot be probed: no /proc"
+    failure = "the node cannot be probed: no /proc"
 
     async def scenario():
         async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(GPU)
             for times in (1, 2):
                 node.error = ProbeError("no /proc")
-                await until(lambda times=times: node.notes.count(told) == times)
+                await until(lambda times=times: node.notes.count(failure) == times)
                 await asyncio.sleep(5 * TIMES.probe)
                 node.error = None
                 await asyncio.sleep(5 * TIMES.probe)
 
     asyncio.run(scenario())
-    assert node.notes.count(told) == 2
+    assert node.notes.count(failure) == 2
 
 
 def test_a_refused_registration_is_tried_again(folder, node):

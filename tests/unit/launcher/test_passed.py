@@ -114,8 +114,8 @@ def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path
     ],
 )
 def test_gpus_that_docker_py_s_options_pass(gpus, options, expected):
-    found = passed_by(options, gpus, lambda: {"DefaultRuntime": "nvidia"})
-    assert sorted(key for gpu in found for key in keys(gpu)) == expected
+    gpus_passed = passed_by(options, gpus, lambda: {"DefaultRuntime": "nvidia"})
+    assert sorted(key for gpu in gpus_passed for key in keys(gpu)) == expected
 
 
 def test_the_engine_is_queried_only_if_needed(gpus):

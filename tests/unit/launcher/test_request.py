@@ -228,8 +228,8 @@ def test_a_remote_engine_needs_a_saved_host(monkeypatch):
 def claimed(make, monkeypatch):
     """Returns what is started on GPUs of the host `after`, claimed when it was the host `before`."""
     older = UserModeDriver(mode="exact", version="535.261.03")
-    found = catalog("80")
-    (newer,) = found.variants
+    original = catalog("80")
+    (newer,) = original.variants
     other = replace(newer, reference="training:v1-older", driver=older)
     monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: {})
     monkeypatch.setattr("imagematrix.engine.info", dict)
@@ -237,7 +237,7 @@ def claimed(make, monkeypatch):
 
     def start(before, after, version="550.163.01"):
         words = split(["IMAGE"])
-        asked = request(words, make.host(*before), replace(found, variants=(newer, other)), None, None)
+        asked = request(words, make.host(*before), replace(original, variants=(newer, other)), None, None)
         now = make.host(*after)
         now = replace(now, driver=replace(now.driver, version=version))
         with asked.claim(asked.first()[1], lambda _: None) as taken:

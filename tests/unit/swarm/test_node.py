@@ -49,22 +49,22 @@ def test_a_kernel_that_shows_no_driver(host, tmp_path):
 
 
 def test_a_gpu_that_was_divided_by_mig(host, tree, tmp_path):
-    found = tree(GPU_A, GPU_B)
+    present_tree = tree(GPU_A, GPU_B)
     folder = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0"
     folder.mkdir(parents=True)
     for number, path in ((37, folder.parent), (38, folder)):
         (path / "access").write_text(f"DeviceFileMinor: {number}\n")
-    assert [gpu.uuid for gpu in node.present(host(1, 1), found).gpus] == ["GPU-b"]
+    assert [gpu.uuid for gpu in node.present(host(1, 1), present_tree).gpus] == ["GPU-b"]
 
 
 def test_mig_devices_have_their_current_nodes(host, mig, tree, tmp_path):
-    found = tree(GPU_A)
+    present_tree = tree(GPU_A)
     folder = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0"
     folder.mkdir(parents=True)
     for number, path in ((107, folder.parent), (108, folder)):
         (path / "access").write_text(f"DeviceFileMinor: {number}\n")
     divided = replace(host(), gpus=(replace(mig, pci_bus_id="0000:01:00.0", uuid="GPU-a"),))
-    (gpu,) = node.present(divided, found).gpus
+    (gpu,) = node.present(divided, present_tree).gpus
     assert [device.capabilities for device in gpu.mig] == [(107, 108), None]
 
 

@@ -13,9 +13,9 @@ DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
 
 
 def test_every_gpu_is_offered_by_its_full_uuid(host):
-    found = offer(host(46068, 46068, driver=DRIVER))
-    assert found.resources == ("NVIDIA-GPU=GPU-a", "NVIDIA-GPU=GPU-b")
-    assert found.labels == (
+    offered = offer(host(46068, 46068, driver=DRIVER))
+    assert offered.resources == ("NVIDIA-GPU=GPU-a", "NVIDIA-GPU=GPU-b")
+    assert offered.labels == (
         "io.imagematrix.cpu=x86-64-v3",
         "io.imagematrix.driver=550.163.01",
         "io.imagematrix.driver-branch=550",
@@ -26,9 +26,9 @@ def test_every_gpu_is_offered_by_its_full_uuid(host):
 
 
 def test_shares_are_counted_on_each_gpu(host):
-    found = offer(host(24564, 10000), "4G")
-    assert found.resources[-1] == "VRAM-4G=8"
-    assert "io.imagematrix.offer=shares" in found.labels
+    offered = offer(host(24564, 10000), "4G")
+    assert offered.resources[-1] == "VRAM-4G=8"
+    assert "io.imagematrix.offer=shares" in offered.labels
 
 
 def test_all_memory_of_the_only_gpu(host):
@@ -36,9 +36,9 @@ def test_all_memory_of_the_only_gpu(host):
 
 
 def test_mig_devices_are_offered_instead_of_their_gpu(host, mig):
-    found = offer(replace(host(), gpus=(mig,)), "4G")
-    assert found.resources == ("NVIDIA-GPU=MIG-a", "NVIDIA-GPU=MIG-b", "VRAM-4G=4")
-    assert "io.imagematrix.mig=1g.10gb" in found.labels
+    offered = offer(replace(host(), gpus=(mig,)), "4G")
+    assert offered.resources == ("NVIDIA-GPU=MIG-a", "NVIDIA-GPU=MIG-b", "VRAM-4G=4")
+    assert "io.imagematrix.mig=1g.10gb" in offered.labels
 
 
 def test_a_mixed_node_has_joined_labels(host):
@@ -51,8 +51,8 @@ def test_a_mixed_node_has_joined_labels(host):
 
 def test_a_gpu_that_does_not_work_is_not_offered(host):
     node = host(1, 1)
-    found = offer(replace(node, gpus=(node.gpus[0], replace(node.gpus[1], state="lost"))))
-    assert found.resources == ("NVIDIA-GPU=GPU-a",)
+    offered = offer(replace(node, gpus=(node.gpus[0], replace(node.gpus[1], state="lost"))))
+    assert offered.resources == ("NVIDIA-GPU=GPU-a",)
 
 
 def test_a_node_without_a_gpu(host):
@@ -104,8 +104,8 @@ def test_absent_resources_are_not_listed():
         "runtimes": {"imagematrix": {"path": "/bin/rt"}},
         "default-runtime": "imagematrix",
     }
-    gone = merged({"node-generic-resources": ["VRAM=1"]}, Offer(resources=(), labels=()), "/bin/rt")
-    assert gone["node-generic-resources"] == []
+    emptied = merged({"node-generic-resources": ["VRAM=1"]}, Offer(resources=(), labels=()), "/bin/rt")
+    assert emptied["node-generic-resources"] == []
 
 
 @pytest.mark.parametrize(("text", "config"), [("", {}), (" \n", {}), ('{"debug": true}', {"debug": True})])

@@ -39,8 +39,8 @@ def counted(kind, value):
 def test_a_node_is_what_the_engine_lists():
     resources = [named("NVIDIA-GPU", "GPU-a"), named("NVIDIA-GPU", "GPU-b"), counted("VRAM-4G", 12)]
     labels = {"io.imagematrix.offer": "shares"}
-    (found,) = module.of([listed(labels=labels, resources=[*resources, counted("SSD", 3)])])
-    assert found == node(shared=True, NVIDIA_GPU=2, VRAM_4G=12)
+    (parsed,) = module.of([listed(labels=labels, resources=[*resources, counted("SSD", 3)])])
+    assert parsed == node(shared=True, NVIDIA_GPU=2, VRAM_4G=12)
     assert module.of([{"ID": "abc"}]) == (
         Node(name="abc", manager=False, engine="", shared=False, offers={}),
     )
@@ -59,8 +59,8 @@ def test_a_node_is_what_the_engine_lists():
     ],
 )
 def test_engines_with_the_bug_of_overlay_networks(version, manager, rejects):
-    (found,) = module.of([listed(version, manager=manager)])
-    assert found.rejects_overlay is rejects
+    (parsed,) = module.of([listed(version, manager=manager)])
+    assert parsed.rejects_overlay is rejects
 
 
 def test_whole_gpus_are_not_reserved_on_nodes_that_share_them():

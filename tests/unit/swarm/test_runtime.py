@@ -34,11 +34,11 @@ def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - thei
     engine.add_image({}, Env=["PATH=/bin"])
     image = engine.images[0]["Id"]
     monkeypatch.setattr(node, "present", lambda host, _: host)
-    found = Settings(
+    created = Settings(
         data_root=str(tmp_path), address=os.environ["DOCKER_HOST"], host=host(24564, 12000, driver=DRIVER)
     )
     engine.image_id = image
-    return found
+    return created
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_a_gpu_by_name(start, usage):
 
 
 def test_a_share_gets_its_fraction_of_the_gpus_memory(start, usage):
-    found = [variables(start("DOCKER_RESOURCE_VRAM-4G=1", container=f"c{number}")) for number in range(4)]
+    shares = [variables(start("DOCKER_RESOURCE_VRAM-4G=1", container=f"c{number}")) for number in range(4)]
     # The smaller GPU first: it has the least memory left.
-    assert [one["IMAGEMATRIX_GPUS"] for one in found] == ["GPU-b"] * 3 + ["GPU-a"]
-    assert found[0]["IMAGEMATRIX_VRAM_MIB"] == "3814"
-    assert found[0]["IMAGEMATRIX_VRAM_FRACTION"] == "0.2761"  # (3814 - 500) / 12000
-    assert found[3]["IMAGEMATRIX_VRAM_FRACTION"] == "0.1349"  # (3814 - 500) / 24564
+    assert [one["IMAGEMATRIX_GPUS"] for one in shares] == ["GPU-b"] * 3 + ["GPU-a"]
+    assert shares[0]["IMAGEMATRIX_VRAM_MIB"] == "3814"
+    assert shares[0]["IMAGEMATRIX_VRAM_FRACTION"] == "0.2761"  # (3814 - 500) / 12000
+    assert shares[3]["IMAGEMATRIX_VRAM_FRACTION"] == "0.1349"  # (3814 - 500) / 24564
     assert {key: len(names) for key, names in usage().items()} == {"nvidia1": 3, "nvidia0": 1}
 
 

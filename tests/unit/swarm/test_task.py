@@ -11,9 +11,9 @@ GPU = "DOCKER_RESOURCE_NVIDIA-GPU="
 
 def test_the_container_of_a_task(record, tmp_path):
     container = record(f"{GPU}GPU-a", "PATH=/bin")
-    found = task.read(str(tmp_path), container)
-    assert (found.name, found.image, found.image_id) == ("train.1.x7", "training:v1", "sha256:0")
-    assert found.environment == (f"{GPU}GPU-a", "PATH=/bin")
+    read_task = task.read(str(tmp_path), container)
+    assert (read_task.name, read_task.image, read_task.image_id) == ("train.1.x7", "training:v1", "sha256:0")
+    assert read_task.environment == (f"{GPU}GPU-a", "PATH=/bin")
 
 
 def test_a_container_outside_swarm_is_not_a_task(record, tmp_path):
@@ -49,9 +49,9 @@ def test_a_damaged_record(record, tmp_path, config):
     ],
 )
 def test_assigned_resources(environment, expected):
-    found = assigned(environment, ())
-    assert found == expected
-    assert bool(found) is (expected != Assigned())
+    result = assigned(environment, ())
+    assert result == expected
+    assert bool(result) is (expected != Assigned())
 
 
 def test_an_image_assigns_nothing():

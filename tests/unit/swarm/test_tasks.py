@@ -53,10 +53,10 @@ def test_a_task_as_the_engine_describes_it():
         "Err": "task: non-zero exit (3)",
         "ContainerStatus": {"ContainerID": "c", "PID": 0, "ExitCode": 3},
     }
-    found = Task.of({"ID": "t", "Slot": 2, "NodeID": "n", "Status": status})
-    assert (found.slot, found.state, found.exit_code) == (2, "failed", 3)
-    assert found.reason == "task: non-zero exit (3)"
-    assert found.since == seconds("2026-11-22T12:00:00Z") + 0.5
+    parsed = Task.of({"ID": "t", "Slot": 2, "NodeID": "n", "Status": status})
+    assert (parsed.slot, parsed.state, parsed.exit_code) == (2, "failed", 3)
+    assert parsed.reason == "task: non-zero exit (3)"
+    assert parsed.since == seconds("2026-11-22T12:00:00Z") + 0.5
     running = {**status, "State": "running"}
     assert Task.of({"ID": "t", "Status": running}).exit_code is None
 

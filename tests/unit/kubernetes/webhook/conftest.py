@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagematrix.kubernetes.webhook import api, certificate, known, serving, sources
+from imagematrix.kubernetes.webhook import api, certificate, serving, sources, state
 from imagematrix.kubernetes.webhook.journal import Journal
 
 
@@ -22,7 +22,7 @@ def journal():
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Shorten all intervals."""
-    monkeypatch.setattr(known, "SETTLE_S", 0.01)
+    monkeypatch.setattr(state, "SETTLE_S", 0.01)
     monkeypatch.setattr(certificate, "WATCH_S", 0.02)
     monkeypatch.setattr(sources, "FILE_S", 0.02)
     monkeypatch.setattr(sources, "CATALOG_S", 0.02)

@@ -16,19 +16,19 @@ from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
-from imagematrix.kubernetes.webhook import api, known
+from imagematrix.kubernetes.webhook import api, state
 from imagematrix.kubernetes.webhook.api import Api, ClusterNodes, inside
-from imagematrix.kubernetes.webhook.known import Known, Question
 from imagematrix.kubernetes.webhook.sources import NodesFile, follow_catalog
+from imagematrix.kubernetes.webhook.state import Question, State
 
 
-def images_of(there):
-    return [each.image for policy in there.policies for each in policy.classes]
+def images_of(current):
+    return [each.image for policy in current.policies for each in policy.classes]
 
 
-def names_of(there):
+def names_of(current):
     """Return the nodes with GPUs in the classes, as pods see them."""
-    return {name for each in there.policies[0].classes for name in each.values["metadata.name"]} - {"n0"}
+    return {name for each in current.policies[0].classes for name in each.values["metadata.name"]} - {"n0"}
 
 
 def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, journal):
@@ -36,30 +36,30 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
     path.write_text(json.dumps(nodes(n1=None)))
 
     async def run():
-        there = Known([str(saved)], Question(deny=True), journal)
+        current = State([str(saved)], Question(deny=True), journal)
         async with running(
-            there.follow(),
-            NodesFile(path).follow(there, journal),
-            follow_catalog(str(saved), there, journal),
+            current.follow(),
+            NodesFile(path).follow(current, journal),
+            follow_catalog(str(saved), current, journal),
         ):
             await until(lambda: "catalog" in "".join(journal.lines))
-            assert "deciding" not in "".join(journal.lines)
+            assert "policies made" not in "".join(journal.lines)
             saved.write_text(documents.dump(catalog.to_json()))
-            await until(lambda: there.policies)
-            assert [policy.deny for policy in there.policies or ()] == [True]
-            assert names_of(there) == {"n1"}
+            await until(lambda: current.policies)
+            assert [policy.deny for policy in current.policies or ()] == [True]
+            assert names_of(current) == {"n1"}
             path.write_text(json.dumps(nodes(n1=None, n2="580.65.06")))
-            await until(lambda: names_of(there) == {"n1", "n2"})
-            assert set(images_of(there)) == {A, B, ""}
+            await until(lambda: names_of(current) == {"n1", "n2"})
+            assert set(images_of(current)) == {A, B, ""}
             path.write_text("{")
             await until(lambda: any("not JSON" in line for line in journal.lines))
             one = documents.dump(catalog.to_json()).replace("b" * 64, "c" * 64)
             saved.write_text(one)
-            await until(lambda: any(image.endswith("c" * 64) for image in images_of(there)))
-            assert names_of(there) == {"n1", "n2"}
+            await until(lambda: any(image.endswith("c" * 64) for image in images_of(current)))
+            assert names_of(current) == {"n1", "n2"}
             saved.write_text("[]")
             await until(lambda: any("expected an object" in line for line in journal.lines))
-            assert there.policies
+            assert current.policies
 
     asyncio.run(run())
     metrics = journal.text().decode()
@@ -73,12 +73,12 @@ def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, journ
     listed["items"][3]["metadata"]["labels"][CLASS] = "old"
 
     async def run():
-        there = Known(["x"], Question(), journal)
-        async with running(there.follow()):
-            there.put_catalog("x", catalog)
-            there.put_nodes(parse(listed, "x"))
-            await until(lambda: there.policies)
-            return names_of(there)
+        current = State(["x"], Question(), journal)
+        async with running(current.follow()):
+            current.put_catalog("x", catalog)
+            current.put_nodes(parse(listed, "x"))
+            await until(lambda: current.policies)
+            return names_of(current)
 
     assert asyncio.run(run()) == {"n1"}
     assert journal.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
@@ -86,19 +86,19 @@ def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, journ
 
 def test_a_failure_keeps_the_last_policies(catalog, journal, monkeypatch):
     async def run():
-        there = Known(["x"], Question(), journal)
-        async with running(there.follow()):
-            there.put_catalog("x", catalog)
-            there.put_nodes([])
-            await until(lambda: there.policies)
+        current = State(["x"], Question(), journal)
+        async with running(current.follow()):
+            current.put_catalog("x", catalog)
+            current.put_nodes([])
+            await until(lambda: current.policies)
 
             def fail(*_, **__):
                 raise UsageError("an open axis")
 
-            monkeypatch.setattr(known, "classes", fail)
-            there.put_nodes([])
+            monkeypatch.setattr(state, "classes", fail)
+            current.put_nodes([])
             await until(lambda: "policies: an open axis" in journal.lines)
-            assert there.policies
+            assert current.policies
 
     asyncio.run(run())
 
@@ -129,9 +129,9 @@ class FakeApiServer:
         start = int(request.query.get("continue", 0))
         page = int(request.query["limit"])
         following = str(start + page) if start + page < len(names) else ""
-        found = [self.items[name] for name in names[start : start + page]]
+        page_items = [self.items[name] for name in names[start : start + page]]
         metadata = {"resourceVersion": str(self.version), "continue": following}
-        return web.json_response({"kind": "NodeList", "metadata": metadata, "items": found})
+        return web.json_response({"kind": "NodeList", "metadata": metadata, "items": page_items})
 
     async def watch(self, request):
         if self.gone:
@@ -176,29 +176,29 @@ def token(tmp_path):
 async def watching(fake, catalog, journal, token):
     """Yield the nodes and policies from an API server, once it is watched."""
     async with TestServer(fake.application()) as server:
-        there = Known(["x"], Question(), journal)
-        there.put_catalog("x", catalog)
+        current = State(["x"], Question(), journal)
+        current.put_catalog("x", catalog)
         source = ClusterNodes(Api(url=str(server.make_url("/")), token=token, authorities=None))
-        async with running(there.follow(), source.follow(there, journal)):
-            await until(lambda: fake.watches and there.policies)
-            yield there
+        async with running(current.follow(), source.follow(current, journal)):
+            await until(lambda: fake.watches and current.policies)
+            yield current
 
 
 def test_nodes_are_listed_and_watched(fake, catalog, nodes, journal, token):
     _, n4 = nodes(n4=None)["items"]
 
     async def run():
-        async with watching(fake, catalog, journal, token) as there:
-            assert names_of(there) == {"n1", "n2", "n3"}
+        async with watching(fake, catalog, journal, token) as current:
+            assert names_of(current) == {"n1", "n2", "n3"}
             assert [query.get("continue") for query, _ in fake.asked] == [None, "2", None]
             assert fake.asked[-1][0]["resourceVersion"] == "100"
             fake.send("ADDED", n4)
-            await until(lambda: names_of(there) == {"n1", "n2", "n3", "n4"})
+            await until(lambda: names_of(current) == {"n1", "n2", "n3", "n4"})
             count = len(journal.lines)
             fake.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
             fake.send("BOOKMARK")
             fake.send("DELETED", fake.items["n1"])
-            await until(lambda: names_of(there) == {"n2", "n3", "n4"})
+            await until(lambda: names_of(current) == {"n2", "n3", "n4"})
             assert len(journal.lines) == count + 1
 
     asyncio.run(run())
@@ -221,22 +221,22 @@ def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, journ
     _, n4 = nodes(n4=None)["items"]
 
     async def run():
-        async with watching(fake, catalog, journal, token) as there:
+        async with watching(fake, catalog, journal, token) as current:
             del fake.items["n1"], fake.items["n3"]
             fake.send("ERROR", code=410)
-            await until(lambda: names_of(there) == {"n2"})
+            await until(lambda: names_of(current) == {"n2"})
             await until(lambda: len(fake.watches) == 2)
             fake.items["n4"] = n4
             fake.gone = True
             fake.watches[-1].put_nowait(None)
-            await until(lambda: names_of(there) == {"n2", "n4"})
+            await until(lambda: names_of(current) == {"n2", "n4"})
 
     asyncio.run(run())
 
 
 def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, journal, token):
     async def run():
-        async with watching(fake, catalog, journal, token) as there:
+        async with watching(fake, catalog, journal, token) as current:
             fake.send("ERROR", code=500, message="etcd")
             await until(lambda: any("the watch has ended: etcd" in line for line in journal.lines))
             await until(lambda: len(fake.watches) == 2)
@@ -245,15 +245,15 @@ def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, j
             await until(lambda: len(fake.watches) == 3)
             fake.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
             await until(lambda: len(fake.watches) == 4)
-            assert names_of(there) == {"n1", "n2", "n3"}
+            assert names_of(current) == {"n1", "n2", "n3"}
             fake.send("MODIFIED", {"metadata": {"name": "n3", "labels": 7}})
-            await until(lambda: names_of(there) == {"n1", "n2"})
+            await until(lambda: names_of(current) == {"n1", "n2"})
             fake.status = 403
             fake.watches[-1].put_nowait(None)
             await until(lambda: any("answered 403: no" in line for line in journal.lines))
             token.unlink()
             await until(lambda: any("token cannot be read" in line for line in journal.lines))
-            assert names_of(there) == {"n1", "n2"}
+            assert names_of(current) == {"n1", "n2"}
 
     asyncio.run(run())
 
@@ -265,10 +265,10 @@ def test_an_unreachable_api_server_is_tried_again(tmp_path, journal):
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
 
         async def run():
-            there = Known([], Question(), journal)
+            current = State([], Question(), journal)
             source = ClusterNodes(Api(url=url, token=tmp_path / "token", authorities=None))
             missing = ClusterNodes(Api(url=url, token=tmp_path / "token", authorities=tmp_path / "none"))
-            async with running(source.follow(there, journal), missing.follow(there, journal)):
+            async with running(source.follow(current, journal), missing.follow(current, journal)):
                 await until(lambda: sum("the API server cannot be read" in one for one in journal.lines) > 1)
                 await until(lambda: any("none cannot be read" in one for one in journal.lines))
 
@@ -276,8 +276,8 @@ def test_an_unreachable_api_server_is_tried_again(tmp_path, journal):
 
 
 def test_the_api_server_of_a_pod(tmp_path):
-    found = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    api = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     expected = Api(url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt")
-    assert found == expected
+    assert api == expected
     with pytest.raises(UsageError, match="not running in a pod"):
         inside({})

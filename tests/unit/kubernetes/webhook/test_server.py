@@ -15,9 +15,9 @@ from scheduling import patched
 from imagematrix.kubernetes.admission import EPHEMERAL, Policy, admit
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.labels import CLASS
-from imagematrix.kubernetes.webhook.known import Known, Question
 from imagematrix.kubernetes.webhook.review import answer
 from imagematrix.kubernetes.webhook.server import PATH, Server
+from imagematrix.kubernetes.webhook.state import Question, State
 
 SECOND = Policy(name="reg/s:v1", classes=POLICY.classes)
 
@@ -33,9 +33,9 @@ def patch_of(response):
 @asynccontextmanager
 async def serving_reviews(journal, policies=(POLICY,)):
     """Yield a client of a webhook that has policies."""
-    there = Known([], Question(), journal)
-    there.policies = policies
-    async with TestClient(TestServer(Server(there, journal).application())) as client:
+    current = State([], Question(), journal)
+    current.policies = policies
+    async with TestClient(TestServer(Server(current, journal).application())) as client:
         yield client
 
 
@@ -78,8 +78,8 @@ def test_the_webhook_answers_as_the_function_decides(journal):
 def test_an_ephemeral_container_by_its_subresource():
     given_pod = pod(OTHER, nodeName="n4")
     given_pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": NAME}]
-    found = answer(raw(given_pod, "UPDATE", EPHEMERAL), [POLICY])
-    assert patch_of(found.document["response"]) == [
+    answered = answer(raw(given_pod, "UPDATE", EPHEMERAL), [POLICY])
+    assert patch_of(answered.document["response"]) == [
         {"op": "replace", "path": "/spec/ephemeralContainers/0/image", "value": B}
     ]
 
@@ -96,15 +96,15 @@ def test_an_ephemeral_container_by_its_subresource():
     ],
 )
 def test_a_review_that_sets_no_image_is_allowed_unchanged(request_of):
-    found = answer(json.dumps(request_of).encode(), [POLICY])
-    assert found.outcome == "unchanged"
-    assert found.document["response"] == {"uid": "1-2-3", "allowed": True}
+    answered = answer(json.dumps(request_of).encode(), [POLICY])
+    assert answered.outcome == "unchanged"
+    assert answered.document["response"] == {"uid": "1-2-3", "allowed": True}
 
 
 def test_a_pod_with_the_images_of_two_policies():
     given_pod = pod(NAME, "reg/s:v1", nodeSelector={"pool": "big"})
-    found = answer(raw(given_pod), [POLICY, SECOND])
-    after = patched(given_pod, patch_of(found.document["response"]))
+    answered = answer(raw(given_pod), [POLICY, SECOND])
+    after = patched(given_pod, patch_of(answered.document["response"]))
     assert images(after) == [A, A]
     (term,) = required(after["spec"])
     assert [one["key"] for one in term["matchExpressions"]] == [CLASS, CLASS]
@@ -113,10 +113,10 @@ def test_a_pod_with_the_images_of_two_policies():
 
 def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
     mild = Policy(name=NAME, classes=POLICY.classes)
-    found = answer(raw(pod(NAME)), [mild])
-    assert (found.outcome, found.document["response"]["allowed"]) == ("undecided", True)
-    assert found.document["response"]["warnings"] == [found.reason]
-    assert patch_of(found.document["response"]) == []
+    answered = answer(raw(pod(NAME)), [mild])
+    assert (answered.outcome, answered.document["response"]["allowed"]) == ("undecided", True)
+    assert answered.document["response"]["warnings"] == [answered.reason]
+    assert patch_of(answered.document["response"]) == []
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_body_is_bounded(journal):
 
 def test_without_policies_it_is_not_ready_and_answers_503(journal):
     async def run():
-        there = Known(["reg/t:v1"], Question(), journal)
-        server = Server(there, journal)
+        current = State(["reg/t:v1"], Question(), journal)
+        server = Server(current, journal)
         async with TestClient(TestServer(server.application())) as client:
             for path in ("/readyz", PATH):
                 got = await (
@@ -181,9 +181,9 @@ def test_without_policies_it_is_not_ready_and_answers_503(journal):
                 )
                 assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
             assert (await client.get("/healthz")).status == 200
-            there.put_nodes([])
+            current.put_nodes([])
             assert "the catalog of reg/t:v1 is not known yet" in await (await client.get("/readyz")).text()
-            there.policies = ()
+            current.policies = ()
             assert (await client.get("/readyz")).status == 200
             server.ending = True
             assert (await client.get("/readyz")).status == 503

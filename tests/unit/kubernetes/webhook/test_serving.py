@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.certificate import Certificate
-from imagematrix.kubernetes.webhook.known import Known, Question
 from imagematrix.kubernetes.webhook.server import PATH, Server
+from imagematrix.kubernetes.webhook.state import Question, State
 from imagematrix.listening import Address, listening
 
 
@@ -63,8 +63,8 @@ def certify(folder, name):
 
 def common_name(port):
     """Return the name in the certificate that a server uses for a new connection."""
-    found = x509.load_pem_x509_certificate(ssl.get_server_certificate(("127.0.0.1", port)).encode())
-    return found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
+    certificate = x509.load_pem_x509_certificate(ssl.get_server_certificate(("127.0.0.1", port)).encode())
+    return certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
 
 
 def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
@@ -72,9 +72,9 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
     made = Certificate(chain, private)
 
     async def run():
-        there = Known([], Question(), journal)
-        there.policies = (POLICY,)
-        application = Server(there, journal).application()
+        current = State([], Question(), journal)
+        current.policies = (POLICY,)
+        application = Server(current, journal).application()
         trusting = ssl.create_default_context(cafile=chain)
         async with (
             listening(application, Address("127.0.0.1", 0), tls=made.context) as (bound,),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.webhook.journal import Journal
     from imagematrix.selection.question import Where
 
-__all__ = ["Known", "Question", "labelled"]
+__all__ = ["Question", "State", "labelled"]
 
 SETTLE_S = 0.2  # changes come in bursts, such as when nodes start
 
@@ -34,7 +34,7 @@ class Question:
     where: Where | None = None
 
 
-class Known:
+class State:
     """The nodes and catalogs as last read, and the policies for them.
 
     `policies` is None until the nodes and the catalogs of all `names` are known.
@@ -67,7 +67,7 @@ class Known:
         return (
             "the nodes are not known yet"
             if self._nodes is None
-            else (f"the catalog of {without[0]} is not known yet" if without else "no decisions yet")
+            else (f"the catalog of {without[0]} is not known yet" if without else "no policies yet")
         )
 
     async def follow(self) -> None:
