@@ -59,15 +59,19 @@ def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[M
     """Return the manifests of a workload: one for each class, or a single one for a gang.
 
     Raises NothingFits if no class gets an image, or no image fits all ranks of a gang; UsageError if labels
-    do not distinguish the nodes of a class from others.
+    do not distinguish the nodes of a class from others, or if the workload's name is too long for its kind.
     """
-    make, together = WORKLOADS[kind]
-    if together:
-        return [make(workload, workload.name, gang(classes))]
-    placed = each(classes)
-    if len(placed) == 1:
-        return [make(workload, workload.name, placed[0])]
-    return [make(workload, _joined(workload, one.classes[0].name), one) for one in placed]
+    make, together, suffix = WORKLOADS[kind]
+    longest = LONGEST - len(suffix(workload.pods))
+    placed = [gang(classes)] if together else each(classes)
+    if len(placed) > 1:
+        return [make(workload, _joined(workload.name, one.classes[0].name, longest), one) for one in placed]
+    if len(workload.name) > longest:
+        raise UsageError(
+            f"invalid name {workload.name}: the names of its pods would have more than {LONGEST} characters",
+            remedy=f"use at most {longest} characters, such as --name train",
+        )
+    return [make(workload, workload.name, placed[0])]
 
 
 def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
@@ -150,13 +154,19 @@ def _leaderworkerset(workload: Workload, name: str, placed: Placed) -> Manifest:
     }
 
 
-# By name on the command line: the function that makes the manifest, and whether all pods get one image.
-WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placed], Manifest], bool]] = {
-    "job": (_job, False),
-    "deployment": (_deployment, False),
-    "daemonset": (_daemonset, False),
-    "jobset": (_jobset, True),
-    "leaderworkerset": (_leaderworkerset, True),
+def _index(pods: int) -> str:
+    return f"-{pods - 1}" if pods > 1 else ""
+
+
+# By name on the command line: the function that makes the manifest, whether all pods get one image, and the
+# longest suffix that controllers add to the name for so many pods: names and labels of pods have at most 63
+# characters. A LeaderWorkerSet consists of StatefulSets, which add a hash for a label.
+WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placed], Manifest], bool, Callable[[int], str]]] = {
+    "job": (_job, False, _index),
+    "deployment": (_deployment, False, lambda _: ""),
+    "daemonset": (_daemonset, False, lambda _: ""),
+    "jobset": (_jobset, True, lambda pods: f"-ranks-0{_index(max(pods, 2))}"),
+    "leaderworkerset": (_leaderworkerset, True, lambda _: "-0-0123456789"),
 }
 
 
@@ -180,11 +190,7 @@ def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: ob
     }
 
 
-def _joined(workload: Workload, class_name: str) -> str:
-    """Return the names of a workload and a class, joined, with room for the index of a pod.
-
-    Long names lose their middle and keep the hash.
-    """
-    longest = LONGEST - (len(f"-{workload.pods - 1}") if workload.pods > 1 else 0)
-    start = workload.name[: longest - HASH - 1].rstrip("-")
+def _joined(name: str, class_name: str, longest: int) -> str:
+    """Return the names of a workload and a class, joined. Long names lose their middle and keep the hash."""
+    start = name[: longest - HASH - 1].rstrip("-")
     return f"{start}-{class_name[-(longest - len(start) - 1) :].strip('-')}"

@@ -224,7 +224,7 @@ def _policy(grouped: Classes, name: str | None, used_as: str | None, on_unknown:
 
 def _name(grouped: Classes) -> str:
     """Return the last part of the image's name as the name of a workload."""
-    return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63]
+    return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63].strip("-")
 
 
 def _warn(classes: Sequence[Class]) -> None:

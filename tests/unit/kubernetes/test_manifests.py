@@ -145,6 +145,28 @@ def test_a_long_name_keeps_the_hash_of_the_class(grouped, length, pods, longest)
     assert max(map(len, names)) <= longest
 
 
+@pytest.mark.parametrize(
+    ("kind", "count", "longest"),
+    [
+        ("job", 1, 63),
+        ("job", 101, 59),
+        ("deployment", 101, 63),
+        ("jobset", 1, 53),
+        ("jobset", 12, 52),
+        ("leaderworkerset", 8, 50),
+    ],
+)
+def test_a_name_leaves_room_for_the_names_of_its_pods(grouped, kind, count, longest):
+    def made(length):
+        return manifests(kind, Workload(name="a" * length, pods=count), grouped[:1])
+
+    assert made(longest)[0]["metadata"]["name"] == "a" * longest
+    if longest < 63:
+        with pytest.raises(UsageError) as refused:
+            made(longest + 1)
+        assert refused.value.remedy == f"use at most {longest} characters, such as --name train"
+
+
 def test_nodes_without_our_labels_are_selected_by_other_labels_if_safe(cluster, make):
     catalog = make.catalog(make.variant("r/t:v1-old", digest=DIGEST))
     host = make.host(make.gpu(0))
@@ -270,8 +292,9 @@ def test_the_command(cli):
 def test_the_command_names_what_is_missing(cli):
     assert "invalid kind" in cli("kubernetes", "render", "jbo", "t:v1").err
     assert "no nodes given" in cli("kubernetes", "render", "job", "t:v1").err
-    result = cli("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
-    assert "invalid name '-t'" in result.err
+    words = ("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    assert cli(*words).out.startswith("apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: t-")
+    assert "invalid name 'Train'" in cli(*words, "--name", "Train").err
 
 
 def test_every_kind_of_workload_is_on_the_command_line():
