@@ -52,7 +52,7 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
         return Choice(gpus=(), count=0)
     count = natural(wanted)
     if count is not None:
-        return _counted(gpus, wanted, count)
+        return _any_of(gpus, wanted, count)
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
         return _filtered(gpus, wanted, words)
@@ -82,7 +82,7 @@ def spec(gpus: Iterable[Gpu]) -> str:
     return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
 
 
-def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> Choice:
+def _any_of(gpus: tuple[Gpu, ...], wanted: str, count: int) -> Choice:
     if count == 0:
         raise UsageError(
             "--gpus 0: the count must be at least 1",
@@ -151,15 +151,15 @@ def _kinds(gpus: tuple[Gpu, ...]) -> str:
         f"{gpu.name or 'unknown'}, compute {gpu.compute or 'unknown'}, {gpu.memory_mib or 'unknown'} MiB"
         for gpu in gpus
     ]
-    return f"it has {_tallied(kinds)}" if kinds else "it has no GPU"
+    return f"it has {_tally(kinds)}" if kinds else "it has no GPU"
 
 
 def _profiles(devices: tuple[Gpu, ...]) -> str:
     profiles = [device.profile or "unknown" for gpu in devices for device in gpu.mig or ()]
-    return f"it has {_tallied(profiles)}" if profiles else "it has no MIG device, or NVML does not report any"
+    return f"it has {_tally(profiles)}" if profiles else "it has no MIG device, or NVML does not report any"
 
 
-def _tallied(words: list[str]) -> str:
+def _tally(words: list[str]) -> str:
     return "; ".join(f"{words.count(word)} x {word}" for word in dict.fromkeys(words))
 
 

@@ -81,14 +81,14 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str 
     numbers = _numbered(usable)
     for variable, names in restrictions.items():
         if variable in SLURM:
-            remaining = _found(remaining, variable, environment, _files(remaining, names))
+            remaining = _selected(remaining, variable, environment, _by_device_file(remaining, names))
             # If a cgroup hides all other GPUs, CUDA's numbers count those of the job.
             of_job = {str(gpu.index) for gpu in remaining}
             others = {number for number, index in numbers.items() if index not in of_job}
             numbers = _numbered(remaining) if others.intersection(restrictions.get(CUDA, ())) else numbers
-        elif names != [ALL] and not (variable == RUNTIME and _applied(names, usable, numbers)):
-            words = [_word(name, usable, numbers, variable) for name in names]
-            remaining = _found(remaining, variable, environment, list(zip(names, words, strict=True)))
+        elif names != [ALL] and not (variable == RUNTIME and _already_applied(names, usable, numbers)):
+            words = [_gpu_name(name, usable, numbers, variable) for name in names]
+            remaining = _selected(remaining, variable, environment, list(zip(names, words, strict=True)))
     return exactly(remaining) if remaining else None
 
 
@@ -150,14 +150,14 @@ def _mounted(folder: str) -> list[str]:
     try:
         return sorted(name for _, _, files in os.walk(folder, onerror=_fail) for name in files)
     except OSError as error:
-        raise _wrong(RUNTIME, folder, str(error.strerror)) from error
+        raise _invalid(RUNTIME, folder, str(error.strerror)) from error
 
 
 def _fail(error: OSError) -> Never:
     raise error
 
 
-def _applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, str]) -> bool:
+def _already_applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, str]) -> bool:
     """Whether this container has only the GPUs that NVIDIA's runtime was asked for, so that all are visible.
 
     The numbers are then those of the machine: some do not exist in the container, and there are as many
@@ -165,7 +165,7 @@ def _applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, st
     """
     matches = [match for name in names if (match := NUMBER.fullmatch(name) or MIG.fullmatch(name))]
     here = sum(len(gpu.mig or ()) or 1 for gpu in usable)
-    beyond = any(_word(name, usable, numbers, RUNTIME) is None for name in names)
+    beyond = any(_gpu_name(name, usable, numbers, RUNTIME) is None for name in names)
     return beyond and len(matches) == len(names) and len(set(names)) == here
 
 
@@ -179,13 +179,13 @@ def _numbered(gpus: tuple[Gpu, ...]) -> dict[str, str]:
     return {str(number): str(gpu.index) for number, gpu in enumerate(gpus)}
 
 
-def _files(gpus: tuple[Gpu, ...], names: list[str]) -> list[tuple[str, str | None]]:
+def _by_device_file(gpus: tuple[Gpu, ...], names: list[str]) -> list[tuple[str, str | None]]:
     """Return the index of the GPU for each number of a device file in `names`."""
     by_minor = {str(gpu.index if gpu.minor is None else gpu.minor): str(gpu.index) for gpu in gpus}
     return [(f"/dev/nvidia{name}", by_minor.get(name)) for name in names]
 
 
-def _word(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str) -> str | None:
+def _gpu_name(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str) -> str | None:
     """Return the `--gpus` name of the GPU or MIG device `name`, or None if there is none."""
     if variable == CONDOR:
         return numbers.get(name.removeprefix("CUDA")) if name.startswith("CUDA") else name
@@ -207,7 +207,7 @@ def _by_number(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str |
     return f"{index}:{devices[number].gpu_instance}:{devices[number].compute_instance}"
 
 
-def _found(
+def _selected(
     gpus: tuple[Gpu, ...],
     variable: str,
     environment: Mapping[str, str],
@@ -217,12 +217,12 @@ def _found(
     value = environment[variable]
     missing = next((name for name, word in words if word is None), None)
     if missing is not None:
-        raise _wrong(variable, value, f"{missing!r} not found on this host")
+        raise _invalid(variable, value, f"{missing!r} not found on this host")
     try:
         return among(gpus, f"device={','.join(word for _, word in words if word)}")
     except UsageError as error:
-        raise _wrong(variable, value, str(error).removeprefix("--gpus: ")) from error
+        raise _invalid(variable, value, str(error).removeprefix("--gpus: ")) from error
 
 
-def _wrong(variable: str, value: str, what: str) -> UsageError:
+def _invalid(variable: str, value: str, what: str) -> UsageError:
     return UsageError(f"{variable}={value}: {what}", remedy=f"unset {variable}, or correct it")

@@ -133,7 +133,7 @@ def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
     if subresource != EPHEMERAL:
         names = [each.name for each in policy.classes if each.image == images[0]]
-        patch += _placing(spec, terms, isin(CLASS, *names))
+        patch += _affinity_operations(spec, terms, isin(CLASS, *names))
     return Admission(patch=tuple(patch))
 
 
@@ -167,13 +167,13 @@ def _may_meet(requirement: Json, label_values: Collection[str]) -> bool:
         "NotIn": lambda value: value not in values,
         "Exists": lambda value: value != ABSENT,
         "DoesNotExist": lambda value: value == ABSENT,
-        "Gt": lambda value: _compared(value, values) > 0,
-        "Lt": lambda value: _compared(value, values) < 0,
+        "Gt": lambda value: _comparison(value, values) > 0,
+        "Lt": lambda value: _comparison(value, values) < 0,
     }.get(requirement["operator"], lambda _: True)
     return any(map(meets, label_values))
 
 
-def _compared(value: str, values: Sequence[str]) -> int:
+def _comparison(value: str, values: Sequence[str]) -> int:
     """Return whether a label is above a bound (1) or below it (-1); 0 if either is not a number."""
     number, bound = integer(value), integer(values[0]) if values else None
     return 0 if number is None or bound is None else (number > bound) - (number < bound)
@@ -191,7 +191,7 @@ def _reason(name: str, possible: Sequence[PodClass], images: Sequence[str], *, w
     return f"{name}: the nodes that the pod may run on need different images: {which}; select one by {CLASS}"
 
 
-def _placing(
+def _affinity_operations(
     spec: Json, terms: Sequence[Json] | None, expression: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the operations that add a requirement to each term of a pod's node affinity."""

@@ -47,7 +47,9 @@ KEYS = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVI
 
 def owned(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
-    return tuple((isin(discovered.ARCH, need.arch), *_own_flags(need), *_own_rest(need)) for need in needs)
+    return tuple(
+        (isin(discovered.ARCH, need.arch), *_own_flags(need), *_own_driver_and_gpus(need)) for need in needs
+    )
 
 
 def foreign(needs: Iterable[Need]) -> tuple[Term, ...]:
@@ -61,7 +63,7 @@ def foreign(needs: Iterable[Need]) -> tuple[Term, ...]:
         flags = _foreign_flags(need)
         if flags is None or need.bare or need.no_driver:
             continue
-        for rest in _foreign_rest(need) if need.gpus else [()]:
+        for rest in _foreign_driver_and_gpus(need) if need.gpus else [()]:
             term = (isin(discovered.ARCH, need.arch), *flags, *rest)
             terms.setdefault(repr(term), term)
     return tuple(terms.values())
@@ -162,7 +164,7 @@ def _own_flags(need: Need) -> list[Requirement]:
     return expressions + [has(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _implied(level))]
 
 
-def _own_rest(need: Need) -> list[Requirement]:
+def _own_driver_and_gpus(need: Need) -> list[Requirement]:
     expressions = _own_driver(need)
     if need.bare:
         expressions += [isin(own.COUNT, "0"), isin(own.ACCELERATORS, "0")]
@@ -229,7 +231,7 @@ def _machine(arch: str) -> str:
     return "aarch64" if arch == "arm64" else "x86_64"
 
 
-def _foreign_rest(need: Need) -> Iterator[list[Requirement]]:
+def _foreign_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
     """Yield the alternatives that express a need in NVIDIA's labels; none if they cannot express it."""
     if need.brands != own.BRANDS or need.data_centre or need.computes == ():
         return
@@ -278,14 +280,14 @@ def _foreign_computes(need: Need) -> Iterator[list[Requirement]]:
         yield []
         return
     for first, last in runs(code for code in need.computes if code >= 0):
-        for majors, minors in _squares(first, last):
+        for majors, minors in _ranges(first, last):
             yield [
                 *_between(discovered.MAJOR, majors, TOP // 10),
                 *_between(discovered.MINOR, minors, LAST_MINOR),
             ]
 
 
-def _squares(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _ranges(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Yield ranges of majors and of minors that together cover all capabilities from `first` to `last`."""
     (low, lowest), (high, highest) = divmod(first, 10), divmod(last, 10)
     if low == high:

@@ -123,7 +123,7 @@ def _gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings: list
         warnings.append("the number of GPUs is unknown: their labels count MIG devices")
         count = 1
     elif STRATEGY in labels:
-        warnings.append("labels do not tell which GPUs are in MIG mode")
+        warnings.append("labels do not show which GPUs are in MIG mode")
     major, minor = labels.get(MAJOR, ""), labels.get(MINOR, "")
     compute = f"{major}.{minor}"
     valid = versions.CAPABILITY.fullmatch(compute) is not None

@@ -147,7 +147,7 @@ def _deployment(installation: Installation) -> Manifest:
         "ports": [{"name": "https", "containerPort": PORT}],
         "livenessProbe": _probe("/healthz"),
         "readinessProbe": _probe("/readyz"),
-        "securityContext": _confined(),
+        "securityContext": _security_context(),
         "volumeMounts": mounts,
     }
     spread = {
@@ -218,7 +218,7 @@ def _on_each_node(
         "containers": [
             {
                 "image": installation.program,
-                "securityContext": _confined(),
+                "securityContext": _security_context(),
                 "volumeMounts": [*read_mounts, *write_mounts],
                 **container,
             }
@@ -275,7 +275,7 @@ def _probe(path: str) -> Manifest:
     return {"httpGet": {"path": path, "port": PORT, "scheme": "HTTPS"}}
 
 
-def _confined() -> Manifest:
+def _security_context() -> Manifest:
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

@@ -28,7 +28,7 @@ def labelled(labels: Mapping[str, str]) -> Host:
     """
     arch = machine(labels[own.ARCH])
     flags = frozenset(key.removeprefix(own.FLAG) for key in labels if key.startswith(own.FLAG))
-    warnings = [] if flags else ["no labels about CPU flags found"]
+    warnings = [] if flags else ["no labels for CPU flags found"]
     gpus = tuple(_gpus(labels, warnings))
     return Host(
         arch=arch,

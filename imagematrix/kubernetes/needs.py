@@ -123,19 +123,19 @@ def _ways(variant: Variant) -> tuple[Need, ...]:
         for modules in MODULES:
             ways.extend(
                 replace(way, branch=branch, modules=(modules,), **spanned)
-                for way in _rectangles(variant, version, modules)
+                for way in _gpu_needs(variant, version, modules)
             )
     return _merged(ways)
 
 
-def _rectangles(variant: Variant, driver: str, modules: str | None) -> Iterator[Need]:
+def _gpu_needs(variant: Variant, driver: str, modules: str | None) -> Iterator[Need]:
     """Yield needs with sets of capabilities and brands: a GPU with one of each fits with this driver."""
 
     def fits(compute: int, brand: str, state: str = "ok") -> bool:
         return _fits(variant, (_gpu(compute, brand, state),), driver, modules)
 
     compat = variant.driver is not None and variant.driver.mode == "compat"
-    codes, possible, asked = _codes(variant), _possible(variant), _asked(variant)
+    codes, possible, asked = _codes(variant), _possible(variant), _required_facts(variant)
     some = BRANDS[:-1] if compat or "brand" in asked else BRANDS[-1:]  # all but OTHER, or it alone for any
     groups: dict[tuple[int, ...], list[str]] = {}
     for brand in some:
@@ -159,7 +159,7 @@ def _rectangles(variant: Variant, driver: str, modules: str | None) -> Iterator[
         )
 
 
-def _asked(variant: Variant) -> set[str]:
+def _required_facts(variant: Variant) -> set[str]:
     """Return which of arch and brand the image's own requirements (NVIDIA_REQUIRE_*) name."""
     named = {
         condition.name
@@ -238,7 +238,7 @@ def _spans(variant: Variant) -> Iterator[tuple[Version, Version | None]]:
 
 def _changes(variant: Variant) -> Iterator[Version]:
     """Yield the driver versions at which a rule may change its verdict."""
-    yield from _tables()
+    yield from _table_changes()
     if variant.oldest_driver:
         yield versions.order(variant.oldest_driver)
     if variant.driver and variant.driver.version:
@@ -251,12 +251,12 @@ def _changes(variant: Variant) -> Iterator[Version]:
                 change
                 for condition in alternative
                 if condition.name == "driver"
-                for change in _around(condition.value)
+                for change in _bounds(condition.value)
             )
 
 
 @cache
-def _tables() -> frozenset[Version]:
+def _table_changes() -> frozenset[Version]:
     """Return the driver versions at which the tables of CUDA releases and of GPUs may change a verdict."""
     rows = cuda.releases().values()
     listed = {text for row in rows for text in (row.toolkit_driver, row.floor) if text}
@@ -266,7 +266,7 @@ def _tables() -> frozenset[Version]:
     return frozenset({compressed, *map(versions.order, listed), *((one, 0) for one in branches | ended)})
 
 
-def _around(version: str) -> Iterator[Version]:
+def _bounds(version: str) -> Iterator[Version]:
     """Yield the versions from which drivers are no longer less than, or equal to, one in a requirement.
 
     Requirements ignore trailing zeros: 535 equals 535.0.

@@ -76,7 +76,7 @@ def each(classes: Iterable[Class]) -> tuple[Placed, ...]:
         if one.variant
     )
     if not placements:
-        raise _nothing(some, some[0].why)
+        raise _nothing_fits(some, some[0].why)
     return placements
 
 
@@ -90,7 +90,7 @@ def gang(classes: Sequence[Class]) -> Placed:
     variants: dict[str, Variant] = {}
     for one in classes:
         if isinstance(one.kind.answer, UsageError):
-            raise _nothing(classes, f"{one.name}: {one.why}")
+            raise _nothing_fits(classes, f"{one.name}: {one.why}")
         for candidate in one.kind.answer.candidates:
             if candidate.rank is not None:
                 ranks.setdefault(candidate.reference, []).append(candidate.rank)
@@ -98,7 +98,7 @@ def gang(classes: Sequence[Class]) -> Placed:
     common = [reference for reference, places in ranks.items() if len(places) == len(classes)]
     if not common:
         names = ", ".join(one.name for one in classes)
-        raise _nothing(classes, f"no variant fits all of the classes {names}")
+        raise _nothing_fits(classes, f"no variant fits all of the classes {names}")
     best = min(common, key=lambda reference: (max(ranks[reference]), sum(ranks[reference]), reference))
     return Placed(
         classes=tuple(classes), variant=variants[best], terms=_terms(tuple(classes), variants[best])
@@ -121,7 +121,7 @@ def _terms(classes: tuple[Class, ...], variant: Variant) -> tuple[Term, ...]:
     return terms
 
 
-def _nothing(classes: Sequence[Class], why: str) -> NothingFits | UsageError:
+def _nothing_fits(classes: Sequence[Class], why: str) -> NothingFits | UsageError:
     for one in classes:
         if not isinstance(one.kind.answer, UsageError):
             return NothingFits(

@@ -96,8 +96,8 @@ def variables(policy: Policy) -> dict[str, str]:
 
 def mutation(policy: Policy) -> str:
     """Return the expression of the JSON patch, which is empty if the image is undecided."""
-    patches = [_replacing(policy, name) for name in LISTS]
-    placing = f"(request.subResource == {_text(EPHEMERAL)} ? [] : {_placing()})"
+    patches = [_image_operations(policy, name) for name in LISTS]
+    placing = f"(request.subResource == {_text(EPHEMERAL)} ? [] : {_affinity_operations()})"
     return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
 
 
@@ -207,7 +207,7 @@ def _may_meet() -> str:
     return text
 
 
-def _replacing(policy: Policy, name: str) -> str:
+def _image_operations(policy: Policy, name: str) -> str:
     items = f"object.spec.{name}"
     patch = (
         f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"
@@ -218,7 +218,7 @@ def _replacing(policy: Policy, name: str) -> str:
     )
 
 
-def _placing() -> str:
+def _affinity_operations() -> str:
     """Return the expression of the operations on the affinity; values of several types in a map are dyn."""
     expression = f"{{'key': dyn({_text(CLASS)}), 'operator': dyn('In'), 'values': dyn(variables.names)}}"
     selector = f"{{'nodeSelectorTerms': [{{'matchExpressions': [{expression}]}}]}}"

@@ -70,7 +70,7 @@ class Request(Record):
         UsageError or ProbeError if it no longer has these GPUs or MIG devices.
         """
         host = now or self.host
-        gpus = claimed.gpus if host == self.host else _still(claimed.gpus, host)
+        gpus = claimed.gpus if host == self.host else _refreshed(claimed.gpus, host)
         chosen, launch = self._planned(gpus or self.choices[0].first or self.wanted, host)
         if self.args.privileged:  # its list of devices shows other launches which GPUs it uses
             launch = launch.with_devices(nodes(host, self.passed))
@@ -209,7 +209,7 @@ def _info() -> Mapping[str, Any]:
         return {}
 
 
-def _still(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
+def _refreshed(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     """Return the claimed GPUs as `host` has them now."""
     current = among(host.gpus, exactly(gpus)) if gpus else ()
     if [keys(gpu) for gpu in current] != [keys(gpu) for gpu in gpus]:

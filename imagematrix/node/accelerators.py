@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["NOT_QUERIED", "Dump", "find"]
 
 Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
-Found = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
+Result = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
 
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA needs these besides each GPU's own node
 SANDBOX = (
@@ -32,7 +32,7 @@ NOT_QUERIED = (
 
 def find(
     tree: Tree, functions: tuple[Function, ...], dump: Dump | None, query: Callable[[], Nvml] | None
-) -> Found:
+) -> Result:
     """Return the driver, the GPUs, the device nodes, and warnings about problems and unknown facts.
 
     `functions` are those on the PCI bus. At most one of `dump` and `query` is given (see

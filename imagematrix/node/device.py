@@ -25,11 +25,11 @@ def require(path: str) -> None:
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
         # open(2) fails at the same check, before it calls the driver, and reports the reason.
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-    elif not _driven(os.major(os.stat(path).st_rdev)):
+    elif not _has_driver(os.major(os.stat(path).st_rdev)):
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
 
 
-def _driven(major: int) -> bool:
+def _has_driver(major: int) -> bool:
     """Whether a driver has registered a major number for character devices; true if that is unknown."""
     try:
         with open(DRIVERS, encoding="ascii", errors="replace") as file:

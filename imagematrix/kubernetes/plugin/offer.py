@@ -80,7 +80,7 @@ def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
     units = {_name(unit): unit for unit in (*whole, *migs)}
     resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
     for unit in whole:
-        for resource in (GPU, *_specific(host, unit, frozenset(by))):
+        for resource in (GPU, *_extra_resources(host, unit, frozenset(by))):
             resources.setdefault(resource, {})[_name(unit)] = _name(unit)
     for unit in migs:
         resources.setdefault(_profile(unit), {})[_name(unit)] = _name(unit)
@@ -162,7 +162,7 @@ def _name(unit: Gpu) -> str:
     return names([unit])[0]
 
 
-def _specific(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
+def _extra_resources(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
     if "product" in by and unit.name:
         yield _resource(f"{GPU}-", MAKER.sub("", unit.name))
     if "class" in by:

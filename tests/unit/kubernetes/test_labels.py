@@ -153,7 +153,7 @@ def test_hostile_labels_are_bounded():
     again = labelled(given)
     assert again.driver is None
     assert again.gpus[0].compute is None
-    assert "no labels about CPU flags found" in again.warnings
+    assert "no labels for CPU flags found" in again.warnings
 
 
 def test_the_command(cli, profiles, conforms):
