@@ -159,8 +159,8 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
             actual = tuple(sorted(code.cubins, key=device_code.order))
             yield Contradiction(fact="cubins", claimed=tuple(broken), found=actual, path=one.path)
         for claim in variant.ptx:
-            held = dict(promise.ptx([code]))
-            fitting = [isa for target, isa in held.items() if _reaches(target, claim.target)]
+            available = dict(promise.ptx([code]))
+            fitting = [isa for target, isa in available.items() if _reaches(target, claim.target)]
             if not any(versions.order(isa) <= versions.order(claim.isa) for isa in fitting):
                 actual_ptx = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
                 wanted = (f"{claim.target} ISA {claim.isa}",)

@@ -106,7 +106,7 @@ def read(window: Window) -> Elf | None:
     if head[:4] != MAGIC or len(head) < HEADER or (head[4], head[5]) not in LAYOUTS:
         return None
     layout = LAYOUTS[head[4], head[5]]
-    kind, machine, _, entry, segments, sections, _, _, _, held, width, count, names = (
+    kind, machine, _, entry, segments, sections, _, _, _, number_of_segments, width, count, names = (
         layout.header.unpack_from(head, 16)
     )
     damaged = elsewhere = False
@@ -115,7 +115,7 @@ def read(window: Window) -> Elf | None:
     try:
         if sections:
             with_bytes, elsewhere = _sections(window, layout, sections, width, count, names)
-        dynamic = _dynamic(window, layout, segments, held)
+        dynamic = _dynamic(window, layout, segments, number_of_segments)
     except (ValueError, struct.error):
         damaged = not elsewhere
     return Elf(

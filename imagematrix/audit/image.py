@@ -237,8 +237,8 @@ def _chosen(listed: list[_Manifest], reference: str, platform: str) -> list[_Man
         return ours or listed
     matching = [one for one in listed if one.platform == platform]
     if not matching:
-        there = ", ".join(sorted({one.platform for one in listed if one.platform})) or "none"
-        raise UnknownImageError(f"{reference} has no image for {platform}", remedy=f"it has {there}")
+        platforms = ", ".join(sorted({one.platform for one in listed if one.platform})) or "none"
+        raise UnknownImageError(f"{reference} has no image for {platform}", remedy=f"it has {platforms}")
     return matching[:1]
 
 

@@ -61,9 +61,9 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     parts = _named(path, file.soname)
     if parts is None:
         return
-    name, behind, static = parts
-    full = behind if behind.count(".") > 1 else None
-    version = file.version or full or packages.get(path) or behind or None
+    name, suffix, static = parts
+    full = suffix if suffix.count(".") > 1 else None
+    version = file.version or full or packages.get(path) or suffix or None
     yield Library(
         name=name,
         path=path,

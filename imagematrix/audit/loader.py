@@ -52,9 +52,9 @@ class Loader:
             for own in (rpath, runpath)
         )
         # The loader ignores an RPATH if there is a RUNPATH.
-        asked = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
+        searched = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
         cached = [self._cache[name]] if name in self._cache else []
-        for path in (*asked, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
+        for path in (*searched, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
             if entry := self._tree.find(path):
                 return entry
         return None

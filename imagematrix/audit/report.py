@@ -179,18 +179,18 @@ def _drivers(tree: Tree, listed: Sequence[Found], environment: Mapping[str, str]
     for link in tree.links():
         # Only the link's name, not its target's, shows that the file is a driver library.
         target = named(link)
-        led = tree.find(link) if target and target[1] else None
-        if target and led and led[0] not in files:
+        resolved = tree.find(link) if target and target[1] else None
+        if target and resolved and resolved[0] not in files:
             files[link] = Driver(name=target[0], kind="exact", version=target[1])
     loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
-    taken = {file[0] for name in LIBRARIES if (file := loader.find(f"{name}.so.1"))}
+    loaded = {file[0] for name in LIBRARIES if (file := loader.find(f"{name}.so.1"))}
     for one in listed:
         own = {"runpath": one.file.runpath, "rpath": one.file.rpath}
         for name in filter(named, one.file.needed):
             if file := loader.find(name, **own, origin=posixpath.dirname(one.path)):
-                taken.add(file[0])
+                loaded.add(file[0])
     for path, driver in sorted(files.items()):
-        yield DriverFile(path=path, driver=driver, loaded=path in taken)
+        yield DriverFile(path=path, driver=driver, loaded=path in loaded)
 
 
 def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: Tree) -> Iterator[Stack]:

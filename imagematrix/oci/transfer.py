@@ -125,14 +125,14 @@ class Client:
         redirects = Redirects(method, url)
         form = method == "POST" and data is not None  # it contains a secret, so it follows no redirect
         while True:
-            given = authorization if redirects.trusted else None
-            with self._asked(method, redirects.url, headers, data, given) as answer:
+            sent = authorization if redirects.trusted else None
+            with self._request(method, redirects.url, headers, data, sent) as answer:
                 if form or not redirects.follow(answer.status_code, answer.headers):
                     yield answer
                     return
                 _bounded(answer)  # read it, to reuse the connection
 
-    def _asked(
+    def _request(
         self,
         method: str,
         url: str,
@@ -204,9 +204,9 @@ class _Paced(io.RawIOBase):
         return self._inner.fileno()
 
     def readinto(self, buffer: WriteableBuffer) -> int | None:
-        taken = time.monotonic() - self._start if self._start else 0
-        if taken > TIMEOUT + self._received / SLOWEST:
-            raise TimeoutError(f"it is too slow: {self._received} bytes in {taken:.0f} seconds")
+        elapsed = time.monotonic() - self._start if self._start else 0
+        if elapsed > TIMEOUT + self._received / SLOWEST:
+            raise TimeoutError(f"it is too slow: {self._received} bytes in {elapsed:.0f} seconds")
         count = self._inner.readinto(buffer)
         self._start = self._start or time.monotonic()
         self._received += count or 0

@@ -68,28 +68,28 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     every reason; UsageError if the tag is invalid, the choice is ambiguous, or the variant of the class does
     not fit this node.
     """
-    asked = request(tag, catalog)
-    host = nodes.host(asked.node_class)
-    selection = explain(host, catalog, gpus=asked.gpus, where=dict(asked.where))
+    requested = request(tag, catalog)
+    host = nodes.host(requested.node_class)
+    selection = explain(host, catalog, gpus=requested.gpus, where=dict(requested.where))
     if selection.variant is None and selection.decision.differing:
         axis, (value, *_) = next(iter(selection.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
-    chosen = _resolved(select(host, catalog, gpus=asked.gpus, where=dict(asked.where)))
-    if asked.node_class is None:
+    chosen = _resolved(select(host, catalog, gpus=requested.gpus, where=dict(requested.where)))
+    if requested.node_class is None:
         return chosen
-    own = explain(nodes.host(None), catalog, gpus=asked.gpus, where=dict(asked.where))
+    own = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
     if chosen.reference not in own.fits:
-        message = f"class {asked.node_class} gets {chosen.reference}, which does not fit this node"
+        message = f"class {requested.node_class} gets {chosen.reference}, which does not fit this node"
         raise UsageError(message, remedy=f"run `imagematrix explain {chosen.reference}` on this node")
     return replace(chosen, gpus=own.gpus)
 
 
 def explained(nodes: Nodes, catalog: Catalog, tag: str) -> dict[str, object]:
     """Return the Selection document for `tag`; raise UsageError if the tag is invalid."""
-    asked = request(tag, catalog)
-    host = nodes.host(asked.node_class)
-    return explain(host, catalog, gpus=asked.gpus, where=dict(asked.where)).to_json()
+    requested = request(tag, catalog)
+    host = nodes.host(requested.node_class)
+    return explain(host, catalog, gpus=requested.gpus, where=dict(requested.where)).to_json()
 
 
 def _resolved(selection: Selection) -> Resolved:

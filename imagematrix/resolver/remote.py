@@ -112,14 +112,14 @@ class Remote:
         redirects = Redirects(request.method, registry.blob_url(digest))
         while True:
             login = registry.authorization if redirects.trusted else None
-            asked = self._opened().request(
+            request_context = self._opened().request(
                 request.method,
                 URL(requote_uri(redirects.url), encoded=True),  # not normalized, because it may be signed
                 headers=wanted | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
                 proxy=_proxy(redirects.url),
             )
-            answer = await stack.enter_async_context(asked)
+            answer = await stack.enter_async_context(request_context)
             if not redirects.follow(answer.status, answer.headers):
                 return answer
 

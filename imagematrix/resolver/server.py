@@ -164,9 +164,9 @@ class Resolver:
     def _check(self, request: web.Request, repository: str) -> None:
         """Raise UsageError for an invalid repository, HTTPForbidden if a request names another registry."""
         Reference.parse(f"localhost/{repository}")
-        meant = request.query.get("ns")
-        if meant and self._mirrors and meant != self._mirrors:
-            raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {meant[:80]!r}")
+        namespace = request.query.get("ns")  # containerd sends the registry that it wants
+        if namespace and self._mirrors and namespace != self._mirrors:
+            raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {namespace[:80]!r}")
 
     async def _found(self, repository: str, name: str) -> Manifest:
         """Return the manifest that answers a tag or a digest."""

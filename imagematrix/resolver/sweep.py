@@ -31,8 +31,8 @@ def sweep(names: Names, address: str, note: Callable[[str], None], *, token: str
     """
     removed = []
     for name, digests in sorted(names.held()):
-        meant = _meant(address, name.removeprefix(names.prefix), token)
-        if meant is None or meant in digests:
+        answered = _answered(address, name.removeprefix(names.prefix), token)
+        if answered is None or answered in digests:
             continue
         try:
             names.remove(name)
@@ -43,7 +43,7 @@ def sweep(names: Names, address: str, note: Callable[[str], None], *, token: str
     return removed
 
 
-def _meant(address: str, name: str, token: str | None) -> str | None:
+def _answered(address: str, name: str, token: str | None) -> str | None:
     """Return the digest that the resolver answers for a name, "" if it refuses, None if it has no answer."""
     import requests
 

@@ -58,7 +58,7 @@ class Versions:
         self._state = state
         self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
         self._manifests: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
-        self._asked: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
         if state:
             self._restore(state)
 
@@ -91,12 +91,12 @@ class Versions:
         at, earlier = self._versions.get(key, (-math.inf, None))
         if earlier is not None and time.monotonic() - at < FRESH_S:
             return earlier
-        if key not in self._asked:
-            self._asked[key] = asyncio.create_task(self._ask(key))
-            self._asked[key].add_done_callback(partial(self._end, key))
-        asked = asyncio.shield(self._asked[key])
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._ask(key))
+            self._tasks[key].add_done_callback(partial(self._end, key))
+        task = asyncio.shield(self._tasks[key])
         try:
-            return await asyncio.wait_for(asked, PATIENCE_S if earlier or hurry else None)
+            return await asyncio.wait_for(task, PATIENCE_S if earlier or hurry else None)
         except TimeoutError as error:
             unavailable = EngineError("the upstream does not answer")
             if earlier is None:
@@ -129,10 +129,10 @@ class Versions:
         self._manifests.move_to_end(key)
         return self._manifests[key]
 
-    def _end(self, key: tuple[str, str], asked: asyncio.Task[Version | None]) -> None:
-        del self._asked[key]
-        if not asked.cancelled():
-            asked.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
+    def _end(self, key: tuple[str, str], task: asyncio.Task[Version | None]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
 
     async def _ask(self, key: tuple[str, str]) -> Version | None:
         version = await asyncio.to_thread(self._read, *key)

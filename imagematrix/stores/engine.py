@@ -53,9 +53,9 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         self._left = self._left or next(self._pieces, b"")
-        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+        piece, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 class Engine:

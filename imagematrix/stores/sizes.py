@@ -118,17 +118,17 @@ def sizes(catalog: Catalog) -> Sizes:
             if len(remote) < len(catalog.variants):
                 raise
             engine = None
-        held = _held(engine) if remote and engine else None
+        present = _engine_layers(engine) if remote and engine else None
 
         def sized(variant: Variant) -> Sized:
             if engine and not names_registry(variant.reference):
                 return Sized(variant=variant, parts=engine.parts(variant.reference), compressed=False)
-            return _remote(registries[Reference.parse(variant.reference).name], variant, held)
+            return _remote(registries[Reference.parse(variant.reference).name], variant, present)
 
         return Sizes(catalog=catalog, variants=tuple(pool.map(sized, catalog.variants)))
 
 
-def _held(engine: Engine) -> frozenset[str] | None:
+def _engine_layers(engine: Engine) -> frozenset[str] | None:
     """Return the digests of all uncompressed layers in this machine's engine; None if it cannot list them."""
     try:
         return engine.layers()
@@ -136,7 +136,7 @@ def _held(engine: Engine) -> frozenset[str] | None:
         return None
 
 
-def _remote(registry: Registry, variant: Variant, held: frozenset[str] | None) -> Sized:
+def _remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> Sized:
     reference = variant.reference
     manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
     fields = documents.Fields(documents.parse(manifest.raw, reference), reference) if manifest else None
@@ -148,6 +148,8 @@ def _remote(registry: Registry, variant: Variant, held: frozenset[str] | None) -
     rootfs = image.object_or_none("rootfs")
     contents = rootfs.texts("diff_ids") if rootfs else ()
     pull = None
-    if held is not None and len(contents) == len(layers):
-        pull = sum(size for content, (_, size) in zip(contents, layers, strict=True) if content not in held)
+    if present is not None and len(contents) == len(layers):
+        pull = sum(
+            size for content, (_, size) in zip(contents, layers, strict=True) if content not in present
+        )
     return Sized(variant=variant, parts=of_config(layers, image.data), compressed=True, pull=pull)

@@ -17,7 +17,7 @@ def code(cubins="", *ptx):
 
 
 @pytest.mark.parametrize(
-    ("codes", "held"),
+    ("codes", "promised"),
     [
         ([], []),
         ([code("80 90")], ["80", "90"]),
@@ -31,12 +31,12 @@ def code(cubins="", *ptx):
         ([code("101")], ["101"]),
     ],
 )
-def test_promised_cubins_hold_for_all_files(codes, held):
-    assert promise.cubins(codes) == held
+def test_promised_cubins_hold_for_all_files(codes, promised):
+    assert promise.cubins(codes) == promised
 
 
 @pytest.mark.parametrize(
-    ("codes", "held"),
+    ("codes", "promised"),
     [
         ([code("80", ("80", "8.4"))], [("80", "8.4")]),
         ([code("", ("80", "8.4")), code("", ("90", "7.8"))], [("90", "8.4")]),
@@ -46,8 +46,8 @@ def test_promised_cubins_hold_for_all_files(codes, held):
         ([code("", ("90a", "8.4")), code("", ("90a", "8.5"))], [("90a", "8.5")]),
     ],
 )
-def test_promised_ptx_holds_for_all_files(codes, held):
-    assert promise.ptx(codes) == held
+def test_promised_ptx_holds_for_all_files(codes, promised):
+    assert promise.ptx(codes) == promised
 
 
 def test_scattered_ptx_is_not_promised():

@@ -114,9 +114,11 @@ def test_pulls_during_a_rollout_never_return_to_the_old_variant(front, published
     def pulls(_):
         seen = []
         for _ in range(10):
-            found = node.get("/v2/ml/training/manifests/v1", method="HEAD").headers["Docker-Content-Digest"]
-            assert node.pull(found) == found, "the answered digest stays available"
-            seen.append(found)
+            digest_now = node.get("/v2/ml/training/manifests/v1", method="HEAD").headers[
+                "Docker-Content-Digest"
+            ]
+            assert node.pull(digest_now) == digest_now, "the answered digest stays available"
+            seen.append(digest_now)
         return seen
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

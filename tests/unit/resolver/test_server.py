@@ -337,7 +337,7 @@ def test_writes_are_rejected(front, method):
     assert answer.json()["errors"][0]["code"] == "UNSUPPORTED"
 
 
-def said(address, raw, *, end=False):
+def answer_to(address, raw, *, end=False):
     """Send bytes to a server and return the first bytes of its answer."""
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -354,7 +354,7 @@ def said(address, raw, *, end=False):
 def test_tls_handshake_gets_an_http_answer(front):
     # docker tries TLS first, and plain HTTP only if the answer begins with HTTP/.
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2
-    assert said(front().address, hello)[:13] in (b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")
+    assert answer_to(front().address, hello)[:13] in (b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")
 
 
 def test_junk_closes_only_its_own_connection(front, published):
@@ -365,7 +365,7 @@ def test_junk_closes_only_its_own_connection(front, published):
     def junk(raw, start):
         answer = b""
         with contextlib.suppress(ConnectionError):  # it may close with bytes unread
-            answer = said(node.address, start + raw, end=True)
+            answer = answer_to(node.address, start + raw, end=True)
         assert not answer or answer.startswith(b"HTTP/1.")
 
     junk()

@@ -131,8 +131,8 @@ def test_signed_variant_is_not_a_version(front, published, signer, policy, annot
     variant = published.digests["cpu-v2"]
     if not annotated:
         document = json.loads(repository.manifests[variant][1])
-        told = document.pop("annotations")
-        variant = repository.image(tag, told, layer=b"cpu-v2" * 1000)
+        annotations = document.pop("annotations")
+        variant = repository.image(tag, annotations, layer=b"cpu-v2" * 1000)
     signer.sign(repository, variant, NAME)
     node = front(policy=policy())
     assert node.pull(tag) == variant
@@ -269,8 +269,8 @@ def test_first_matching_rule_applies(policy, tmp_path):
         {"repository": "ml/training", "keys": ["first.pub"]},
         {"repository": "*", "keys": ["cosign.pub"]},
     ]
-    found = policy(rules=rules)
-    assert [found.rule(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
+    loaded = policy(rules=rules)
+    assert [loaded.rule(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
         "first.pub",
         "cosign.pub",
         "cosign.pub",

@@ -21,7 +21,7 @@ from imagematrix.resolver.sweep import sweep
 
 
 class Held(Double):
-    """An engine's images by their names, each with its digest; those in `stuck` cannot be removed."""
+    """An engine with images by name, each with its digest; names in `stuck` cannot be removed."""
 
     def __init__(self, names):
         self.names = names

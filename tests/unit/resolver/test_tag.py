@@ -19,7 +19,7 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
 
 
 @pytest.mark.parametrize(
-    ("tag", "meant"),
+    ("tag", "requested"),
     [
         ("v1", Request()),
         ("v1-cpu", Request(cpu=True)),
@@ -31,9 +31,9 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
         ("v1-python3.13-class.a100.x2", Request(where=(("python", "3.13"),), node_class="a100.x2")),
     ],
 )
-def test_tag_words_are_accepted_in_any_order(tag, meant):
+def test_tag_words_are_accepted_in_any_order(tag, requested):
     assert version(tag) == "v1"
-    assert request(tag, PYTHONS) == meant
+    assert request(tag, PYTHONS) == requested
 
 
 @pytest.mark.parametrize(

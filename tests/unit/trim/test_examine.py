@@ -24,13 +24,13 @@ HOPPER = Rules(computes=("9.0",))
 A, B, C = bytes(range(64)), b"b" * 40, b"c" * 128
 
 
-def found(raw, rules=HOPPER, path="lib.so"):
+def examined(raw, rules=HOPPER, path="lib.so"):
     return examine(path, Window(io.BytesIO(raw), 0, len(raw)), rules)
 
 
 def trimmed(raw, rules=HOPPER, path="lib.so"):
     """Return the bytes of a file after trimming."""
-    finding = found(raw, rules, path)
+    finding = examined(raw, rules, path)
     window = Window(io.BytesIO(raw), 0, len(raw))
     pieces = edits.edited(window, finding.edits if finding else ())
     return b"".join(bytes(piece) for piece in pieces)  # a number stands for zeros
@@ -40,7 +40,7 @@ def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
     raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C), entry(LTO, 70, A))
     staying = fat(entry(target=90, payload=B), entry(LTO, 70, A))
     assert trimmed(raw) == staying.ljust(len(raw), b"\0")
-    finding = found(raw)
+    finding = examined(raw)
     assert finding.status is Status.TRIMMED
     assert finding.kept == (Amount("cubin", "90", 1, 104), Amount("other", "70", 1, 128))
     assert finding.dropped == (Amount("cubin", "80", 1, 128), Amount("ptx", "90", 1, 192))
@@ -50,8 +50,8 @@ def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
 def test_removed_code_can_be_read():
     raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C))
     window = Window(io.BytesIO(raw), 0, len(raw))
-    taken = b"".join(edits.removed_bytes(window, found(raw).edits))
-    assert taken == entry(target=80, payload=A) + entry(PTX, 90, C)
+    removed = b"".join(edits.removed_bytes(window, examined(raw).edits))
+    assert removed == entry(target=80, payload=A) + entry(PTX, 90, C)
 
 
 def test_each_fatbin_is_trimmed_by_itself():
@@ -62,7 +62,7 @@ def test_each_fatbin_is_trimmed_by_itself():
     short, text = fat(entry(target=90, payload=B)), fat(entry(PTX, 80, B))
     expected = short.ljust(len(one), b"\0") + text.ljust(len(ptx_only), b"\0")
     assert trimmed(raw) == expected + dead + short.ljust(len(one), b"\0")
-    finding = found(raw)
+    finding = examined(raw)
     assert (finding.containers, finding.dead, finding.missing) == (4, 1, ())
     emptied = trimmed(raw, Rules(computes=("9.0",), drop_dead=True))
     assert emptied == expected + fat().ljust(len(dead), b"\0") + short.ljust(len(one), b"\0")
@@ -72,14 +72,14 @@ def test_each_fatbin_is_trimmed_by_itself():
 def test_file_without_runnable_code_is_unchanged(drop_dead):
     raw = fat(entry(target=70, payload=A), entry(PTX, 100, A)) * 2
     rules = Rules(computes=("7.5", "9.0"), drop_dead=drop_dead)
-    assert found(raw).status is Status.UNSUPPORTED
-    assert found(raw).missing == ("9.0",)
+    assert examined(raw).status is Status.UNSUPPORTED
+    assert examined(raw).missing == ("9.0",)
     assert trimmed(raw) == raw
-    assert found(raw, rules).missing == ("9.0",)
+    assert examined(raw, rules).missing == ("9.0",)
 
 
 def test_intermediate_code_supports_every_gpu():
-    finding = found(fat(entry(LTO, 70, A)))
+    finding = examined(fat(entry(LTO, 70, A)))
     assert (finding.status, finding.missing, finding.dead) == (Status.UNCHANGED, (), 0)
 
 
@@ -91,18 +91,18 @@ def test_trimming_real_fatbins_is_idempotent(name, compute):
     once = trimmed(raw, rules)
     assert len(once) == len(raw)
     assert trimmed(once, rules) == once
-    _check(raw, once, found(raw, rules), compute)
+    _check(raw, once, examined(raw, rules), compute)
 
 
 def test_code_that_is_compressed_together_stays_together():
     raw = (DATA / "concatenated.fatbin").read_bytes()
-    finding = found(raw)
+    finding = examined(raw)
     assert [(amount.kind, amount.target) for amount in finding.kept] == [("cubin", "80"), ("cubin", "90a")]
     assert finding.dropped == (
         *(Amount("cubin", target, 1, size) for target, size in (("100a", 716), ("100f", 717), ("120a", 719))),
         *(Amount("ptx", target, 1, size) for target, size in (("90", 252), ("100f", 252))),
     )
-    again = found(trimmed(raw))
+    again = examined(trimmed(raw))
     assert (again.status, again.kept) == (Status.UNCHANGED, finding.kept)
 
 
@@ -141,7 +141,7 @@ def test_trimmed_library_keeps_its_structure_and_loads(built, tmp_path):
     path = tmp_path / "libx.so"
     raw = built.read_bytes()
     path.write_bytes(trimmed(raw))
-    assert found(raw).removed == (64 + 64) + (64 + 128)
+    assert examined(raw).removed == (64 + 64) + (64 + 128)
     result = [
         subprocess.run(
             ["readelf", "-SlW", one.name], cwd=one.parent, capture_output=True, text=True, check=True
@@ -164,7 +164,7 @@ def test_static_library_is_trimmed(tmp_path):
     subprocess.run(["ar", "rc", path, "one.o", "other.o"], cwd=tmp_path, check=True)
     raw = path.read_bytes()
     after = trimmed(raw, path="libx.a")
-    assert found(raw).containers == 2
+    assert examined(raw).containers == 2
     assert after.count(fat(entry(target=90, payload=B))) == 2
     assert after.count(A) == 0
     path.write_bytes(after)
@@ -183,18 +183,18 @@ def test_static_library_is_trimmed(tmp_path):
 def test_nvidia_libraries_are_skipped(tmp_path, path, soname):
     file = library(tmp_path / "it.so", fat(entry(target=80), entry(target=90)), soname=soname)
     raw = file.read_bytes()
-    assert found(raw, path=path).status is Status.NVIDIA
+    assert examined(raw, path=path).status is Status.NVIDIA
     assert trimmed(raw, path=path) == raw
-    assert found(raw, Rules(computes=("9.0",), nvidia=True), path=path).status is Status.TRIMMED
+    assert examined(raw, Rules(computes=("9.0",), nvidia=True), path=path).status is Status.TRIMMED
 
 
 def test_nvidia_static_library_is_skipped():
-    assert found(b"!<arch>\n", path="libcublas_static.a") is None
+    assert examined(b"!<arch>\n", path="libcublas_static.a") is None
 
 
 @pytest.mark.parametrize("raw", [b"\x7fELF", b"\x7fELF" + bytes(100), b"!<arch>\n", b"", b"text"])
 def test_files_without_device_code_are_skipped(raw):
-    assert found(raw) is None
+    assert examined(raw) is None
 
 
 GOOD = fat(entry(target=80, payload=A), entry(target=90, payload=B))
@@ -213,32 +213,32 @@ GOOD = fat(entry(target=80, payload=A), entry(target=90, payload=B))
     ],
 )
 def test_damaged_file_is_unchanged(raw):
-    assert found(raw).status is Status.DAMAGED
+    assert examined(raw).status is Status.DAMAGED
     assert trimmed(raw) == raw
 
 
 def test_file_with_too_many_fatbins_is_damaged(monkeypatch):
     monkeypatch.setattr("imagematrix.trim.examine.MOST", 5)
-    assert found(GOOD).status is Status.TRIMMED
-    assert found(GOOD * 2).status is Status.DAMAGED
+    assert examined(GOOD).status is Status.TRIMMED
+    assert examined(GOOD * 2).status is Status.DAMAGED
 
 
 def test_overlapping_sections_are_not_trimmed(built):
     raw = bytearray(built.read_bytes())
     start = struct.unpack_from("<Q", raw, 40)[0]
     count = struct.unpack_from("<H", raw, 60)[0]
-    assert found(bytes(raw)).status is Status.TRIMMED
+    assert examined(bytes(raw)).status is Status.TRIMMED
     headers = [start + 64 * number for number in range(count)]
     code = raw.find(b"\x50\xed\x55\xba")
     (section,) = (at for at in headers if struct.unpack_from("<Q", raw, at + 24)[0] == code)
     other = next(at for at in headers[1:] if struct.unpack_from("<I", raw, at + 4)[0] == 1)
     struct.pack_into("<QQ", raw, other + 24, code + 16, 32)
-    assert found(bytes(raw)).status is Status.DAMAGED
+    assert examined(bytes(raw)).status is Status.DAMAGED
     struct.pack_into("<QQ", raw, other + 24, code - 16, 32)
-    assert found(bytes(raw)).status is Status.DAMAGED
+    assert examined(bytes(raw)).status is Status.DAMAGED
     struct.pack_into("<H", raw, 60, 0xFFF0)
     assert section
-    assert found(bytes(raw)) is None  # the section headers are beyond the end
+    assert examined(bytes(raw)) is None  # the section headers are beyond the end
 
 
 @pytest.mark.fuzz
@@ -255,7 +255,7 @@ def test_damaged_files_are_trimmed_correctly_or_not_at_all(built):
         for _ in range(chance.randint(1, 4)):
             spoilt[chance.choice(places)] = chance.choice([*numbers, chance.randrange(256)])
         raw = bytes(spoilt)[: chance.choice([len(whole)] * 9 + [chance.randrange(len(whole))])]
-        finding = found(raw)
+        finding = examined(raw)
         outcomes[finding and finding.status] += 1
         if finding and finding.edits:
             _check(raw, trimmed(raw), finding, "9.0")
@@ -281,7 +281,7 @@ def _check(before, after, finding, compute):
         assert after[end : edit.end] == bytes(edit.end - end)
         at = edit.end
     assert before[at:] == after[at:]
-    assert not found(after, Rules(computes=(compute,))).edits
+    assert not examined(after, Rules(computes=(compute,))).edits
 
 
 def _parsed(raw, at):
