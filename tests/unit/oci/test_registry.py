@@ -462,7 +462,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
     ids=["status", "headers", "body", "length"],
 )
 def test_slow_answers_time_out(begin, monkeypatch):
-    monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.2)
+    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0.01)
+    monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.6)
     with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
         with pytest.raises(EngineError) as caught:
             registry.manifest("v1")
