@@ -136,7 +136,8 @@ def _gpu_needs(variant: Variant, driver: str, modules: str | None) -> Iterator[N
 
     compat = variant.driver is not None and variant.driver.mode == "compat"
     codes, possible, asked = _codes(variant), _possible(variant), _required_facts(variant)
-    some = BRANDS[:-1] if compat or "brand" in asked else BRANDS[-1:]  # all but OTHER, or it alone for any
+    # If brands matter, all known ones; otherwise OTHER represents any brand.
+    some = BRANDS[:-1] if compat or "brand" in asked else BRANDS[-1:]
     groups: dict[tuple[int, ...], list[str]] = {}
     for brand in some:
         # Unless requirements name both, a brand fits with the same capabilities as another, or with none.

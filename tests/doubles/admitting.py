@@ -32,7 +32,7 @@ def pod(*images, labels=None, **spec):
 
 
 def asking(*terms):
-    """Return an affinity that requires one of some terms."""
+    """Return an affinity that requires one of these terms."""
     return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
 
 
@@ -46,7 +46,7 @@ def images(given_pod):
     return [container.get("image") for name in lists for container in spec.get(name) or ()]
 
 
-# What a pod asks for, and the image it gets, or None.
+# What a pod's spec requires, and the image that the pod gets, or None.
 DECIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"nodeSelector": {CLASS: "h200"}}, A),
     ({"nodeSelector": {"pool": "big"}}, A),
@@ -82,7 +82,7 @@ DECIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"affinity": asking(term("unknown", "In", "x")), "nodeSelector": {"pool": "big"}}, A),
     ({"affinity": asking(term("pool", "Later", "x")), "nodeSelector": {"pool": "big"}}, A),
 ]
-# Pods that a policy refuses, and how the reason begins.
+# Pods that a policy refuses, and the start of the reason.
 REFUSED = [
     (
         pod(NAME),

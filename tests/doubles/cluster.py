@@ -78,7 +78,7 @@ class Node(Machine, Engine):
         self._processes = []
 
     def remove(self):
-        """Power off, and remove what the machine has written."""
+        """Power off, and remove the files that the machine has written."""
         self.power_off()
         self.remove_groups()
         remove_folder(self.folder)

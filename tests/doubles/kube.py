@@ -114,7 +114,7 @@ class ControlPlane(Member):
 
     def __init__(self, folder, switch, nodes):
         super().__init__("control", folder, switch, 1)
-        self.nodes = nodes  # how many there will be
+        self.nodes = nodes  # their names; they do not run yet
         self.tokens = {name: f"token-of-{name.rpartition(':')[2]}" for name in TOKENS}
         self.tokens |= {f"system:node:{name}": f"token-of-{name}" for name in nodes}
         self.authority, self.key = folder / "tls.crt", folder / "tls.key"
@@ -314,7 +314,7 @@ class Node(Member):
 class Kubernetes:
     """A cluster: a control plane, nodes, and a registry with the folder `data`.
 
-    `gpus` has, for each node, its profile and the number of GPUs that it has of the profile's.
+    `gpus` contains the profile of each node, and how many of the profile's GPUs the node has.
     """
 
     def __init__(self, data, gpus):
@@ -360,7 +360,7 @@ class Kubernetes:
             "nodes",
             120,
         )
-        # The controllers make it, and no pod can be created before.
+        # The controllers create it; before that no pod can be created.
         wait_until(
             lambda: "default-token" in self.kubectl("get", "secrets", "-o", "name").stdout, "service account"
         )
@@ -398,7 +398,7 @@ class Kubernetes:
         self.kubectl("delete", "--ignore-not-found", "namespace/imagematrix")
 
     def label(self):
-        """Label the nodes as their users do who have no NFD."""
+        """Label the nodes as users without NFD do."""
         for node in self.nodes:
             words = ("kubernetes", "labels", "--format", "kubectl", "--node", node.name)
             done = node.imagematrix(*words)
@@ -406,7 +406,7 @@ class Kubernetes:
             self.control.run("sh", input=done.stdout)
 
     def imagematrix(self, *words, check=True, **options):
-        """Run the command line where kubectl works."""
+        """Run imagematrix on the machine of the control plane, where kubectl works."""
         done = self.control.imagematrix(*words, **options)
         assert done.returncode == 0 or not check, done.stderr
         return done

@@ -1,4 +1,4 @@
-"""What a scheduler and an API server do with our documents: node affinity, and CEL by a real library."""
+"""How a scheduler and an API server evaluate our documents: node affinity, and CEL with a real library."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LIMIT = 2**63
 
 
 def admitted(terms, labels):
-    """Whether one of some node selector terms matches a node: as nodeaffinity.go of Kubernetes has it."""
+    """Whether one of these node selector terms matches a node, as in nodeaffinity.go of Kubernetes."""
     return any(term and all(matches(one, labels) for one in term) for term in terms)
 
 
 def matches(requirement, labels):
-    """Whether a label meets one requirement: as labels/selector.go of Kubernetes has it."""
+    """Whether a label meets one requirement, as in labels/selector.go of Kubernetes."""
     value, values = labels.get(requirement["key"]), requirement.get("values", [])
     found, bound = number(value), number(values[0]) if values else None
     return {
@@ -40,7 +40,7 @@ def number(text):
 
 
 class Semver(tuple[int, ...]):
-    """A semantic version, as Kubernetes' CEL has them."""
+    """A semantic version in Kubernetes' CEL."""
 
     __slots__ = ()
 
@@ -86,7 +86,7 @@ class Cel:
 
 
 class ApiServer:
-    """Evaluates admission policies as an API server does: conditions, variables in turn, and what follows."""
+    """Evaluates admission policies as an API server does: conditions, variables, then expressions."""
 
     def __init__(self, objects):
         self._mutating = [one for one in objects if one["kind"] == "MutatingAdmissionPolicy"]
