@@ -161,7 +161,7 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
         """Check a header before tarfile reads its data. This is tarfile's hook for subclasses."""
         if self.size < 0 or (self.type in EXTENDED and self.size > LONGEST):
-            raise tarfile.ReadError(f"a header of {self.size} bytes")
+            raise tarfile.ReadError(f"invalid size of a header: {self.size} bytes")
         # tarfile applies sizes from global headers, which engines ignore. If a member has several headers of
         # another type, tarfile uses the first, engines use the last.
         archive.pax_headers = {}
@@ -208,7 +208,7 @@ def read(stream: Stream, digest: str) -> Layer:
                     _put(entries, used, path, entry)
                     texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
                     if texts > ALL_TEXTS:
-                        raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of texts")
+                        raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")
             _ended(archive, expanded)
             for path, kept, file in later.decoded():
                 if entries.get(path) == Plain(file=kept, layer=digest):  # no later entry has replaced it

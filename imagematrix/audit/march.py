@@ -54,7 +54,7 @@ def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -
             where = f" in {names}" if names else ""
             yield (
                 f"{one.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
-                "nothing says that it is chosen by the CPU"
+                "nothing shows that it checks the CPU before using it"
             )
 
 
