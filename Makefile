@@ -1,14 +1,14 @@
-# make quickstart   set everything up, build the shipped images, select one for this machine and run it
+# make quickstart   set everything up, build the shipped images, and run the image that fits this machine
 # make test         set everything up and run every test
-# make gpu-check    check this machine's NVIDIA GPU, with the parts that can be built here; fails without one
-# make gpu-bundle   write dist/gpu-bundle.tar.gz, which runs these checks on a machine without anything else
+# make gpu-check    check imagematrix on this machine's NVIDIA GPU; fails without one
+# make gpu-bundle   write dist/gpu-bundle.tar.gz, which runs these checks on a machine with only Python
 # make docs         build the documentation as a site, docs/_build/index.html
-# make program      build an image with imagematrix in it, for clusters; NAME=REFERENCE names it
+# make program      build an image that contains imagematrix, for clusters; NAME=REFERENCE names it
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
-# make fuzz         try many damaged files on what reads images, and on what trims libraries
-# make test-cluster run the tests with several machines: swarms of real Docker engines, Spark on one
-# make test-kubernetes run the tests with a Kubernetes of two nodes, which it builds first
+# make fuzz         run the readers of images and `trim` on many damaged files
+# make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
+# make test-kubernetes build Kubernetes, and run the tests on a cluster with two nodes
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 quickstart:
 	@ci/quickstart
 
-# The engine tests take longest; the others run while they wait, with lower priority.
+# The engine tests take longest. The other targets run at the same time, with lower priority.
 test:
 	$(MAKE) --jobs=2 --output-sync=target engine beside
 	$(MAKE) coverage
@@ -31,7 +31,7 @@ test:
 beside: $(VENV)/.dev
 	nice $(MAKE) lint docs wheel gpu unit
 
-# apt-get runs once at a time: this before `packages`, which run beside the installation of .venv.
+# apt-get cannot run twice at a time, so this target comes before `packages`, which runs beside the setup of .venv.
 python:
 	ci/venv python
 
@@ -56,13 +56,13 @@ lint: $(VENV)/.dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-# Tests that try very many inputs take twice to ten times as long if lines are traced, and reach no more of them.
+# Tests with very many inputs take two to ten times as long under coverage, and cover no additional lines.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest -n auto -m "not (hypothesis or fuzz)" tests/unit
 	$(BIN)/python -m pytest -n auto -m "hypothesis or fuzz" tests/unit
 
-# The same with the oldest releases of its dependencies that pyproject.toml allows.
+# The unit tests with the oldest releases of the dependencies that pyproject.toml allows.
 unit-lowest: $(VENV)/.dev
 	$(BIN)/uv pip compile -q --resolution lowest-direct pyproject.toml -o .cache/lowest.txt
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/lowest
@@ -73,7 +73,7 @@ fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -n auto -m fuzz tests/unit/audit
 	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/trim
 
-# Two groups of files at a time, each with engines of its own, in the order that tests/engine/conftest.py gives.
+# Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
 engine: bases $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
 
@@ -90,11 +90,11 @@ gpu-check:
 gpu-bundle: $(VENV)/.dev
 	$(BIN)/python ci/gpu_bundle dist/gpu-bundle.tar.gz
 
-# A dead link, and any other warning, fails it. It needs no network.
+# A warning, such as a dead link, fails the build. It needs no network.
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d .cache/docs docs docs/_build
 
-# The unit tests alone reach these.
+# Coverage of the unit tests.
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
@@ -104,16 +104,16 @@ bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
 
-# Real swarms, in namespaces. It is no part of `make test`.
+# Real swarms, in namespaces. Not part of `make test`.
 test-cluster: packages $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/kubernetes
 
-# A real Kubernetes, in namespaces. It is no part of `make test`.
+# A real Kubernetes, in namespaces. Not part of `make test`.
 test-kubernetes: packages $(VENV)/.dev
 	ci/kubernetes
 	$(BIN)/python -m pytest tests/cluster/kubernetes
 
-# Needs an engine, the Python Package Index and 20 GB of disk. It is no part of `make test`.
+# Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev
 	$(BIN)/python ci/recipes.py
 

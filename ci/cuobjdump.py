@@ -1,4 +1,4 @@
-"""NVIDIA's cuobjdump, which judges what is read and left of device code, and wheels for it."""
+"""Download NVIDIA's cuobjdump, which lists the device code in files, and wheels to compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHEEL = "nvidia-cuda-cuobjdump==13.5.37"
 
 
 def cuobjdump(folder: Path) -> Path:
-    """Return the program, which is put into a folder."""
+    """Download the program into a folder and return its path."""
     with zipfile.ZipFile(downloaded(folder / "cuobjdump", WHEEL)) as archive:
         program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
     program.chmod(0o755)
@@ -25,7 +25,7 @@ def cuobjdump(folder: Path) -> Path:
 
 
 def downloaded(folder: Path, wheel: str) -> Path:
-    """Return a wheel, by its requirement, in a folder that has nothing else."""
+    """Download the wheel of a requirement into a folder, which is emptied first, and return its path."""
     shutil.rmtree(folder, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*pip, "-d", str(folder), wheel], check=True)

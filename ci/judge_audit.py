@@ -1,12 +1,11 @@
-"""Compares what an audit reads of device code with what NVIDIA's cuobjdump lists.
+"""Compares the device code that an audit reads with the device code that NVIDIA's cuobjdump lists.
 
     .venv/bin/python ci/judge_audit.py [--cuobjdump PROGRAM] PATH|WHEEL…
 
 Each argument is a file, a folder such as an unpacked toolkit, a wheel, or a requirement such as
-cupy-cuda12x==14.2.0. Programs, libraries, static libraries, cubins and fatbins in it are compared: the
-targets of their cubins and of their PTX, and that there are none. CUDA 13's cuobjdump fails on some code for
-GPUs that it no longer knows; `--cuobjdump` names another one for those files. The exit code is 1 if one
-differs.
+cupy-cuda12x==14.2.0. For each program, library, static library, cubin and fatbin in it, the targets of the
+cubins and of the PTX must be the same. CUDA 13's cuobjdump fails on some code for GPUs that it no longer
+supports; `--cuobjdump` names another cuobjdump for those files. The exit code is 1 if a file differs.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LINE = re.compile(r"\.sm_(\d+[af]?)\.(cubin|ptx)$", re.MULTILINE)
-READ = (elf.MAGIC, archives.AR, fatbin.MAGIC)  # how the files begin that cuobjdump reads
+READ = (elf.MAGIC, archives.AR, fatbin.MAGIC)  # the first bytes of files that cuobjdump reads
 
 Targets = tuple[set[str], set[str]]  # of cubins and of PTX
 
 
 def main() -> int:
-    """Compare everything; return 1 if a file differs."""
+    """Compare all files; return 1 if one differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,9 +63,9 @@ def main() -> int:
                         print(f"{file}: {ours}, but cuobjdump lists {listed}", flush=True)
                     else:
                         unknown.append(file.name)
-            left = f"; no cuobjdump reads {', '.join(unknown)}" if unknown else ""
-            print(f"{place}: {same[True]} files are as cuobjdump lists them, ", end="")
-            print(f"and {same[False]} have none{left}", flush=True)
+            left = f"; no cuobjdump can read {', '.join(unknown)}" if unknown else ""
+            print(f"{place}: {same[True]} files with device code agree with cuobjdump, ", end="")
+            print(f"and {same[False]} files without{left}", flush=True)
     return int(wrong)
 
 
@@ -89,7 +88,7 @@ def _files(place: str, folder: Path) -> Iterator[Path]:
 
 
 def _ours(file: Path) -> Targets | None:
-    """Return what an audit reads; None of a file that cuobjdump does not read."""
+    """Return the targets that an audit reads; None for a file that cuobjdump does not read."""
     with file.open("rb") as opened:
         window = Window(opened, 0, file.stat().st_size)
         if not window.at(0, HEAD).startswith(READ):
@@ -102,7 +101,7 @@ def _ours(file: Path) -> Targets | None:
 
 
 def _listed(judges: Sequence[Path], file: Path) -> Targets | None:
-    """Return what the first cuobjdump lists that reads all of a file; None if there is none."""
+    """Return the targets listed by the first cuobjdump that can read the file; None if none can."""
     for judge in judges:
         words: list[str | Path] = [judge, "--list-elf", "--list-ptx", file]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -116,10 +115,11 @@ def _listed(judges: Sequence[Path], file: Path) -> Targets | None:
 
 
 def _shown(target: str) -> str:
-    """Return a target without what cuobjdump cannot tell.
+    """Return a target without the suffix that cuobjdump shows wrongly.
 
-    It does not show that code is for a family. It shows handwritten code in cuBLAS 12.4 as made for 50a, 60a
-    and 61a, by a flag of the cubin that means something else before 90; the fatbin has them as 50, 60 and 61.
+    cuobjdump does not show that code is for a family. It shows handwritten code in cuBLAS 12.4 as code for
+    50a, 60a and 61a, because of a flag of the cubin that has another meaning before 90. In the fatbin, the
+    targets are 50, 60 and 61.
     """
     return target.rstrip("f" if int(target.rstrip("af")) >= fatbin.FIRST_SPECIFIC else "a")
 

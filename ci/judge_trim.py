@@ -1,14 +1,15 @@
-"""Holds what `imagematrix trim` leaves of wheels against NVIDIA's cuobjdump, for every GPU.
+"""Compares wheels that `imagematrix trim` has trimmed with the output of NVIDIA's cuobjdump, for every GPU.
 
     .venv/bin/python ci/judge_trim.py [--cuobjdump PROGRAM] [--compute CAP] WHEEL…
 
-A wheel is a path, or a requirement such as cupy-cuda12x==14.2.0. For each library with device code in it and
-each compute capability from 5.2 on (or those that `--compute` names), cuobjdump lists exactly what the rules
-keep, with the same contents as before; readelf sees the same sections and segments; and a library that loads
-still does. What the rules keep is worked out here anew, from the fatbins as they are in the wheel.
+A wheel is a path, or a requirement such as cupy-cuda12x==14.2.0. The check covers each library with device
+code and each compute capability from 5.2 on (or those given with `--compute`). cuobjdump must list exactly
+the code that the rules keep, with the same contents as before; readelf must see the same sections and
+segments; and a library that loaded before must still load. This script computes independently what the rules
+keep, from the fatbins in the wheel.
 
-CUDA 13's cuobjdump gives up on some code for GPUs that it no longer knows. `--cuobjdump` names another one
-for those files, such as that of Debian's nvidia-cuda-toolkit.
+CUDA 13's cuobjdump fails on some code for GPUs that it no longer supports. `--cuobjdump` names another
+cuobjdump for those files, such as that of Debian's nvidia-cuda-toolkit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Code = tuple[str, str]  # kind and target
 
 
 def main() -> None:
-    """Judge each wheel; the first difference ends it."""
+    """Compare each wheel; stop at the first difference."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,7 +67,7 @@ def main() -> None:
             compared = sum(_compared(judges, own, file, computes) for file in files)
             taken = time.monotonic() - started
             print(f"{wheel.name.split('-')[0]}: {len(files)} files, {len(computes)} GPUs, ", end="")
-            print(f"{compared} entries as they were, {taken:.0f} s", flush=True)
+            print(f"{compared} entries unchanged, {taken:.0f} s", flush=True)
             shutil.rmtree(own)
 
 
@@ -79,14 +80,14 @@ def _libraries(wheel: Path, folder: Path) -> list[Path]:
 
 
 def _compared(judges: list[Path], folder: Path, file: Path, computes: Sequence[str]) -> int:
-    """Return how many entries were compared for all of the GPUs."""
+    """Return the number of entries compared, over all GPUs."""
     containers = _containers(file)
     entries = [entry for container in containers for entry in container]
     judge, hashes = _hashes(judges, file, entries)
     loads = _loads(folder, file)
     headers = _headers(file)
     compared = 0
-    listings: dict[str, Counter[tuple[Code, str]]] = {}  # GPUs may have the same file
+    listings: dict[str, Counter[tuple[Code, str]]] = {}  # by digest: several GPUs may get the same file
     for compute in computes:
         with tempfile.TemporaryDirectory(dir=folder.parent) as name:
             trim([file], Rules(computes=(compute,), nvidia=True), output=Path(name))
@@ -128,14 +129,14 @@ def _staying(container: list[Code], compute: str) -> list[int]:
 
 
 def _hashes(judges: list[Path], file: Path, entries: list[Code]) -> tuple[Path, list[str]]:
-    """Return a cuobjdump that knows all of a file, and the hashes of its entries.
+    """Return a cuobjdump that can read all of a file, and the hashes of the file's entries.
 
-    It numbers cubins, and PTX, in the order in which they are in the file.
+    cuobjdump numbers cubins, and PTX, in the order of the file.
     """
     for judge in judges:
         listed = _listed(judge, file)
-        found = {kind: [one for one in listed if one[0][0] == kind] for kind in KINDS.values()}
-        order = [found[kind].pop(0) if found[kind] else (("", ""), "") for kind, _ in entries]
+        by_kind = {kind: [one for one in listed if one[0][0] == kind] for kind in KINDS.values()}
+        order = [by_kind[kind].pop(0) if by_kind[kind] else (("", ""), "") for kind, _ in entries]
         if [code for code, _ in order] == list(map(_shown, entries)) and len(listed) == len(entries):
             return judge, [digest for _, digest in order]
     raise SystemExit(f"{file}: no cuobjdump lists what is there")
@@ -147,8 +148,8 @@ def _shown(code: Code) -> Code:
 
 
 def _listed(judge: Path, file: Path) -> list[tuple[Code, str]]:
-    """Return what cuobjdump takes out of a file, by number: kind and target, and the hash of the content."""
-    found: list[tuple[int, Code, str]] = []
+    """Return the entries that cuobjdump extracts, by number: kind and target, and the hash of the content."""
+    entries: list[tuple[int, Code, str]] = []
     for option in ("-xelf", "-xptx"):
         with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
             words = [str(judge), "-all", option, "all", str(file.absolute())]
@@ -157,13 +158,13 @@ def _listed(judge: Path, file: Path) -> list[tuple[Code, str]]:
                 match = EXTRACTED.fullmatch(path.name)
                 if match:
                     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                    found.append((int(match[1]), _shown((match[3], match[2])), digest))
-    return [(code, digest) for _, code, digest in sorted(found)]
+                    entries.append((int(match[1]), _shown((match[3], match[2])), digest))
+    return [(code, digest) for _, code, digest in sorted(entries)]
 
 
 def _containers(file: Path) -> list[list[Code]]:
     """Return the entries of each fatbin, read without the package's own reader."""
-    found: list[list[Code]] = []
+    containers: list[list[Code]] = []
     for section in NAMES:
         with tempfile.NamedTemporaryFile(dir=file.parent) as copy:
             words = ["objcopy", "-O", "binary", f"--only-section={section}", "--set-section-flags"]
@@ -180,8 +181,8 @@ def _containers(file: Path) -> list[list[Code]]:
                 suffix = "a" if flags >> 20 & 1 else "f" if flags >> 21 & 1 else ""
                 container.append((KINDS[kind], f"{number}{suffix}"))
                 at += own + payload
-            found.append(container)
-    return found
+            containers.append(container)
+    return containers
 
 
 def _headers(file: Path) -> str:

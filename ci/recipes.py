@@ -1,10 +1,10 @@
-"""Builds the recipes that are too large for every test run, and uses what they make.
+"""Builds the recipes that are too large for every test run, and runs programs in their images on the CPU.
 
     .venv/bin/python ci/recipes.py [RECIPE…] [--compute 9.0]
 
-An engine has to answer, and the Python Package Index has to be in reach. If PIP_CERT is set, builds get these
-certificates. It prints times, and what programs or a server say on the CPU. llama.cpp-cuda compiles
-for half an hour, and is built only if it is named.
+It needs an engine and access to the Python Package Index. If PIP_CERT is set, builds get these certificates.
+It prints times and the programs' output. llama.cpp-cuda compiles for half an hour, and is built only if it is
+named.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
-PORT = 18_080  # of loopback, for servers
-PATIENCE = 60  # seconds that a server has to load a small model
-WORDS = 16  # that it predicts
+PORT = 18_080  # on loopback, for servers
+PATIENCE = 60  # seconds for a server to load a small model
+WORDS = 16  # number of tokens that the server predicts
 SLOW = ("llama.cpp-cuda",)  # compiles for half an hour
 BLACKWELL = """\
 schema: imagematrix.matrix/v1
@@ -84,7 +84,7 @@ assert losses[-1] < losses[0] / 10, losses
 cuda = tensorflow.sysconfig.get_build_info()["cuda_version"]
 print(f"tensorflow {tensorflow.__version__}, CUDA {cuda}: loss {losses[0]:.3f} to {losses[-1]:.3f}")
 """
-# Without a GPU it has no platform to run a model on, but its libraries load.
+# Without a GPU, vLLM has no platform to run a model on, but its libraries load.
 VLLM = """
 import torch
 import vllm
@@ -92,18 +92,18 @@ import vllm._C
 from vllm import LLM, SamplingParams
 print(f"vllm {vllm.__version__}, {SamplingParams(temperature=0.5).temperature}; torch {torch.__version__}")
 """
-PROGRAMS = {"pytorch": PYTORCH, "tensorflow": TENSORFLOW, "vllm": VLLM}  # for the images of wheels
+PROGRAMS = {"pytorch": PYTORCH, "tensorflow": TENSORFLOW, "vllm": VLLM}  # for images with wheels
 
 
 def main() -> None:
-    """Build and try recipes; the first that fails ends it."""
+    """Build and try recipes; stop at the first failure."""
     recipes: dict[str, Callable[[Path, str], None]] = {name: partial(_wheels, name) for name in PROGRAMS}
     recipes |= {"llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"of {', '.join(recipes)}")
-    parser.add_argument("--compute", default="9.0", help="the GPU of images of wheels")
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"one of {', '.join(recipes)}")
+    parser.add_argument("--compute", default="9.0", help="the GPU for the images with wheels")
     options = parser.parse_args()
     unknown = sorted(set(options.recipes) - set(recipes))
     if unknown:
@@ -121,7 +121,7 @@ def _wheels(name: str, folder: Path, compute: str) -> None:
 
 
 def _llama(folder: Path, _: str) -> None:
-    """Build the server for the CPU, and have it complete a text twice, with a model of random weights."""
+    """Build the server for the CPU, and let it complete a text twice, with a model of random weights."""
     (image,) = _built("llama.cpp", folder, "cuda=none,march=x86-64-v3")
     (folder / "models").mkdir()
     venv.create(folder / "venv", with_pip=True)
@@ -144,7 +144,7 @@ def _llama(folder: Path, _: str) -> None:
 
 
 def _completed(deadline: float) -> list[int] | None:
-    """Return the tokens with which the server completes a text; None where it does not answer in time."""
+    """Return the tokens with which the server completes a text; None if it does not answer in time."""
     asked = {"prompt": "Once upon a time", "n_predict": WORDS, "temperature": 0, "ignore_eos": True}
     asked["return_tokens"] = True
     while time.monotonic() < deadline:
@@ -154,7 +154,7 @@ def _completed(deadline: float) -> list[int] | None:
             answer = connection.getresponse()
             if answer.status == HTTPStatus.OK:
                 return list(json.load(answer)["tokens"])
-        time.sleep(0.2)  # it still loads the model
+        time.sleep(0.2)  # the server is still loading the model
     return None
 
 
@@ -170,7 +170,7 @@ def _nvrtc(folder: Path, _: str) -> None:
 def _built(template: str, folder: Path, only: str, matrix: str | None = None) -> list[str]:
     """Build cells of a starter, or of another `matrix` for its template; return the images' references.
 
-    What their bytes say agrees with their labels.
+    `imagematrix verify` checks the images.
     """
     _run(IMAGEMATRIX, "init", "--template", template, folder)
     file = folder / "matrix.yaml"

@@ -1,6 +1,6 @@
-"""Writes a model of 0.1 million random weights, with bytes for words, for llama.cpp: tiny_llama.py FILE.
+"""Writes a model of 0.1 million random weights for llama.cpp, whose tokens are bytes: tiny_llama.py FILE.
 
-What it says makes no sense, and is always the same. It needs the packages gguf and numpy.
+The model's output makes no sense, and is always the same. The script needs the packages gguf and numpy.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Builds the wheel, installs it where nothing else is, and calls every command there as a user would.
+"""Builds the wheel, installs it in an empty environment, and runs every command there as a user would.
 
     python ci/wheel.py
 
-What only a development environment brings (a package that nobody declared, a file that the wheel lacks) ends
-here in a failure. There is no engine: a command that needs one says so and exits with 8.
+This finds dependencies and files that only a development environment has: an undeclared package, or a file
+that the wheel lacks. There is no engine, so commands that need one exit with 8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOST = ROOT / "tests" / "hosts" / "genoa-h200.json"
 OFFLINE = {"DOCKER_HOST": "unix:///nowhere.sock", "NO_COLOR": "1"}
 NO_ENGINE = 8
-# A line or two for each command, with the exit code it ends with. They run in this order, in one folder.
+# A line or two for each command, with the expected exit code. They run in this order, in one folder.
 CALLS = (
     ("init", 0),
     ("validate", 0),
@@ -31,7 +31,7 @@ CALLS = (
     ("build", NO_ENGINE),
     ("export github", 0),
     ("export gitlab", 0),
-    ("publish training:v1", 2),  # it has no registry in its name
+    ("publish training:v1", 2),  # the name has no registry
     ("report build.json", 0),
     ("ls", NO_ENGINE),
     ("schema catalog", 0),
@@ -49,10 +49,10 @@ CALLS = (
     ("kubernetes render job training:v1 --nodes nodes.json --catalog catalog.json", 3),
     (f"kubernetes device-plugin --by product --vram --dry-run --host {HOST}", 0),
     ("kubernetes render install reg.example.com/t:v1 --program p --device-plugin", 0),
-    # Without such files.
+    # The TLS files do not exist.
     ("kubernetes webhook --catalog catalog.json --nodes nodes.json --tls-cert x --tls-key y", 2),
     ("kubernetes gpus nodes.json pods.json", 0),
-    ("resolver", 2),  # it wants an upstream, and would not end
+    ("resolver", 2),  # without an upstream; with one it would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),
     (f"swarm node-config --dry-run --file daemon.json --host {HOST} --vram 4G", 0),
@@ -70,7 +70,7 @@ COMMANDS = "from imagematrix.cli.app import COMMANDS; print(*COMMANDS)"
 
 
 def main() -> None:
-    """Run it all; the first thing that is not as it should be ends it."""
+    """Run all checks; stop at the first failure."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = _installed(folder)
@@ -85,11 +85,11 @@ def main() -> None:
             _run([command, words, "--help"], folder)
         for line, code in CALLS:
             _run([command, *shlex.split(line)], folder, code)
-    print(f"the wheel has all that {len(commands)} commands need")
+    print(f"the wheel has everything that {len(commands)} commands need")
 
 
 def _installed(folder: Path) -> Path:
-    """Install the wheel into an environment of its own, and return that one's Python."""
+    """Install the wheel into a new environment, and return the environment's Python."""
     wheels = folder / "wheels"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], folder)
@@ -128,7 +128,7 @@ def _run(command: list[str | Path], folder: Path, code: int = 0) -> str:
     )
     if done.returncode != code or "Traceback" in done.stderr:
         line = shlex.join(map(str, command))
-        raise SystemExit(f"{line}\nended with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"{line}\nexited with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 

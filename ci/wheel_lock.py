@@ -1,10 +1,10 @@
-"""Writes the lock of a recipe: each package that it needs, with the hash of the one wheel to install.
+"""Writes the lock of a recipe: each package that it needs, with the hash of the wheel to install.
 
     .venv/bin/python ci/wheel_lock.py --python 3.13 --as-of 2026-03-20 'tensorflow[and-cuda]==2.21.0' > LOCK
 
-The wheels are those for a Linux on x86-64 with this Python, not for the machine that this runs on. Packages
-are the newest of the day; further requirements bound them, such as 'protobuf<7'. With `--on LOCK` packages
-of another lock are installed already, and left out where they will do.
+The wheels are for Linux on x86-64 with the given Python, not for this machine. Packages have their newest
+release of the given date; further requirements limit them, such as 'protobuf<7'. With `--on LOCK`, the
+packages of another lock count as installed, and are left out if their versions suffice.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def main() -> None:
 
 
 def _pins(folder: Path, options: argparse.Namespace, there: dict[str, str]) -> dict[str, str]:
-    """Return version by package of what is needed, less what is `there` in this version."""
+    """Return version by package of all needed packages, except those that are `there` in this version."""
     (folder / "in.txt").write_text("\n".join(options.requirements))
     words = ["-q", "--no-config", "--no-header", "--no-annotate", "--only-binary=:all:"]
     words += [f"--python-version={options.python}", "--python-platform=x86_64-manylinux_2_28"]
     words += [f"--exclude-newer={options.as_of}"]
-    # What is there is preferred, not required: a new package may need another version of it.
+    # Versions that are there are preferred, not required: a new package may need another version.
     output = folder / "out.txt"
     output.write_text("".join(f"{package}=={version}\n" for package, version in there.items()))
     words += [f"--output-file={output}", *(f"--exclude-newer-package={one}=2100-01-01" for one in there)]

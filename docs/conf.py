@@ -17,7 +17,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # templates are Dockerfiles w
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
-smartquotes = False  # they would make one dash of the two before an option
+smartquotes = False  # they would turn the two dashes of an option into one
 
 html_theme = "furo"
 html_title = f"imagematrix {release}"

@@ -23,7 +23,7 @@ def main() -> None:
     )
     parser.add_argument("--ptxas", default="ptxas", help="the program to ask")
     parser.add_argument("--table", type=Path, default=TABLE, help="the file to change")
-    parser.add_argument("--as-of", help="the date to note in it")
+    parser.add_argument("--as-of", help="the date to record in it")
     arguments = parser.parse_args()
     data = json.loads(arguments.table.read_text())
     name = release(arguments.ptxas)
@@ -48,7 +48,7 @@ def targets(ptxas: str) -> list[str]:
 
 
 def ptx_isa(ptxas: str) -> str:
-    """Return the newest PTX ISA version that `ptxas` supports. It names that when it gets a newer one."""
+    """Return the newest PTX ISA version that `ptxas` supports, from its error about a newer version."""
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "new.ptx"
         source.write_text(".version 99.9\n.target sm_90\n")
@@ -59,7 +59,7 @@ def one(pattern: str, text: str) -> str:
     """Return the group of `pattern` in `text`."""
     match = re.search(pattern, text)
     if match is None:
-        raise SystemExit(f"no {pattern!r} in what ptxas says: {text}")
+        raise SystemExit(f"no {pattern!r} in the output of ptxas: {text}")
     return match.group(1)
 
 

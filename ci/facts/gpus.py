@@ -1,9 +1,9 @@
 """Add the GPUs of a pci.ids file (in Debian the package pci.ids) to gpus.json.
 
-A name in it starts with the codename of the chip, sometimes with letters for the kind of board, followed by
-the product in brackets: "AD102GL [L40S]". It has neither compute capabilities nor the driver branches that
-support a chip; these are maintained by hand. Unknown chips are reported on stderr. Existing products are not
-changed; remove one to update its name.
+A name in this file starts with the codename of the chip, sometimes with letters for the kind of board. The
+product follows in brackets: "AD102GL [L40S]". The file has neither compute capabilities nor the driver
+branches that support a chip; these are maintained by hand. Unknown chips are reported on stderr. Existing
+products are not changed; remove an entry to update its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     )
     parser.add_argument("--pci-ids", type=Path, default=PCI_IDS, help="the file to read")
     parser.add_argument("--table", type=Path, default=TABLE, help="the file to add to")
-    parser.add_argument("--as-of", help="the date to note in it")
+    parser.add_argument("--as-of", help="the date to record in it")
     arguments = parser.parse_args()
     data = json.loads(arguments.table.read_text())
     chips = data["chips"]
@@ -37,7 +37,7 @@ def main() -> None:
     for number, codename, name in gpus(arguments.pci_ids.read_text()):
         chip = max((chip for chip in chips if codename.startswith(chip)), key=len, default=None)
         if chip is None and FERMI_OR_NEWER.match(codename):
-            print(f"{number} {codename} {name}: a chip that is not in the table", file=sys.stderr)
+            print(f"{number} {codename} {name}: chip not in the table", file=sys.stderr)
         elif chip is not None and number not in there:
             chips[chip]["devices"][number] = name or codename
             print(f"{number} {codename} {name}")

@@ -63,7 +63,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--table", type=Path, default=TABLE, help="the file to merge into")
-    parser.add_argument("--as-of", help="the date to note in it")
+    parser.add_argument("--as-of", help="the date to record in it")
     arguments = parser.parse_args()
     data = json.loads(arguments.table.read_text())
     table = {arch: expand(data[arch]) for arch in macros.FLAGS}
@@ -99,7 +99,7 @@ def installed() -> list[tuple[str, str, list[str]]]:
 
 
 def ask(command: list[str], arch: str) -> dict[str, str]:
-    """Return the flags required by each name that the compiler knows."""
+    """Return the flags required by each CPU name that the compiler knows."""
     own = "-march" if arch == "x86_64" else "-mcpu"
     options = [f"{own}={name}" for name in names(command, own)]
     if arch == "aarch64":
@@ -120,7 +120,7 @@ def ask(command: list[str], arch: str) -> dict[str, str]:
 
 
 def names(command: list[str], option: str) -> list[str]:
-    """Return the values of `option` that the compiler lists, without those that are not CPUs."""
+    """Return the CPU names among the values of `option` that the compiler lists."""
     message = preprocess(command, f"{option}=unknown").stderr
     if " are: " in message:
         listed = re.split(r"[ ,]+", message.partition(" are: ")[2].partition("\n")[0].partition(";")[0])

@@ -1,7 +1,7 @@
-"""Ask pip which of NVIDIA's wheels a CUDA release has, and write them with their hashes for the templates.
+"""Ask pip for NVIDIA's wheels of each CUDA release, and write them with their hashes for the templates.
 
-The Python Package Index has a package cuda-toolkit for each release, which requires the others in exact
-versions. Nothing is downloaded but what packages say of themselves.
+The Python Package Index has a package cuda-toolkit for each release, which requires the other packages in
+exact versions. Only the packages' metadata is downloaded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 FILE = Path(__file__).parents[2] / "templates" / "cuda_wheels.j2"
 RELEASES = ("12.9", "13.0", "13.1", "13.2", "13.3", "13.4", "13.5")
 ARCHES = ("x86_64", "aarch64")
-GLIBCS = (17, 24, 27, 28)  # minor releases of glibc that the wheels are for
-# What a part of a toolkit has, by the extras of cuda-toolkit. The wheels of 12.9 have no nvcc.
+GLIBCS = (17, 24, 27, 28)  # minor versions of glibc in the wheels' tags
+# The extras of cuda-toolkit for each part. The wheels of 12.9 have no nvcc.
 PARTS = {
     "nvcc": ("nvcc", "cudart", "cccl", "crt", "nvvm"),
     "nvrtc": ("nvrtc",),
@@ -60,12 +60,12 @@ def wheels(release: str, extras: tuple[str, ...]) -> list[str]:
                 versions.setdefault(f"{name}=={version}", []).append(f"--hash=sha256:{hashes['sha256']}")
     short = [name for name, hashes in versions.items() if len(hashes) < len(ARCHES)]
     if short:
-        raise SystemExit(f"CUDA {release}: not the same wheels for {' and '.join(ARCHES)}: {short}")
+        raise SystemExit(f"CUDA {release}: different wheels for {' and '.join(ARCHES)}: {short}")
     return [" ".join((name, *sorted(set(hashes)))) for name, hashes in sorted(versions.items())]
 
 
 def resolved(requirement: str, arch: str) -> list[dict[str, Any]]:
-    """Return what pip would install on a machine with this architecture."""
+    """Return pip's report of the packages that it would install on this architecture."""
     tags = [f"manylinux_2_{minor}_{arch}" for minor in GLIBCS] + [f"manylinux2014_{arch}"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")

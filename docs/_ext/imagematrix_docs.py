@@ -1,10 +1,10 @@
-"""What the site's pages have that plain Markdown has not: generated parts, and visible marks of code blocks.
+"""The site's extensions of Markdown: generated parts, and notes on code blocks.
 
-A mark is a comment before a block of code, which a reader of the plain file need not see:
+Both are comments in the Markdown file:
 
-    <!-- generated: NAME -->      is replaced by a part of the reference
-    <!-- file: PATH -->           the block is the content of a file, and gets its name as a caption
-    <!-- not tested: REASON -->   no test runs the commands in the block, and the page says why
+    <!-- generated: NAME -->      is replaced by a generated part of the reference
+    <!-- file: PATH -->           the next block is the content of a file, whose name becomes a caption
+    <!-- not tested: REASON -->   no test runs the commands in the next block; the site says why
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_TESTED = re.compile(r"^<!-- not tested: (.+) -->$", re.MULTILINE)
 
 
 def expand(text: str) -> str:
-    """Return a page with its generated parts, and with its marks in words."""
+    """Return a page with its comments replaced by generated parts, captions and notes."""
     text = GENERATED.sub(lambda mark: PARTS[mark[1]](), text)
     text = FILE.sub(r"```{code-block} \2\n:caption: \1\n", text)
     return NOT_TESTED.sub(r"*Not run by the tests: \1.*", text)

@@ -1,4 +1,4 @@
-"""The reference pages' generated parts, as Markdown: one function for each, read from the code alone."""
+"""The generated parts of the reference, as Markdown. One function generates each part from the code."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ SIGNALS = {
 }
 URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
 SCHEMAS = files("imagematrix") / "schemas"
-ANY_WORD = ["string", "number", "boolean"]  # of matrix.yaml, where each is read as it is written
-INSIDE = ("properties", "required", "items", "additionalProperties")  # what says what is inside of a value
-MATRIX = "matrix"  # the one schema that is of no JSON document
+ANY_WORD = ["string", "number", "boolean"]  # a scalar of matrix.yaml, which keeps the text that was written
+INSIDE = ("properties", "required", "items", "additionalProperties")  # keywords for the content of a value
+MATRIX = "matrix"  # the only schema that is not for a JSON document
 
 
 def commands() -> str:
     """Return every command with its arguments and options."""
     group = typer.main.get_command(app())
-    assert isinstance(group, TyperGroup)  # noqa: S101 - it has several commands; this tells the type checker
+    assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     return "\n".join(_commands(name, group.commands[name]) for name in COMMANDS)
 
 
 def exit_codes() -> str:
-    """Return all exit codes, with the error that a program gets in place of each."""
+    """Return all exit codes, each with the exception that the Python API raises."""
     rows = [("0", "", "Done.")]
     rows += [
         (
@@ -64,7 +64,7 @@ def exit_codes() -> str:
 
 
 def label_table() -> str:
-    """Return the labels of an image, each with the comment beside its constant."""
+    """Return the labels of an image, each with the comment on its constant."""
     values = {
         target.id: str(node.value.value)
         for node in ast.parse(inspect.getsource(labels)).body
@@ -78,7 +78,7 @@ def label_table() -> str:
 
 
 def rules() -> str:
-    """Return the selector's rules, each with what the docstring of its module says."""
+    """Return the selection rules, each with the text of its module's docstring."""
     rows = []
     for rule in RULES:
         module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
@@ -104,7 +104,7 @@ def documents() -> str:
     return "\n".join(parts)
 
 
-# What a page has in place of `<!-- generated: NAME -->`.
+# The part for each `<!-- generated: NAME -->`.
 PARTS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "documents": documents,
@@ -116,7 +116,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 def _commands(name: str, command: Any) -> str:
-    """Return a command, or those of a group."""
+    """Return a command, or the commands of a group."""
     if not isinstance(command, TyperGroup):
         return _command(name, command)
     parts = [f"(command-{name})=", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
@@ -165,7 +165,7 @@ def _summary(documented: object) -> str:
 
 
 def _comments(source: str) -> dict[str, str]:
-    """Return what stands behind each assignment of a constant, by its name."""
+    """Return the comment after each assignment of a constant, by the constant's name."""
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {
@@ -219,7 +219,7 @@ def _below(
 
 
 def _resolve(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `part` with what it refers to: its own words first, and the keys of all its alternatives."""
+    """Return `part` with its reference and the keys of all alternatives resolved; its own keywords win."""
     resolved = dict(part)
     if "$ref" in part:
         target: Any = whole
@@ -235,7 +235,7 @@ def _resolve(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any
 
 
 def _kind(whole: Mapping[str, Any], part: Mapping[str, Any]) -> str:
-    """Return what a value may be, in a word or a few."""
+    """Return the type of a value in a few words."""
     if "const" in part:
         return f"`{part['const']}`"
     if "enum" in part:
@@ -256,12 +256,12 @@ def _describe(part: Mapping[str, Any]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return `text` with a capital at its start and a full stop at its end."""
+    """Return `text` as a sentence, with a capital letter and a full stop."""
     return _escape(text[:1].upper() + text[1:].rstrip(".") + ".") if text else ""
 
 
 def _escape(text: str) -> str:
-    """Return `text` with nothing in it that Markdown takes for markup, but for code between backticks."""
+    """Return `text` without Markdown markup, except for code between backticks."""
     pieces = " ".join(text.split()).split("`")
     pieces[::2] = [piece.replace("*", r"\*").replace("<", r"\<").replace("$", r"\$") for piece in pieces[::2]]
     return "`".join(pieces)
