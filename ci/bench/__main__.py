@@ -42,11 +42,11 @@ PULLS = 3  # cold starts of each image of a framework
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
-COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "bar": 20, "met": 3}
+COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "limit": 20, "met": 3}
 
 
 def main() -> int:
-    """Measure everything, print each row when it is ready, and return 1 if one failed."""
+    """Measure everything, print each row as soon as it is measured, and return 1 if one failed."""
     asked = _arguments()
     for name in DROPPED:
         os.environ.pop(name, None)
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure imagematrix against its bars.")
+    parser = argparse.ArgumentParser(description="Measure imagematrix and compare it with its limits.")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -90,7 +90,7 @@ def _arguments() -> argparse.Namespace:
         help="put the tables of `matching` into README.md and docs/benchmarks.md",
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
-    parser.add_argument("--pairs", type=int, default=5, help="builds beside bake's, in turn (default: 5)")
+    parser.add_argument("--pairs", type=int, default=5, help="builds that alternate with bake's (default: 5)")
     parser.add_argument(
         "--only", default="", metavar="WORD", help="only groups of rows with WORD in the name"
     )

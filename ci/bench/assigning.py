@@ -26,7 +26,7 @@ NOTHING = "/bin/true"
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Yield what all calls for a container with a GPU take, beyond those of a runc that does nothing.
+    """Yield the time of all calls for a container with a GPU, compared with a runc that does nothing.
 
     Engine, task and bundle are real. A real runc takes ten times as long and varies by more than is measured.
     """
@@ -46,7 +46,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def _node() -> Iterator[Node]:
-    """Start a machine with one simulated GPU, whose engine is a swarm of its own."""
+    """Start a machine with one simulated GPU, whose engine is a swarm with one node."""
     data = new_folder()
     cluster = Cluster(data)
     try:
@@ -61,7 +61,7 @@ def _node() -> Iterator[Node]:
 
 
 def _ended_task(node: Node) -> str:
-    """Return the container of a task that had the GPU, and keep its bundle in the node's folder."""
+    """Return the container of a task that got the GPU, and copy its bundle to the node's folder."""
     options = ("-d", "--no-resolve-image", "--restart-condition", "none")
     resource = ("--generic-resource", "NVIDIA-GPU=1")
     node.docker("service", "create", "--name", SERVICE, *options, *resource, IMAGE, "sleep", "600")

@@ -110,12 +110,12 @@ def shipped(folder: Path, count: int) -> Iterator[Row]:
 
 
 def _beside_bake(what: str, folder: Path, count: int, bar: float) -> Row:
-    """Compare our build with bake's of the same Dockerfiles, each on a new engine."""
+    """Compare our build with bake's build of the same Dockerfiles, each on a new engine."""
 
     def ours() -> float:
         with new_engine() as engine:
             (folder / LOCK).unlink(missing_ok=True)  # it locks the bases of another engine
-            # Nothing is known of the layers either, as in a build on a new machine.
+            # The cache of layers is empty, too, as in a build on a new machine.
             environment = engine.environment | {"XDG_CACHE_HOME": f"{engine.folder}/cache"}
             return run(lambda: engine.imagematrix("build", cwd=folder, env=environment))
 
@@ -172,7 +172,7 @@ def run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:
     done = what()
     taken = time.perf_counter() - start
     if done.returncode:
-        raise SystemExit(f"{done.args} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise SystemExit(f"{done.args} exited with {done.returncode}: {done.stderr[-2000:]}")
     return taken
 
 

@@ -1,4 +1,4 @@
-"""Real programs, each built for several marches, and with code that it chooses when it runs."""
+"""Build real programs for several marches, and with code that they choose at run time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["BASELINE", "CHOOSES", "CrashedError", "Program", "Tools", "programs", "shipped"]
 
 BASELINE = "x86-64-v2"
-CHOOSES = "chosen at run time"  # a variant that has code for several CPUs in it
+CHOOSES = "chosen at run time"  # a variant with code for several CPUs
 OWN = ROOT / "ci" / "bench" / "programs"
 TOOLS = ("cmake==4.4.4", "gguf==0.19.0", "ninja==1.13.2", "scipy-openblas64==0.3.34.481.3")
 ZSTD, LLAMA = "zstandard==0.25.0", "llama-cpp-python==0.3.36"
 FAST = ("-O3", "-Wall")
-STEPS = "20000"  # of the shipped program: about a second
-# Kernels of OpenBLAS for the marches of Intel's processors, by the names that it has for them.
+STEPS = "20000"  # of training by the shipped program: about a second
+# OpenBLAS's names for its kernels, by march of Intel's processors.
 KERNELS = {"x86-64-v2": "Nehalem", "x86-64-v3": "Haswell", "x86-64-v4": "SkylakeX"}
-# What of llama.cpp's variants runs on which server, and the one for all: it takes the best. Not Sapphire
-# Rapids: GCC 12 drops most of what its `_tile_loadconfig` is to load, so that AMX instructions end in SIGILL.
+# llama.cpp's backends for servers' CPUs and for all CPUs, of which it takes the best. Sapphire Rapids is left
+# out: GCC 12 drops most stores that its `_tile_loadconfig` reads, so AMX instructions end in SIGILL.
 BACKENDS = ("x64", "haswell", "skylakex", "icelake", "zen4")
 GGML = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -42,19 +42,19 @@ GGML = {
     "LLAMA_OPENSSL": "OFF",
     **{f"LLAMA_BUILD_{part}": "OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")},
 }
-# Without these it would take AVX2 and its like whatever -march says.
+# Without these options, it would enable AVX2 and other flags regardless of -march.
 PLAIN = dict.fromkeys(("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C"), "OFF")
-# What is not its backends does no arithmetic.
+# Only the backends do arithmetic.
 LIBRARY = {"GGML_CPU": "OFF", "CMAKE_CXX_FLAGS_RELEASE": "-O1"}
 
 
 class CrashedError(Exception):
-    """The program was ended by this signal."""
+    """A signal ended the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program that prints a rate of `unit`: by variant (a march or CHOOSES) its command and environment."""
+    """A program that prints a rate in `unit`; each variant (a march or CHOOSES) has its own command."""
 
     name: str
     unit: str
@@ -77,7 +77,7 @@ class Program:
 
 
 def programs(folder: Path, marches: Sequence[str]) -> Iterator[Program]:
-    """Yield the programs as they are built; `marches` has BASELINE."""
+    """Yield each program when it is built. `marches` must contain BASELINE."""
     tools = Tools(folder)
     yield shipped(folder, marches)
     yield from _dgemm(tools, folder, marches)
@@ -86,7 +86,7 @@ def programs(folder: Path, marches: Sequence[str]) -> Iterator[Program]:
 
 
 class Tools:
-    """An environment with what the programs are built with."""
+    """A virtual environment with the build tools of the programs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,7 +110,7 @@ class Tools:
         pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", archives)
         _run(*pip, "--no-binary", name, package)
         (archive,) = archives.glob(f"{name.replace('-', '_')}-*.tar.gz")
-        # Python 3.11.2 of Debian 12 cannot leave out by itself what leads out of the folder.
+        # tarfile of Debian 12's Python 3.11.2 has no filter for paths that lead out of the folder.
         _run("tar", "--extract", "--file", archive, "--directory", self._folder)
         return self._folder / archive.name.removesuffix(".tar.gz")
 
@@ -201,7 +201,7 @@ def _llama(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Progr
 
 
 def _compiled(target: Path, march: str, *words: Path | str) -> str:
-    """Compile a program, whose name says nothing of a CPU: an audit would take it for one of several."""
+    """Compile a program; its name must not contain a CPU, or an audit would take it for one of several."""
     target.parent.mkdir(exist_ok=True)
     _run("gcc", *FAST, f"-march={march}", "-o", target, *words)
     return str(target)
@@ -210,4 +210,4 @@ def _compiled(target: Path, march: str, *words: Path | str) -> str:
 def _run(*words: Path | str, environment: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(words, check=False, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, words))} ended with {done.returncode}: {done.stderr[-3000:]}")
+        raise SystemExit(f"{' '.join(map(str, words))} exited with {done.returncode}: {done.stderr[-3000:]}")

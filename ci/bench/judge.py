@@ -1,11 +1,11 @@
-"""Holds what an audit says that programs need of a CPU to the truth: QEMU runs them on CPUs without it.
+"""Tests the CPU flags that an audit reports for programs: QEMU runs the programs on CPUs without the flags.
 
     .venv/bin/python ci/bench/judge.py [--only GROUP]
 
-What is said to be required is taken away, one flag at a time: the program has to die, or to refuse to start.
-Then all is taken away that is not said to be required: it has to run, unless the audit leaves some of it
-undecided. The programs are those of the benchmark, and numpy and ffmpeg from the Python Package Index. It
-needs gcc, g++ and qemu-user. The exit code is 1 where a program proves an audit wrong.
+Each required flag is removed, one at a time: the program must crash, or refuse to start. Then all flags that
+are not required are removed: the program must run, unless the audit leaves some of them undecided. The
+programs are those of the benchmark, and numpy and ffmpeg from the Python Package Index. The script needs gcc,
+g++ and qemu-user. The exit code is 1 if a program proves an audit wrong.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.host_code import HostCode
 
-# The first of all, and those of the shipped matrix that gcc 12 knows.
+# The first march, and the marches of the shipped matrix that gcc 12 knows.
 MARCHES = (
     *("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "broadwell", "skylake-avx512", "icelake-server"),
     *("sapphirerapids", "znver2", "znver3"),
 )
-FEW = ("x86-64-v2", "x86-64-v3")  # of programs that take long to build
+FEW = ("x86-64-v2", "x86-64-v3")  # for programs that take long to build
 FFMPEG = "imageio-ffmpeg==0.6.0"
 NUMPY = """
 import numpy
@@ -65,13 +65,13 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def runs(self, without: Iterable[str]) -> bool:
-        """Whether it ends well on a CPU without some flags."""
+        """Whether it succeeds on a CPU without the given flags."""
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **self.environment}
         return ended(self.command, without, environment) == 0
 
 
 def main() -> int:
-    """Judge each case; return 1 where one proves an audit wrong."""
+    """Judge each case; return 1 if one proves an audit wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def _judged(case: Case) -> tuple[list[str], bool]:
-    """Return what the audit says and what happened, and whether that goes together."""
+    """Return the audit's result, the observed behaviour, and whether they agree."""
     codes = [code for file in case.files if (code := _code(file))]
     required = frozenset().union(*(code.required for code in codes))
     undecided = frozenset().union(*(code.undecided for code in codes)) - required
@@ -100,7 +100,7 @@ def _judged(case: Case) -> tuple[list[str], bool]:
     survived = [flag for flag in required & FLAGS if case.runs({flag} | INSTEAD.get(flag, frozenset()))]
     beside = frozenset().union(*(BESIDE.get(flag, ()) for flag in required))
     rest = case.runs(FLAGS - required - beside)
-    dies = "" if not required & FLAGS else f"runs without {_words(survived)}" if survived else "dies"
+    dies = "" if not required & FLAGS else f"runs without {_words(survived)}" if survived else "crashes"
     return [*said, dies, "runs" if rest else "dies"], not survived and (rest or bool(undecided & FLAGS))
 
 
@@ -147,7 +147,7 @@ def _built(folder: Path) -> Iterator[Case]:
 
 
 def _files(words: Iterable[Path]) -> Iterator[Path]:
-    """Yield what a command names: files, and llama.cpp's backends in a folder, whose rest is not loaded."""
+    """Yield the files of a command; for a folder, only llama.cpp's backends, as nothing else is loaded."""
     for word in words:
         yield from word.glob("libggml-cpu*.so") if word.is_dir() else [word] if word.is_file() else []
 

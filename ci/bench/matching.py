@@ -1,6 +1,6 @@
-"""What matching gains: real programs for each march that this CPU has, and the cold start of a lean image.
+"""Measure what matching gains: real programs for each march of this CPU, and the cold start of a lean image.
 
-Every rate of a round is held against that of x86-64-v2 in the same round, on the same processor.
+Every rate is divided by the rate of x86-64-v2 in the same round, on the same processor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HOW = "docs/benchmarks.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The rates of a program: for each variant one of each round, or the signal that ended it."""
+    """The rates of a program: for each variant one rate per round, or the signal that ended it."""
 
     name: str
     unit: str
@@ -48,7 +48,7 @@ class Measured:
     crashes: Mapping[str, str]
 
     def gain(self, variant: str, beside: str = BASELINE) -> str:
-        """Return how many times as fast a variant is: the median of the rounds, the least and the most."""
+        """Return how many times as fast a variant is: the median of the rounds (minimum to maximum)."""
         pairs = zip(self.rates[variant], self.rates[beside], strict=True)
         ratios = sorted(own / other for own, other in pairs)
         return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
@@ -74,7 +74,7 @@ def rows(folder: Path, *, write: bool) -> Iterator[Row]:
 
 
 def _marches(host: Host) -> tuple[list[str], str]:
-    """Return the marches of the shipped matrix that the host has, the least first, and which is selected."""
+    """Return the marches of the shipped matrix that the host supports, in order, and the selected march."""
     version = subprocess.run(["gcc", "-dumpversion"], check=True, capture_output=True, text=True).stdout
     compiler = f"gcc-{version.strip()}"
     names = yaml.safe_load((ROOT / "matrix.yaml").read_text())["axes"]["march"]
@@ -194,7 +194,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def _write(tables: str) -> None:
-    """Put the tables between the marks in the two pages; the README has a heading of its own there."""
+    """Write the tables between the marks in the two pages, in the README with a heading."""
     for name in ("README.md", HOW):
         path = ROOT / name
         before, begin, rest = path.read_text().partition(BEGIN)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PASS = (sys.executable, "-c", "pass")
-REFERENCE = 8.6e-3  # seconds that PASS takes on the machine for which limits are stated
+REFERENCE = 8.6e-3  # seconds of PASS on the machine for which limits are stated
 KIB = 1024
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 
@@ -49,7 +49,7 @@ class Pace:
 
 
 def overhead(what: str, taken: tuple[float, float], instead: str, bar: float, pace: Pace) -> Row:
-    """Return the row for two times, ours and that of `instead`: ours may take `bar` stated seconds more."""
+    """Return the row of our time and that of `instead`; ours may take `bar` stated seconds more."""
     ours, theirs = taken
     return Row(
         what=what,
@@ -124,5 +124,5 @@ def _run(command: Sequence[str | Path]) -> Cost:
     taken = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))} ended with {process.returncode}")
+        raise SystemExit(f"{' '.join(map(str, command))} exited with {process.returncode}")
     return Cost(seconds=taken, memory=usage.ru_maxrss / KIB)

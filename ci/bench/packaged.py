@@ -1,4 +1,4 @@
-"""What images of frameworks from packages cost: for one kind of GPU, and for all that they support."""
+"""Compare images with packaged frameworks: for one kind of GPU, and for all GPUs that they support."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["prebuilt", "wheels"]
 
 WHEELS = ("pytorch", "tensorflow")  # starters
 TRIM = re.compile(r"\{\{ debian\.trim\(.*\n")
-# llama.cpp with the GPUs that it is compiled for by default, and its library for those and CUDA 12.
+# llama.cpp, and its library for CUDA 12, compiled for the GPUs of its default.
 LLAMA = tuple(f"@node-llama-cpp/linux-x64-cuda{part}@3.22.1" for part in ("", "-ext"))
-LLAMA_COMPUTE = "8.6"  # of which that library has compiled code, which GPUs with 8.9 run too
+LLAMA_COMPUTE = "8.6"  # the library has compiled code for it, which GPUs with 8.9 run, too
 PREBUILT = """\
 {% import "macros.j2" as debian %}
 FROM {{ base }} AS program
@@ -71,7 +71,7 @@ class Framework:
 
 
 def wheels(folder: Path, rounds: int) -> Iterator[Row]:
-    """Yield bytes and cold starts of the starters with official wheels; one for all GPUs is not trimmed."""
+    """Yield sizes and cold starts of the starters with official wheels; those for all GPUs are untrimmed."""
     for name in WHEELS:
         (folder / name).mkdir()
         write = partial(_starter, name)
@@ -80,10 +80,10 @@ def wheels(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 def prebuilt(folder: Path, rounds: int) -> Iterator[Row]:
-    """Yield bytes and cold starts of llama.cpp as node-llama-cpp has it compiled, trimmed and as it is."""
+    """Yield sizes and cold starts of llama.cpp as node-llama-cpp compiles it, trimmed and unchanged."""
     libraries = folder / "llama"
     libraries.mkdir()
-    for package in LLAMA:  # in the second is the library for CUDA 12
+    for package in LLAMA:  # the second has the library for CUDA 12
         npm = ("npm", "pack", "--silent", "--pack-destination", str(folder), package)
         (name,) = subprocess.run(npm, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
         with tarfile.open(folder / name) as archive:

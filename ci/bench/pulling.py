@@ -1,4 +1,4 @@
-"""What a cold start costs: an image for one kind of GPU beside one with the code for all of them."""
+"""Measure cold starts of an image for one kind of GPU, and of an image with code for all GPUs."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ CELL = {
         "driver": {DRIVER: {"driver_base": "debian:trixie"}},
     },
 }
-BODY = "FROM {{ base }} AS body\n"  # of the shipped template: where one's own is installed
-SAID = "train:"  # what containers write first
+BODY = "FROM {{ base }} AS body\n"  # of the shipped template, where users install their own software
+SAID = "train:"  # the beginning of the first line of output
 STARTED = ("sh", "-c", "train --steps 2 2>&1")
 
 
@@ -66,7 +66,7 @@ class Pulled:
 
 
 def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
-    """Return MATCHED and FAT: the shipped program beside a wheel, trimmed to one GPU, and as it is."""
+    """Return MATCHED and FAT: the shipped program with a wheel, trimmed to one GPU and unchanged."""
     wheels = folder / "wheels"
     pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *TAGS, "--dest", str(wheels))
     subprocess.run([*pip, WHEEL], check=True)
@@ -94,7 +94,7 @@ def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
 
 @contextmanager
 def simulated_node(folder: Path, name: str = NODE) -> Iterator[tuple[Engine, Registry]]:
-    """Start the engine of a simulated node with GPUs, one of the profiles, and a registry beside it."""
+    """Start the engine of a simulated node with GPUs of a profile, and a registry."""
     (folder / "node").mkdir()
     node = GpuNode(folder / "node", name, profiles())
     with building.new_engine(node) as engine, ExitStack() as stack:
@@ -106,7 +106,7 @@ def simulated_node(folder: Path, name: str = NODE) -> Iterator[tuple[Engine, Reg
 def cold_starts(
     engine: Engine, images: dict[str, str], command: Sequence[str], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds to the first line for MATCHED and FAT, which take turns."""
+    """Return the seconds to the first line for MATCHED and FAT, measured in turn."""
     taken: dict[str, list[float]] = {name: [] for name in images}
     for number in range(rounds):
         for name in (MATCHED, FAT) if number % 2 == 0 else (FAT, MATCHED):
@@ -121,7 +121,7 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(context / "wheel")
     shutil.copy(libcuda, context)
-    (context / ".dockerignore").unlink()  # it names what the shipped image takes
+    (context / ".dockerignore").unlink()  # it excludes files that the shipped image does not need
     template = context / "Dockerfile.j2"
     text = template.read_text().replace(BODY, f"{BODY}COPY wheel/ /usr/local/lib/python3/dist-packages/\n")
     template.write_text(f"{text}COPY --link {libcuda.name} {LIBRARIES}/{libcuda.name}\n")
@@ -145,7 +145,7 @@ def weighed(engine: Engine, reference: str) -> dict[str, Any]:
 
 
 def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float:
-    """Return the seconds from `imagematrix run` to the first line, on an engine that has nothing.
+    """Return the seconds from `imagematrix run` to the first line, on an engine without images.
 
     The first line is to begin with SAID.
     """
@@ -164,5 +164,5 @@ def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float
         taken = time.perf_counter() - start
         _, said = process.communicate()
     if not line.startswith(SAID) or process.returncode:
-        raise SystemExit(f"{reference} said {line!r} and ended with {process.returncode}: {said[-2000:]}")
+        raise SystemExit(f"{reference} printed {line!r} and exited with {process.returncode}: {said[-2000:]}")
     return taken

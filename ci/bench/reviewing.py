@@ -1,4 +1,4 @@
-"""How many reviews `imagematrix kubernetes webhook` answers in a second."""
+"""Measure the number of reviews that `imagematrix kubernetes webhook` answers per second."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BAR = 1_000  # reviews in a second
+BAR = 1_000  # reviews per second
 SECONDS = 5.0
 ROUNDS = 5
 CONNECTIONS = 8
@@ -55,7 +55,7 @@ def rows(folder: Path) -> Iterator[Row]:
     with _webhook(folder) as port:
         rate = median(asyncio.run(_rate(port)) for _ in range(ROUNDS))
     yield Row(
-        what=f"reviews of pods in a second, {CONNECTIONS} connections with TLS",
+        what=f"reviews of pods per second, {CONNECTIONS} connections with TLS",
         ours=f"{rate:,.0f}",
         bar=f"{BAR:,}",
         met=rate >= BAR,
@@ -64,7 +64,7 @@ def rows(folder: Path) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def _webhook(folder: Path) -> Iterator[int]:
-    """Yield the port of a webhook that runs, when it knows its nodes and its images."""
+    """Start a webhook and yield its port when it has its nodes and images."""
     tls = authority.make(["localhost"])
     for name, pem in (("tls.crt", tls.chain), ("tls.key", tls.key)):
         (folder / name).write_bytes(pem)
@@ -77,7 +77,7 @@ def _webhook(folder: Path) -> Iterator[int]:
         assert process.stderr is not None  # noqa: S101 - it is a pipe; for the type checker
         try:
             port = int(process.stderr.readline().rpartition(":")[2])
-            process.stderr.readline()  # it knows the nodes
+            process.stderr.readline()  # it has the nodes
             yield port
         finally:
             process.kill()
@@ -90,7 +90,7 @@ def _node(name: str, host: Host) -> dict[str, object]:
 
 
 async def _rate(port: int) -> float:
-    """Return the reviews that were answered in a second, each with a patch."""
+    """Return the number of reviews per second that were answered, each with a patch."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     body = json.dumps(REVIEW).encode()

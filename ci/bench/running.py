@@ -42,7 +42,7 @@ class Taken:
 
 
 def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
-    """Yield the time of a container that does nothing, and the CPU time of one that writes a lot."""
+    """Yield the time of a container that does nothing, and the CPU time of a container that writes a lot."""
     (folder / "templates").mkdir()
     (folder / "context").mkdir()
     (folder / "templates" / "run.j2").write_text("FROM debian:trixie\n")
@@ -75,5 +75,5 @@ def _taken(engine: Engine, words: tuple[str, ...]) -> Taken:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
+        raise SystemExit(f"{' '.join(words)} exited with {process.returncode}")
     return Taken(wall=time.perf_counter() - start, processor=usage.ru_utime + usage.ru_stime)

@@ -118,7 +118,7 @@ def saved() -> dict[str, Path]:
 
 
 def models(count: int) -> list[Host]:
-    """Return nodes of `count` kinds of hardware: the saved ones, each with a distinct CPU flag."""
+    """Return nodes of `count` kinds of hardware: the saved nodes, each with a distinct CPU flag."""
     hosts = [Host.load(path) for path in saved().values()]
     return [
         replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | {f"flag{number}"}))

@@ -1,4 +1,4 @@
-"""What an image costs by way of `imagematrix resolver`, beside the registry itself."""
+"""Compare pulls through `imagematrix resolver` with pulls from the registry."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 PORT = 5097
 HOST = ROOT / "tests" / "hosts" / "laptop.json"
 PULL_BAR = 1.15  # times a pull from the registry
-MEMORY_BAR = 16  # MiB more than before, while the large layer passes
-PAYLOAD = 300_000_000  # bytes of the image that docker pulls, beside its base
+MEMORY_BAR = 16  # additional MiB while the large layer is transferred
+PAYLOAD = 300_000_000  # bytes of the image that docker pulls, without its base
 LARGE = 5_000_000_000  # bytes of a layer
 CLIENTS = 200
 ROUNDS = 3
@@ -57,7 +57,7 @@ def rows(folder: Path, count: int) -> Iterator[Row]:
 
 
 class _Resolver:
-    """A resolver that runs."""
+    """A running resolver."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None  # noqa: S101 - it is a pipe; for the type checker
@@ -66,7 +66,7 @@ class _Resolver:
         self._peak = Path(f"/proc/{process.pid}/clear_refs")
 
     def memory(self) -> float:
-        """Return the most memory that it had since the last call, in MiB."""
+        """Return its peak memory since the last call, in MiB."""
         lines = dict(line.split(":", 1) for line in self._status.read_text().splitlines())
         self._peak.write_text("5")  # proc(5): resets VmHWM
         return int(lines["VmHWM"].split()[0]) / KIB
@@ -112,7 +112,7 @@ def _pulls(folder: Path, count: int) -> Row:
 
 
 def _pull(engine: Engine, name: str) -> float:
-    """Return the seconds that a pull takes on an engine that has nothing of the image."""
+    """Return the seconds of a pull on an engine without any layer of the image."""
     names = engine.docker("images", "--quiet").stdout.split()
     if names:
         engine.docker("rmi", "--force", *dict.fromkeys(names))
@@ -121,7 +121,7 @@ def _pull(engine: Engine, name: str) -> float:
 
 
 def _at_once(folder: Path, direct: str, resolved: str) -> Row:
-    """Return the row of many clients that ask for all that an engine asks for, with a layer of 1 MiB."""
+    """Return the row of many clients that make an engine's requests, with a layer of 1 MiB."""
     digest, size = _pushed(folder, direct, PIECE)
     tag = _image(folder, direct, digest, size)
 

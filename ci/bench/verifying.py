@@ -25,7 +25,7 @@ WHEELS = (
     "nvidia-cusparse-cu12==12.5.10.65",
     "nvidia-nccl-cu12==2.27.3",
 )
-# With these, the layers have 5.8 GB.
+# With these wheels, the layers have 5.8 GB.
 LARGE = (
     "nvidia-cublas-cu12==12.9.1.4",
     "nvidia-cudnn-cu12==9.10.2.21",
@@ -42,13 +42,13 @@ LARGE = (
 )
 TAGS = ("--python-version=3.11", "--only-binary=:all:")  # so that the wheels are the same everywhere
 ROUNDS = 3
-SHARE = 0.5  # of the rate of reading
+SHARE = 0.5  # minimum fraction of the rate of reading
 MEMORY = 300  # MiB
 KIB = 1024
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 READ = 'set -e; for layer in "$@"; do gzip -dc "$layer" | sha256sum; done'
 FRESH = 'rm -rf "$XDG_CACHE_HOME"; exec "$@"'
-# The command without the decoding of instructions, which is beside the bar.
+# The command without the decoding of instructions, to which the limit does not apply.
 READING = """
 from imagematrix.audit import later
 from imagematrix.cli import main
@@ -101,7 +101,7 @@ def rows(folder: Path, *, large: bool) -> Iterator[Row]:
 
 
 def _layout(folder: Path, wheels: list[Path]) -> int:
-    """Write an OCI layout of an image that has the wheels installed; return the bytes of its files."""
+    """Write an OCI layout of an image with the wheels installed; return the size of its files in bytes."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     layers, size = [], 0

@@ -33,8 +33,8 @@ LIMIT_MIB = 60
 
 def main() -> None:
     """Build the archive or the folder."""
-    parser = argparse.ArgumentParser(description="Make the checks for a machine with an NVIDIA GPU.")
-    parser.add_argument("--here", action="store_true", help="for this machine, with what can be made")
+    parser = argparse.ArgumentParser(description="Build the checks for a machine with an NVIDIA GPU.")
+    parser.add_argument("--here", action="store_true", help="for this machine, with the parts it can build")
     parser.add_argument("target", type=Path)
     asked = parser.parse_args()
     if asked.here:
@@ -51,7 +51,7 @@ def main() -> None:
         size = _pack(folder, asked.target)
     print(f"{asked.target}: {size:.1f} MiB", file=sys.stderr)
     if size > LIMIT_MIB:
-        sys.exit(f"ci/gpu_bundle: that is more than {LIMIT_MIB} MiB")
+        sys.exit(f"ci/gpu_bundle: the archive is larger than {LIMIT_MIB} MiB")
 
 
 def _make(folder: Path, *, has_runtime: bool) -> dict[str, str]:

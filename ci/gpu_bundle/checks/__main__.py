@@ -50,7 +50,7 @@ TIERS = (
 
 
 class Run:
-    """One run of checks. It writes a report however it ends."""
+    """One run of checks. It writes a report, however it ends."""
 
     def __init__(self, machine: Machine, target: Path, tiers: Tiers = TIERS) -> None:
         self.machine = machine
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument(
         "--pytorch-on-cpu",
         metavar="CAP",
-        help="compare PyTorch alone, trimmed to CAP, on the CPU; no GPU needed",
+        help="only compare PyTorch, trimmed to CAP, on the CPU; needs no GPU",
     )
     asked = parser.parse_args()
     tiers = (("PyTorch", (pytorch.on_the_cpu(asked.pytorch_on_cpu),)),) if asked.pytorch_on_cpu else TIERS
@@ -152,7 +152,7 @@ def _outcome(check: Check, machine: Machine) -> tuple[str, str, str]:
     except FailedError as error:
         return FAILED, str(error), "\n".join(evidence)
     except Exception as error:  # noqa: BLE001 - a check that crashes must not hide the others
-        return FAILED, f"the check broke: {type(error).__name__}: {error}", "\n".join(evidence)
+        return FAILED, f"the check crashed: {type(error).__name__}: {error}", "\n".join(evidence)
     return PASSED, remark or "", "\n".join(evidence)
 
 

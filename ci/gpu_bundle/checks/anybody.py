@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shared import Check
 
 ENDED_S = 15.0
-MIB_APART = 64  # of memory in use, between two readings
+MIB_APART = 64  # allowed difference of memory in use between two readings
 # Checks of `doctor` that are not about the GPU.
 OF_THE_ENGINE = frozenset({"engine", "docker-command"})
 ASK_NVML = """\
@@ -109,7 +109,7 @@ def agrees_with_nvml(machine: Machine, show: Callable[[str], None]) -> None:
     for gpu in reported["gpus"]:
         ours = by_uuid.get(gpu["uuid"])
         if ours is None:
-            raise FailedError(f"NVML has a GPU that the probe has not: {gpu['name']}")
+            raise FailedError(f"NVML lists a GPU that the probe does not list: {gpu['name']}")
         same("name", ours["name"], gpu["name"])
         same("minor", ours["minor"], gpu["minor"])
 
@@ -124,11 +124,11 @@ def opens_nodes(machine: Machine, show: Callable[[str], None]) -> None:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
-            raise FailedError(f"{path} can't be opened: {error.strerror}") from error
+            raise FailedError(f"{path} cannot be opened: {error.strerror}") from error
 
 
 def selects(machine: Machine, show: Callable[[str], None]) -> None:
-    """Check that of images for two drivers and all targets the one for this GPU is selected."""
+    """Check that the image for this GPU is selected among images for two drivers and all targets."""
     done = machine.imagematrix("select", IMAGE, "--gpus", device(machine), "--catalog", catalog(machine))
     show(done.text)
     if done.code:
@@ -137,7 +137,7 @@ def selects(machine: Machine, show: Callable[[str], None]) -> None:
 
 
 def refuses_another_driver(machine: Machine, show: Callable[[str], None]) -> None:
-    """Check that images of another driver are refused, and no CPU image is taken instead."""
+    """Check that images of another driver are refused, and no CPU image is selected instead."""
     path = catalog(machine, drivers=(OTHER_DRIVER,))
     done = machine.imagematrix("select", IMAGE, "--gpus", device(machine), "--catalog", path)
     show(done.text)
@@ -145,7 +145,7 @@ def refuses_another_driver(machine: Machine, show: Callable[[str], None]) -> Non
 
 
 def computes(machine: Machine, show: Callable[[str], None]) -> None:
-    """Check that the program computes on the GPU what the CPU does, with this machine's libcuda."""
+    """Check that the program computes the same on the GPU as on the CPU, with this machine's libcuda."""
     cubin = machine.cubin(machine.rootfs)
     done = machine.run(*machine.training(cubin, machine.steps), CUDA_VISIBLE_DEVICES=machine.gpu["uuid"])
     show(done.text)
@@ -153,7 +153,7 @@ def computes(machine: Machine, show: Callable[[str], None]) -> None:
 
 
 def tells_use(machine: Machine, show: Callable[[str], None]) -> None:
-    """Check that `gpus` tells that the GPU is used while it computes, and free afterwards."""
+    """Check that `gpus` shows the GPU as used while it computes, and as free afterwards."""
     others = _until_free(machine)
     if others:
         raise NotTriedError(f"others use the GPU: {others}")
@@ -168,7 +168,7 @@ def tells_use(machine: Machine, show: Callable[[str], None]) -> None:
         )
     )
     if not during["used_by"] or during["free"]:
-        raise FailedError("a program computes on the GPU, and `gpus` says that it is free")
+        raise FailedError("a program computes on the GPU, but `gpus` says that it is free")
     used = during["memory_used_mib"]
     if smi is not None and used is not None and abs(smi - used) > MIB_APART:
         raise FailedError(f"`gpus` says that {used} MiB are used, nvidia-smi {smi}")
@@ -177,7 +177,7 @@ def tells_use(machine: Machine, show: Callable[[str], None]) -> None:
 
 
 def doctor(machine: Machine, show: Callable[[str], None]) -> None:
-    """Check that `doctor` finds nothing that would stop a launch, engines aside."""
+    """Check that `doctor` finds nothing that would stop a launch, except for engines."""
     if not machine.host["gpus"]:
         raise NotTriedError("the probe finds no GPU")
     done = machine.imagematrix("doctor", "--json")
@@ -209,7 +209,7 @@ def _status(machine: Machine) -> dict[str, Any]:
 
 
 def _until_free(machine: Machine) -> list[dict[str, Any]]:
-    """Return what uses the GPU; processes that have just ended get time to disappear."""
+    """Return the users of the GPU; processes that have just ended get time to disappear."""
     limit = time.monotonic() + ENDED_S
     users: list[dict[str, Any]] = _status(machine)["used_by"]
     while users and time.monotonic() < limit:

@@ -1,4 +1,4 @@
-"""Claim a GPU as a launch does, and become the command that keeps it: claim.py INDEX COMMAND..."""
+"""Claim a GPU as a launch does, and run a command that holds the claim: claim.py INDEX COMMAND..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagematrix.gpus.spec import among
 
 
 def main() -> int:
-    """Claim the GPU, or print what uses it."""
+    """Claim the GPU, or print its users."""
     host = probe()
     try:
         gpus = among(host.gpus, f"device={sys.argv[1]}")

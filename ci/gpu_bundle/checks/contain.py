@@ -1,4 +1,4 @@
-"""Start a bundle where runc cannot, in a mount namespace with its own root: contain.py FOLDER.
+"""Start a bundle in a mount namespace with its own root, if runc cannot: contain.py FOLDER.
 
 It uses the file system, devices, environment and command of the bundle. There are no cgroups and no other
 namespaces, because sandboxes do not have them.
@@ -32,7 +32,7 @@ def main() -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
         _mount(path, str(place), None, BIND)
-    # The driver creates missing device nodes by itself if it can.
+    # The driver creates missing device nodes itself if it can.
     _mount("none", f"{root}/dev", None, REMOUNT | BIND | READ_ONLY | NOSUID)
     _mount("proc", f"{root}/proc", "proc", NOSUID | NODEV | NOEXEC)
     os.chroot(root)

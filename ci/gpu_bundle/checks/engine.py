@@ -28,7 +28,7 @@ def selects(machine: Machine, show: Callable[[str], None]) -> None:
 
 
 def runs(machine: Machine, show: Callable[[str], None]) -> None:
-    """Check that `run` starts it, and it trains."""
+    """Check that `run` starts the image, and it trains."""
     machine.once(_imported)
     done = _run(machine, "--rm", steps=machine.steps)
     show(done.text)

@@ -38,7 +38,7 @@ DRIVER = {
     "libnvidia-gpucomp.so": 1,
 }
 FAMILY = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-FLOOR = (525, 60, 13)  # the first driver that runs code of any CUDA 12
+FLOOR = (525, 60, 13)  # the oldest driver that runs code of any CUDA 12
 
 
 class NotTriedError(Exception):
@@ -78,7 +78,7 @@ class Done(NamedTuple):
         lines = (self.err.strip() or self.out.strip() or "no output").splitlines()
         # After a panic, Go programs print a stack trace.
         reason = next((line for line in lines if line.startswith("panic: ")), lines[-1])
-        return f"`{self.line}` ended with {self.code}: {reason}"
+        return f"`{self.line}` exited with {self.code}: {reason}"
 
     def json(self) -> Any:
         """Return the JSON document that it printed; raise FailedError if there is none or it failed."""
@@ -92,7 +92,7 @@ class Done(NamedTuple):
         try:
             return json.loads(self.out)
         except ValueError as error:
-            raise FailedError(f"{self.why}; that is no JSON") from error
+            raise FailedError(f"{self.why}; the output is not JSON") from error
 
 
 class Machine:
@@ -147,7 +147,7 @@ class Machine:
                 start_new_session=True,
             )
         except OSError as error:
-            raise FailedError(f"`{words[0]}` can't be started: {error.strerror}") from error
+            raise FailedError(f"`{words[0]}` cannot be started: {error.strerror}") from error
         self._running.add(process)
         try:
             yield process
@@ -256,8 +256,8 @@ class Machine:
             places.insert(0, Path(library.out.strip()))
         present = [path for path in places if path.exists()]
         if not present:
-            raise NotTriedError("this machine has no libcuda.so.1 where one looks for it")
-        # A CUDA toolkit may include a newer one for other kernel modules.
+            raise NotTriedError("this machine has no libcuda.so.1 in the usual folders")
+        # A CUDA toolkit may include a newer libcuda for other kernel modules.
         own = [path for path in present if path.resolve().name == f"libcuda.so.{self.driver}"]
         return (own or present)[0]
 
@@ -270,7 +270,7 @@ class Machine:
         # The name libcuda.so.1 says nothing about the version.
         version = self.driver if suffix == "1" else suffix
         if version != self.driver:
-            raise NotTriedError(f"libcuda is of {version}, and the kernel module of {self.driver}")
+            raise NotTriedError(f"libcuda has version {version}, but the kernel module {self.driver}")
         shutil.copytree(self.rootfs, root, symlinks=True)
         (libc,) = root.rglob("libc.so.6")
         for stem, soname in DRIVER.items():

@@ -35,7 +35,7 @@ BINARY = """
     add sub mul div pow atan2 fmod remainder maximum minimum fmax fmin hypot copysign logaddexp logaddexp2
     nextafter eq ne lt le gt ge isclose cdist
 """
-ALONG = "cumsum cumprod cummax cummin logcumsumexp logsumexp softmax topk"  # these want a number
+ALONG = "cumsum cumprod cummax cummin logcumsumexp logsumexp softmax topk"  # these need a number
 OF_INTEGERS = """
     bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm add mul floor_divide
 """
@@ -45,11 +45,11 @@ ACTIVATIONS = """
 """
 LINEAR = "inv det slogdet pinv qr svd eigvalsh cholesky_ex matrix_norm cond matrix_exp"
 FOURIER = "fft ifft fft2 rfft irfft fftn hfft"
-SIZE = 67  # no multiple of what a kernel handles at once
+SIZE = 67  # not a multiple of a kernel's block size
 
 
 def main() -> None:
-    """Run all operators on the device that the argument names."""
+    """Run all operators on the device given as the argument."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     device = torch.device(sys.argv[1])
     results: dict[str, dict[str, object]] = {}
@@ -102,7 +102,7 @@ class Inputs(NamedTuple):
 
 
 def _cases(device: torch.device) -> Iterator[tuple[str, Case]]:
-    """Yield names of operators with what calls them; inputs are made when they are called."""
+    """Yield names of operators with functions that call them; the calls create the inputs."""
     inputs = Inputs(device)
     for dtype in REAL:
         short = str(dtype).removeprefix("torch.")

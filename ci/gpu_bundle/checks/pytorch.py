@@ -1,4 +1,4 @@
-"""The machine's own PyTorch: a copy that is trimmed to the GPU computes what the whole computes."""
+"""Check a copy of the machine's PyTorch, trimmed to the GPU: it must compute the same as the original."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ version, cuda = torch.__version__, torch.version.cuda
 print(json.dumps({"folder": torch.__path__[0], "version": version, "cuda": cuda, "gpu": gpu}))
 """
 IMPORT_S, COPY_S, RUN_S = 60.0, 120.0, 120.0
-FEWEST = 200  # operators that have to have a result
-TOLERANCE = 1e-3  # of operators whose results differ from run to run
-ROOM = 1.1  # times the size of what is copied
+FEWEST = 200  # operators that must have a result
+TOLERANCE = 1e-3  # for operators whose results differ from run to run
+ROOM = 1.1  # times the size of the copied files
 CPU = "cpu"
 
 
@@ -80,7 +80,7 @@ def _found(machine: Machine) -> Torch:
 
 
 def _compared(machine: Machine, show: Callable[[str], None], torch: Torch, compute: str, device: str) -> str:
-    """Run the operators with the whole twice, then with the trimmed copy; return what was compared."""
+    """Run the operators twice with the original, then with the trimmed copy; return a summary."""
     whole = _results(machine, torch, device)
     again = _results(machine, torch, device)
     copy = machine.work / "pytorch"
@@ -107,17 +107,17 @@ def _compared(machine: Machine, show: Callable[[str], None], torch: Torch, compu
 def _alike(
     whole: Mapping[str, Any], again: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> bool:
-    """Whether a result is what it was; one that differs from run to run has to be about as large."""
+    """Whether a result is unchanged; if it differs from run to run, only its magnitude has to match."""
     if after is None or again is None or whole == again or "error" in whole or "error" in after:
         return whole == after
     return math.isclose(whole["size"], after["size"], rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def _trim(machine: Machine, show: Callable[[str], None], torch: Torch, compute: str, folder: Path) -> int:
-    """Make `folder` one for PYTHONPATH with a trimmed copy of PyTorch; return the number of bytes removed."""
+    """Write a trimmed copy of PyTorch to `folder`, for PYTHONPATH; return the number of bytes removed."""
     size = sum(path.stat().st_size for path in torch.folder.rglob("*") if path.is_file())
     if shutil.disk_usage(machine.work).free < ROOM * size:
-        raise NotTriedError(f"no room for a copy of PyTorch, {size / 1e9:.1f} GB, in {machine.work}")
+        raise NotTriedError(f"not enough space for a copy of PyTorch, {size / 1e9:.1f} GB, in {machine.work}")
     words = ("trim", "--json", "--compute", compute, "--output", folder, torch.folder)
     report = machine.imagematrix(*words, limit=COPY_S).json()
     for file in report["files"]:

@@ -23,7 +23,7 @@ SHORT = 3  # shorter host names may be part of other words
 
 
 class Result(NamedTuple):
-    """The result of a check; `evidence` is what was printed meanwhile."""
+    """The result of a check; `evidence` is its output."""
 
     tier: str
     name: str
@@ -54,7 +54,7 @@ def written(machine: Machine, mask: Mask, results: list[Result], seconds: float)
             for one in results
             if one.tier == tier
         ]
-    lines += ["", "## What was seen"]
+    lines += ["", "## Output of the checks"]
     for one in results:
         if one.evidence:
             lines += ["", f"### {one.name}", "", "```text", *_excerpt(mask(one.evidence)), "```"]
@@ -62,7 +62,7 @@ def written(machine: Machine, mask: Mask, results: list[Result], seconds: float)
 
 
 class Mask:
-    """Removes from texts what identifies this machine: UUIDs, serial numbers, its name, its folders."""
+    """Removes from texts what identifies this machine: UUIDs, serial numbers, host name and folders."""
 
     def __init__(self, machine: Machine) -> None:
         self._uuids: dict[str, str] = {}

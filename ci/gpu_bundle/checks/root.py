@@ -1,4 +1,4 @@
-"""Checks for root without an engine: containers started by runc, or by mounts alone where runc cannot."""
+"""Checks for root without an engine: containers started by runc, or only by mounts if runc cannot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DEVICE = {"code": 100, "name": "CUDA_ERROR_NO_DEVICE"}
 
 
 class Runtime(NamedTuple):
-    """How containers are started here: the command for a bundle, why it is not runc, and the first result."""
+    """How to start containers here: the command for a bundle, why it is not runc, and the first result."""
 
     words: Callable[[Machine, Path], list[object]]
     note: str
@@ -86,7 +86,7 @@ def _runtime(machine: Machine) -> Runtime:
         except ValueError:
             reasons.append(done.why)
             continue
-        note = f"started by mounts alone, since {reasons[0]}" if reasons else ""
+        note = f"started only by mounts, because {reasons[0]}" if reasons else ""
         return Runtime(words, note, done)
     raise NotTriedError(f"no container can be started here: {'; '.join(reasons)}")
 
@@ -100,7 +100,7 @@ def _mount_words(_machine: Machine, folder: Path) -> list[object]:
 
 
 def _end(machine: Machine, folder: Path) -> None:
-    """End the container; one that was started by mounts alone ends with its process."""
+    """End the container; a container started only by mounts ends with its process."""
     with suppress(FailedError, NotTriedError):
         machine.run(*_runc(machine), "delete", "--force", folder.name)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from machine import Machine
 
-# A check gets a function that takes its evidence. It may return a remark; it raises FailedError or
+# A check is called with a function that records evidence. It may return a remark; it raises FailedError or
 # NotTriedError.
 Check = Callable[["Machine", Callable[[str], None]], str | None]
 
@@ -99,7 +99,7 @@ def begun(process: Popen[str]) -> Iterator[None]:
         if line == "train: training on the GPU\n":
             break
     else:
-        raise FailedError(f"the program did not train: {lines[-1:] or 'it said nothing'}")
+        raise FailedError(f"the program did not train: {lines[-1:] or 'it printed nothing'}")
     yield
 
 

@@ -85,7 +85,7 @@ def test_processes_of_a_check_end_with_it(module, machine):
         time.sleep(0.01)
     with pytest.raises(errors.FailedError, match="`sleep` did not end within"):
         machine.run("sleep", "600", limit=0.1)
-    with pytest.raises(errors.FailedError, match="`/no/such` can't be started: No such file"):
+    with pytest.raises(errors.FailedError, match="`/no/such` cannot be started: No such file"):
         machine.run("/no/such")
 
 
