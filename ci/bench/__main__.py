@@ -3,8 +3,8 @@
     python ci/bench [--quick] [--large] [--write] [--rounds N] [--pairs N] [--only WORD]
 
 Every number is a median of this run. Limits are ratios, to an alternative or to `python -c pass`, so that
-they hold on fast and slow machines. Each row is printed as soon as it is measured; if one fails, the reason
-is printed and the others are still measured.
+they hold on fast and slow machines. Each row is printed as soon as it is measured. If a group of rows fails,
+the reason is printed and the other groups are still measured.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="put the tables of `matching` into README.md and docs/benchmarks.md",
+        help="write the tables of `matching` to README.md and docs/benchmarks.md",
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     parser.add_argument("--pairs", type=int, default=5, help="builds that alternate with bake's (default: 5)")

@@ -1,9 +1,9 @@
 """Check imagematrix on this machine's NVIDIA GPU, as far as the machine permits, and write a report.
 
     check [--report FILE] [--limit SECONDS] [--steps N]
-    check --pytorch-on-cpu CAP    compare PyTorch alone, trimmed to CAP, by what the CPU computes
+    check --pytorch-on-cpu CAP    only compare PyTorch, trimmed to CAP, with operators on the CPU
 
-The exit code is 0 if no check failed, and 1 if one failed or there is no GPU.
+The exit code is 0 if no check failed, and 1 if a check failed or there is no GPU.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python operators.py cuda
 
-Inputs come from seeds, so two runs on one device are alike, but for operators that add up in any order. For
-these, `size` is the mean of the absolute values. An operator that is refused has the name of its error.
+Inputs come from fixed seeds, so two runs on the same device agree, except for operators that add in any order.
+For these, `size` is the mean of the absolute values. An operator that fails has the name of its error.
 """
 
 from __future__ import annotations
