@@ -2,7 +2,7 @@
 
     python operators.py cuda
 
-Inputs come from fixed seeds, so two runs on the same device agree, except for operators that add in any order.
+Inputs come from fixed seeds, so two runs on a device agree, except for operators that add in any order.
 For these, `size` is the mean of the absolute values. An operator that fails has the name of its error.
 """
 
