@@ -32,7 +32,7 @@ def command(
     ],
     json: Json = False,
 ) -> None:
-    """Show how many GPUs the nodes and classes of a cluster have, and how many pods request."""
+    """Show how many GPUs the nodes and classes of a cluster have, and how many of them pods request."""
     from rich.markup import escape
 
     from imagematrix.kubernetes.counts import counts

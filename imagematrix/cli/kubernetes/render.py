@@ -76,7 +76,7 @@ def command(
     used_as: Annotated[
         str | None,
         typer.Option(
-            "--as", metavar="NAME", help="The name in pods that a policy replaces; default: the image's."
+            "--as", metavar="NAME", help="policy: the name to replace in pods; default: the image's."
         ),
     ] = None,
     program: Annotated[
@@ -89,7 +89,9 @@ def command(
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude-namespace", metavar="NAME", help="install: leave its pods alone; repeatable."
+            "--exclude-namespace",
+            metavar="NAME",
+            help="install: a namespace whose pods the webhook ignores; repeatable.",
         ),
     ] = None,
     pull_secret: Annotated[

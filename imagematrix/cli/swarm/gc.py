@@ -17,7 +17,9 @@ def command(
     older_than: Annotated[
         str,
         typer.Option(
-            "--older-than", metavar="TIME", help="Only what ended at least this long ago: 90s, 10m, 2h."
+            "--older-than",
+            metavar="TIME",
+            help="Remove only what ended at least this long ago: 90s, 10m, 2h.",
         ),
     ] = "0s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
@@ -25,7 +27,7 @@ def command(
 ) -> None:
     """Remove jobs of `swarm run` that have ended, and the containers that jobs have left on this node.
 
-    Nothing that is queued or running is removed. On a worker, only containers are.
+    Queued and running jobs stay. On a worker, only containers are removed.
     """
     from imagematrix import engine
     from imagematrix.launcher.options import seconds

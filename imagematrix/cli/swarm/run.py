@@ -42,7 +42,7 @@ def command(
         str | None,
         typer.Option("--vram", metavar="AMOUNT", help="A share of one GPU's memory for each task: 4G, 4Gi."),
     ] = None,
-    replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, help="How many tasks.")] = 1,
+    replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, help="The number of tasks.")] = 1,
     job: Annotated[bool, typer.Option("--job", help="Run each task once, to its end.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the job, print its output, and exit with its exit code.")
@@ -67,12 +67,14 @@ def command(
     constraint: Annotated[
         list[str] | None,
         typer.Option(
-            "--constraint", metavar="EXPR", help="Only nodes such as node.labels.rack==a7; repeatable."
+            "--constraint",
+            metavar="EXPR",
+            help="Use only nodes that match, such as node.labels.rack==a7; repeatable.",
         ),
     ] = None,
     resolver: Annotated[
         str,
-        typer.Option("--resolver", metavar="ADDRESS:PORT", help="Where each node's resolver listens."),
+        typer.Option("--resolver", metavar="ADDRESS:PORT", help="The address of each node's resolver."),
     ] = RESOLVER,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print docker's command, start nothing.")
