@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["GPUS", "labelled"]
 
 SOURCE = "labels"
-GPUS = 1_024  # most GPUs of one node; a greater count in a label is read as this one
+GPUS = 1_024  # limit for the GPUs of one node; greater counts in labels are cut to it
 FIELDS = 6  # in the value of a label for a kind of GPU
 
 

@@ -70,7 +70,8 @@ STATES = (
     "vgpu-host",
 )
 MODULE_KINDS = ("open", "proprietary")
-# Prefixes of the labels that distinguish classes: what rules read, without what tables of a release add.
+# Prefixes of the labels that distinguish classes: facts that rules read, without values from our tables,
+# which can differ between releases.
 DISTINGUISHING = (ACCELERATORS, ARCH, VENDOR, FLAG, COUNT, KIND, NAME)
 SHORT = 24  # characters of the GPU's name in the name of a class
 
@@ -156,7 +157,7 @@ def _driver(host: Host) -> dict[str, str]:
     if host.driver is None:
         return {}
     version, kind = host.driver.version, host.driver.kind
-    # Versions of Tegra drivers are not in one order with others.
+    # Versions of Tegra drivers cannot be ordered among others.
     ranked = {} if versions.is_tegra(version) else {RANK: str(rank(version))}
     return {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
 

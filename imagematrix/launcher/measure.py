@@ -49,7 +49,7 @@ class Measure:
             self._sampler.kill()
 
     def _read(self, sampler: subprocess.Popen[bytes]) -> None:
-        with sampler:  # waited for in this thread: a process that hangs in the driver may never end
+        with sampler:  # this thread waits for the process, which may never end if it hangs in the driver
             for line in sampler.stdout or ():
                 container = self._container()
                 if container:
