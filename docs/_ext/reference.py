@@ -35,6 +35,7 @@ SIGNALS = {
     TERMINATED: "Terminated by SIGTERM.",
 }
 URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
+VALUE = re.compile(r"[a-z]+: ")  # a value that a text begins to describe: "github: JSON for a job matrix"
 SCHEMAS = files("imagematrix") / "schemas"
 ANY_WORD = ["string", "number", "boolean"]  # a scalar of matrix.yaml, which keeps the text that was written
 INSIDE = ("properties", "required", "items", "additionalProperties")  # keywords for the content of a value
@@ -256,8 +257,9 @@ def _describe(part: Mapping[str, Any]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return `text` as a sentence, with a capital letter and a full stop."""
-    return _escape(text[:1].upper() + text[1:].rstrip(".") + ".") if text else ""
+    """Return `text` as a sentence, with a capital letter, unless it begins with a value, and a full stop."""
+    first = text[:1] if VALUE.match(text) else text[:1].upper()
+    return _escape(first + text[1:].rstrip(".") + ".") if text else ""
 
 
 def _escape(text: str) -> str:

@@ -41,7 +41,7 @@ __all__ = [
 
 IMAGE = "io.imagematrix.image"  # the image's name, without a version
 VERSION = "io.imagematrix.version"  # the image's version
-CELL = "io.imagematrix.cell"  # the cell in one word, as the tag has it
+CELL = "io.imagematrix.cell"  # the name of the cell, as in the tag
 CONTENT = "io.imagematrix.content"  # the digest of the rest of the image's configuration
 INPUT = "io.imagematrix.input"  # the input digest
 INPUTS = "io.imagematrix.inputs"  # the components of the input digest, as JSON

@@ -1,4 +1,4 @@
-"""`cpu`: the host's CPUs have every flag that the code needs. Otherwise it dies of SIGILL, exit code 132.
+"""`cpu`: the host's CPUs have every flag that the code needs. Otherwise it ends with SIGILL (exit code 132).
 
 Source: https://gcc.gnu.org/onlinedocs/gcc/x86-Options.html.
 """

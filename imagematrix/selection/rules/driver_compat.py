@@ -1,4 +1,4 @@
-"""`driver-compat`: cuda-compat in the image supports the kernel module's branch and every GPU.
+"""`driver-compat`: the cuda-compat package in the image supports the kernel module's branch and every GPU.
 
 Otherwise CUDA ends with error 803 or 804. Source:
 https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html.

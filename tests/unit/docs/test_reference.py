@@ -34,6 +34,10 @@ def test_options_have_a_value_and_a_meaning():
     assert all(result.values())
 
 
+def test_values_at_the_start_of_a_meaning_keep_their_case():
+    assert "| github: JSON for a job matrix;" in reference.commands()
+
+
 def test_options_of_run_are_listed():
     page = reference.commands().partition("## run\n")[2]
     assert [row[0].strip("`").split()[0] for row in rows(page)][1:] == list(OWN)
