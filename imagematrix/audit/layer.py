@@ -214,7 +214,7 @@ def read(stream: Stream, digest: str) -> Layer:
                 if entries.get(path) == Plain(file=kept, layer=digest):  # no later entry has replaced it
                     entries[path] = Plain(file=file, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise AuditError(f"the layer {digest} can't be read: {error}") from error
+        raise AuditError(f"the layer {digest} cannot be read: {error}") from error
     return Layer(digest=digest, entries=entries, removed=frozenset(removed), emptied=frozenset(emptied))
 
 
@@ -224,7 +224,7 @@ def read_file(path: Path) -> Layer:
         with path.open("rb") as file:
             return read(file, path.name)
     except OSError as error:
-        raise AuditError(f"the layer {path.name} can't be read: {error}") from error
+        raise AuditError(f"the layer {path.name} cannot be read: {error}") from error
 
 
 def renamed(layer: Layer, digest: str) -> Layer:

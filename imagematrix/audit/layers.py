@@ -113,7 +113,7 @@ class _Watched:
 
     def read(self, size: int = -1, /) -> bytes:
         if self._stopped.is_set():
-            raise AuditError("another layer can't be read")
+            raise AuditError("another layer cannot be read")
         piece = self._stream.read(size)
         self._watch(len(piece))
         return piece

@@ -54,7 +54,7 @@ def read(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
 
     `platform`, such as linux/amd64, selects an image from an index without variants of imagematrix. Raises
     UnknownImageError if there is no image, EngineError if neither engine nor registry can be reached,
-    AuditError if the image can't be read.
+    AuditError if the image cannot be read.
     """
     path = Path(reference)
     try:
@@ -69,12 +69,12 @@ def read(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
             with path.open("rb") as file:
                 yield from _Archive(file, reference, layers).images(reference, platform)
         elif not (path / LAYOUT).is_file():
-            raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
+            raise UnknownImageError(f"{reference} is not an OCI layout: {LAYOUT} not found")
         else:
             source = _Layout(path, layers)
             yield from images(source, source.index(), reference, platform, layout=True)
     except OSError as error:
-        raise AuditError(f"{reference} can't be read: {error.strerror}") from error
+        raise AuditError(f"{reference} cannot be read: {error.strerror}") from error
 
 
 def _named(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
@@ -193,7 +193,7 @@ class _Layout:
         try:
             return self._path(own).open("rb")
         except OSError as error:
-            raise AuditError(f"the layout {self._folder} lacks {own}: {error.strerror}") from error
+            raise AuditError(f"{self._folder}: {own} cannot be read: {error.strerror}") from error
 
     def _path(self, own: str) -> Path:
         return blob_file(self._folder, own)
@@ -203,7 +203,7 @@ class _Layout:
             with path.open("rb") as file:
                 raw = file.read(SMALL + 1)
         except OSError as error:
-            raise AuditError(f"the layout {self._folder} can't be read: {error}") from error
+            raise AuditError(f"the layout {self._folder} cannot be read: {error}") from error
         if len(raw) > SMALL:
             raise AuditError(f"{path} is too large for a manifest")
         return raw
@@ -257,7 +257,7 @@ class _Archive:
             if expanded.unsupported:
                 why = f"compression {expanded.unsupported} is not supported"
                 remedy = "decompress it, or compress it with gzip or zstd"
-            raise AuditError(f"the archive {reference} can't be read: {why}", remedy=remedy) from error
+            raise AuditError(f"the archive {reference} cannot be read: {why}", remedy=remedy) from error
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = posixpath.normpath(member.name)
@@ -315,7 +315,7 @@ class _Archive:
         name = f"blobs/sha256/{name.removeprefix('sha256:')}" if name.startswith("sha256:") else name
         layer = self._layers.get(self._links.get(name, name))
         if layer is None:
-            raise AuditError(f"the archive lacks {name}")
+            raise AuditError(f"{name} not found in the archive")
         if isinstance(layer, AuditError):
             raise layer
         return layer
@@ -323,7 +323,7 @@ class _Archive:
     def _text(self, name: str) -> bytes:
         raw = self._texts.get(name)
         if raw is None:
-            raise AuditError(f"the archive lacks {name[:200]}")
+            raise AuditError(f"{name[:200]} not found in the archive")
         return _checked(raw, f"sha256:{name.rpartition('/')[2]}") if BLOB.fullmatch(name) else raw
 
     def _check(self, config: bytes, layers: Sequence[str]) -> None:

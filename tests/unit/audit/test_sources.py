@@ -76,7 +76,7 @@ def test_compressed_archive_is_read(one, tmp_path, write, packed):
 def test_damaged_compressed_archive_is_rejected(one, tmp_path, packed, damage):
     path = Path(archived(tmp_path / "a.tar", one))
     path.write_bytes(damage(packed(path.read_bytes())))
-    with pytest.raises(AuditError, match="can't be read"):
+    with pytest.raises(AuditError, match="cannot be read"):
         images(str(path))
 
 
@@ -86,7 +86,7 @@ def test_unsupported_compression_is_named(one, tmp_path, packed, name):
     path.write_bytes(packed(path.read_bytes()))
     with pytest.raises(AuditError) as raised:
         images(str(path))
-    assert str(raised.value) == f"the archive {path} can't be read: compression {name} is not supported"
+    assert str(raised.value) == f"the archive {path} cannot be read: compression {name} is not supported"
     assert "gzip or zstd" in raised.value.remedy
 
 
@@ -272,9 +272,9 @@ def test_saved_configuration_with_a_wrong_digest_is_rejected(one, tmp_path):
 @pytest.mark.parametrize("lost", ["config", "layers"])
 def test_missing_blob_is_rejected(one, tmp_path, lost):
     del one.blobs[one.config if lost == "config" else one.layers[0]]
-    with pytest.raises(AuditError, match=r"can't be read|lacks"):
+    with pytest.raises(AuditError, match=r"cannot be read|not found in"):
         images(layout(tmp_path / "oci", one))
-    with pytest.raises(AuditError, match="the archive lacks"):
+    with pytest.raises(AuditError, match="not found in the archive"):
         images(archived(tmp_path / "a.tar", one))
 
 
@@ -317,7 +317,7 @@ def test_file_that_is_not_an_image_is_rejected(tmp_path, raw):
 
 
 def test_folder_that_is_not_a_layout_is_rejected(tmp_path):
-    with pytest.raises(UnknownImageError, match="no file oci-layout"):
+    with pytest.raises(UnknownImageError, match="not an OCI layout: oci-layout not found"):
         images(str(tmp_path))
 
 
@@ -329,7 +329,7 @@ def test_image_that_cannot_be_opened_is_rejected(one, tmp_path, monkeypatch, kin
     path = kind(tmp_path / "image", one)
     monkeypatch.setattr(Path, "is_file", refuse)
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(AuditError, match=r"image can't be read: Permission denied"):
+    with pytest.raises(AuditError, match=r"image cannot be read: Permission denied"):
         images(path)
 
 

@@ -81,7 +81,7 @@ def test_class_tag_gives_every_node_the_same_variant(front, published):
     node = front("sapphirerapids-h100", classes=classes)
     assert node.pull("v1-class.hopper") == published.digests["sm90"]
     status, message = node.pull("v1-class.plain")
-    assert status == 403, "a CPU image on a node with GPUs is what v1-cpu is for"
+    assert status == 403, "a node with GPUs gets a CPU-only image only for v1-cpu"
     assert "which does not fit this node" in message
     assert node.pull("v1-cpu-class.plain") == published.digests["cpu-v3"]
     status, message = node.pull("v1-class.nope")
@@ -266,7 +266,7 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
     upstream.fails("GET", "/manifests/v1-cpu-v2-", times=1000, status=503)
     (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
     assert node.pull(tag) == published.digests["cpu-v2"], "the index has the tags of all variants"
-    assert node.pull("v1-cpu") == published.digests["cpu-v3"], "nobody had asked for these words before"
+    assert node.pull("v1-cpu") == published.digests["cpu-v3"], "this tag was not requested before"
     upstream.fails("GET", "/manifests/v2$", times=1000, status=503)
     assert node.pull("v2")[0] == 502, "this version is not cached"
 

@@ -52,7 +52,7 @@ def test_missing_signature_is_reported_in_answer_log_and_explain(front, publishe
     assert f"ml/training@{index} has no signature" in node.notes[-1]
     explained = node.get("/explain/ml/training:v1")
     assert (explained.status_code, "has no signature" in explained.text) == (403, True)
-    assert node.pull(published.digests["cpu-v3"])[0] == node.pull(index)[0] == 403, "nor by digests"
+    assert node.pull(published.digests["cpu-v3"])[0] == node.pull(index)[0] == 403, "nor by digest"
 
 
 def test_later_signature_is_accepted(front, published, signer, policy):
@@ -118,7 +118,7 @@ def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, 
         signer.sign(repository, one, NAME)
     node = front(policy=policy())
     assert node.pull("v1")[0] == 403
-    assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"], "who names it gets it"
+    assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"], "it is signed itself"
     (tag,) = (one for one in repository.tags if "cpu-v2" in one)
     assert node.pull(tag) == published.digests["cpu-v2"]
 
@@ -175,12 +175,12 @@ def test_variant_tag_is_covered_by_the_signed_index(front, published, signer, po
     node = front(policy=policy())
     assert node.pull(tags["cpu-v2"]) == published.digests["cpu-v2"]
     repository.tags[tags["cpu-v3"]] = published.digests["cpu-v2"]
-    assert node.pull(tags["cpu-v3"])[0] == 403, "it is signed, and another"
+    assert node.pull(tags["cpu-v3"])[0] == 403, "it is signed, but as another variant"
     other = repository.image("v1-other", {}, layer=b"other")
     assert node.pull("v1-other")[0] == 403
     assert node.pull(other)[0] == 403
     repository.image("v7-other", {}, layer=b"other")
-    assert node.pull("v7-other")[0] == 403, "there is no version of it"
+    assert node.pull("v7-other")[0] == 403, "there is no index v7"
 
 
 def test_images_without_variants_need_their_own_signature(front, upstream, signer, policy):
@@ -193,7 +193,7 @@ def test_images_without_variants_need_their_own_signature(front, upstream, signe
     assert node.pull("trixie", "ml/tools")[0] == node.pull("all", "ml/tools")[0] == 403
     signer.sign(repository, index, "registry.example:5000/ml/tools")
     assert node.pull("all", "ml/tools") == index
-    assert node.pull(image, "ml/tools") == image, "a platform of the index"
+    assert node.pull(image, "ml/tools") == image, "the signed index lists it"
     signer.sign(repository, image, "registry.example:5000/ml/tools")
     assert node.pull("trixie", "ml/tools") == image
     assert node.pull(digest(b"nothing"), "ml/tools")[0] == 404

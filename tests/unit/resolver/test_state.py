@@ -108,7 +108,7 @@ def test_saved_signatures_are_verified_again(front, upstream, published, folder,
     away(upstream)
     again = front(state=folder, policy=policy(signer.public))
     assert again.pull("v1") == again.pull(published.digests["cpu-v3"]) == published.digests["cpu-v3"]
-    assert again.pull(tag) == published.digests["cpu-v2"], "a variant's tag rests on the index of its version"
+    assert again.pull(tag) == published.digests["cpu-v2"], "the signed index covers it"
     other = front(state=folder, policy=policy(Signer(tmp_path, "other").public))
     assert other.pull("v1")[0] == 502
     assert "it is not signed with other.pub" in other.notes[0]
@@ -147,7 +147,7 @@ def test_damaged_contents_are_not_served(front, upstream, published, folder, har
     for path in sorted(blobs(folder).iterdir()):
         harm(path)
     again = front(state=folder)
-    assert again.pull("v1") == published.digests["cpu-v3"], "the upstream is there"
+    assert again.pull("v1") == published.digests["cpu-v3"], "the upstream is available"
     away(upstream)
     assert front(state=folder).pull("v1") in (published.digests["cpu-v3"], (502, again.pull("v2")[1]))
 
@@ -170,7 +170,7 @@ def test_damaged_list_is_treated_as_empty(front, upstream, published, folder, ra
     node = front(state=folder)
     assert node.pull("v1") == published.digests["cpu-v3"]
     away(upstream)
-    assert front(state=folder).pull("v1") == published.digests["cpu-v3"], "it was written anew"
+    assert front(state=folder).pull("v1") == published.digests["cpu-v3"], "the list was rewritten"
 
 
 def test_every_file_in_the_folder_is_listed(folder, notes):
