@@ -83,7 +83,7 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     `survey` returns the current usage (`imagematrix.allocation.survey`). It gets a function that takes the
     labels of a launch's container and returns whether the lease of the launch still counts. If too few GPUs
     are free, this waits up to `wait_s` seconds behind earlier launches and passes the reason to `report`.
-    `path` is the folder of the locks, by default this node's, and `group` the group whose members may start
+    `path` is the lock folder, by default this node's, and `group` the group whose members may start
     containers. Raises GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than
     the share; ProbeError if their memory is unknown; and what `survey` raises.
     """

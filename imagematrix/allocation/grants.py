@@ -1,8 +1,8 @@
 """Grants: GPUs that a runtime gave to a container without the engine's knowledge.
 
 The engine lists only the devices that it passes itself, and not those that the runtime of Swarm's tasks adds.
-So these are recorded here: in the folder of the locks, in a file for each container. The file counts while
-the container's bundle exists. The bundle is removed when the container ends, or when its creation fails. Only
+So these are recorded here: in the lock folder, in a file for each container. The file counts while the
+container's bundle exists. The bundle is removed when the container ends, or when its creation fails. Only
 files of root and of this user count: another user could block a GPU forever by naming a folder that stays.
 """
 # os is imported faster than pathlib.

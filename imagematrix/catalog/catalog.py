@@ -63,9 +63,9 @@ class Ptx(Record):
 class UserModeDriver(Record):
     """Where a variant's libcuda comes from.
 
-    `mode` is "exact" (the regular driver is baked in), "compat" (cuda-compat is baked in, with the kernel
-    `branches` and GPU `brands` its ELF note lists) or "host" (the node's NVIDIA runtime injects it, and
-    `version` is None).
+    `mode` is "exact" (the regular driver is in the image), "compat" (cuda-compat is in the image, with the
+    kernel `branches` and GPU `brands` that its ELF note lists) or "host" (the node's NVIDIA runtime injects
+    it, and `version` is None).
     """
 
     mode: str
