@@ -20,7 +20,6 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 def look(_):
-    time.sleep(3)  # or else one worker could do both before the other is there
     version = ctypes.c_int()
     assert ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0
     return {
@@ -31,6 +30,10 @@ def look(_):
     }
 
 spark = SparkSession.builder.getOrCreate()
+# One executor could run both tasks before the other one is registered.
+registered = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+while registered().size() < 1 + 2:  # the driver and the executors
+    time.sleep(0.1)
 found = spark.sparkContext.parallelize(range(2), 2).map(look).collect()
 total = spark.range(1000000).selectExpr("sum(id)").first()[0]
 print(json.dumps({"found": found, "total": total}))
