@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import select
@@ -160,18 +161,23 @@ class Terminal:
     """A terminal with a session."""
 
     def __init__(self, script, before=""):
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.execv(sys.executable, [sys.executable, "-c", before + RUN, "sh", "-c", script])  # noqa: S606
+        self.master, end = pty.openpty()
+        # Not pty.fork: other tests in this process may have left threads of gRPC.
+        command = ["setsid", "--ctty", sys.executable, "-c", before + RUN, "sh", "-c", script]
+        self._process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end)
+        os.close(end)
+        self.pid = self._process.pid
         self.seen = ""
 
     def until(self, text):
-        while text not in self.seen and select.select([self.master], [], [], 20)[0]:
+        while text not in self.seen and select.select([self.master], [], [], 60)[0]:
             try:
                 self.seen += os.read(self.master, 1000).decode()
-            except OSError:  # the other side has closed
+            except OSError as error:
+                if error.errno != errno.EIO:  # the other side has closed
+                    raise
                 break
-        assert text in self.seen
+        assert text in self.seen, self._process.poll()
         return self
 
     def rest(self):
@@ -185,7 +191,7 @@ class Terminal:
         os.write(self.master, text)
 
     def code(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._process.wait(60)
 
 
 @pytest.mark.parametrize("count", [1, 3])
