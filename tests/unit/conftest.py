@@ -34,6 +34,9 @@ from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.record import replace
 
+# After a test with gRPC, a fork in the same process, as `run` does, may hang in gRPC's handlers.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 ROOT = Path(__file__).parents[2]
 GOOD = """\
 schema: imagematrix.matrix/v1

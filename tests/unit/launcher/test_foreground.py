@@ -162,7 +162,7 @@ class Terminal:
 
     def __init__(self, script, before=""):
         self.master, end = pty.openpty()
-        # Not pty.fork: other tests in this process may have left threads of gRPC.
+        # Not pty.fork: after tests with gRPC in this process, the fork may hang in gRPC's handlers.
         command = ["setsid", "--ctty", sys.executable, "-c", before + RUN, "sh", "-c", script]
         self._process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end)
         os.close(end)
