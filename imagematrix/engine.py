@@ -113,15 +113,14 @@ def errors(*passed: type[Exception]) -> Iterator[None]:
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
-    where = address()
     try:
         yield
     except passed:
         raise
     except APIError as error:
-        raise _refused(where, error.explanation or str(error)) from error
+        raise _refused(address(), error.explanation or str(error)) from error
     except (DockerException, RequestException, HTTPError, ConnectionError, TimeoutError) as error:
-        raise unreachable(where, error) from error
+        raise unreachable(address(), error) from error
 
 
 def cannot_start(error: OSError) -> EngineError:
