@@ -53,13 +53,14 @@ lint: $(VENV)/.dev
 	$(BIN)/typos
 	$(BIN)/zizmor --offline --quiet .github ci/pipelines
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
 # Tests with very many inputs take two to ten times as long under coverage, and cover no additional lines.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n auto -m "not (hypothesis or fuzz)" tests/unit
+	$(BIN)/coverage run -m pytest -n auto --durations=20 -m "not (hypothesis or fuzz)" tests/unit
 	$(BIN)/python -m pytest -n auto -m "hypothesis or fuzz" tests/unit
 
 # The unit tests with the oldest releases of the dependencies that pyproject.toml allows.
@@ -75,7 +76,7 @@ fuzz: $(VENV)/.dev
 
 # Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
 engine: bases $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/engine
 
 gpu: $(VENV)/.dev
 	ci/gpu-check if-any
@@ -98,7 +99,7 @@ docs: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
-	$(BIN)/coverage report --fail-under=100 --include='imagematrix/selection/*,imagematrix/gpus/*'
+	$(BIN)/coverage report --fail-under=100 --include='imagematrix/selection/*,imagematrix/gpu_request/*'
 
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cuobjdump import cuobjdump, downloaded
 
-from imagematrix.audit import archives, elf, fatbin, objects
+from imagematrix.audit import archives, cubin, elf, fatbin, objects
 from imagematrix.audit.objects import HEAD
 from imagematrix.audit.window import Window
 
@@ -121,7 +121,7 @@ def _shown(target: str) -> str:
     50a, 60a and 61a, because of a flag of the cubin that has another meaning before 90. In the fatbin, the
     targets are 50, 60 and 61.
     """
-    return target.rstrip("f" if int(target.rstrip("af")) >= fatbin.FIRST_SPECIFIC else "a")
+    return target.rstrip("f" if int(target.rstrip("af")) >= cubin.FIRST_SPECIFIC else "a")
 
 
 sys.exit(main())

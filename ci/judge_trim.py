@@ -76,7 +76,7 @@ def _libraries(wheel: Path, folder: Path) -> list[Path]:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     report = trim([folder], Rules(computes=("9.0",), nvidia=True), dry_run=True)
-    return [Path(finding.path) for finding in report.findings]
+    return [Path(result.path) for result in report.results]
 
 
 def _compared(judges: list[Path], folder: Path, file: Path, computes: Sequence[str]) -> int:

@@ -9,21 +9,24 @@ installs in their newest pure-Python release. Libraries that only building needs
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-import zipapp
 from pathlib import Path
+
+from imagematrix import packager
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 # Only building, the resolver and the device plugin need these.
 OTHERS = (
     "aiohttp",
     "cryptography",
-    "docker",
     "grpcio",
     "iced-x86",
     "jinja2",
@@ -54,7 +57,7 @@ except ModuleNotFoundError as error:
     print("  install the whole package: pip install imagematrix", file=sys.stderr)
     raise SystemExit(2) from None
 """
-EPOCH = 315532800  # the earliest date in a zip archive, so that the same files give the same bytes
+INTERPRETER = b"#!/usr/bin/env python3\n"
 
 
 def main() -> None:
@@ -63,35 +66,30 @@ def main() -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [one for one in project["dependencies"] if not one.lower().startswith(OTHERS)]
-    with tempfile.TemporaryDirectory() as name:
-        libraries, folder = Path(name, "libraries"), Path(name, "all")
+    version = project["version"]
+    metadata = f"Metadata-Version: 2.1\nName: imagematrix\nVersion: {version}\n"
+    contents = {
+        "__main__.py": MAIN.encode(),
+        f"imagematrix-{version}.dist-info/METADATA": metadata.encode(),
+    }
+    with tempfile.TemporaryDirectory() as libraries:
         pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-compile"]
         words = [*pip, *PURE, f"--target={libraries}", *needs]
         if subprocess.run(words, check=False).returncode:
             sys.exit("ci/make_zipapp.py: pip could not install the libraries")
-        _copy(libraries, folder)
-        _copy(ROOT / "imagematrix", folder / "imagematrix")
-        version = project["version"]
-        metadata = f"Metadata-Version: 2.1\nName: imagematrix\nVersion: {version}\n"
-        _write(folder / f"imagematrix-{version}.dist-info/METADATA", metadata)
-        _write(folder / "__main__.py", MAIN)
-        for path in folder.rglob("*"):
-            os.utime(path, (EPOCH, EPOCH))
-        zipapp.create_archive(folder, target, interpreter="/usr/bin/env python3", compressed=True)
+        contents |= _carried(Path(libraries), "")
+    contents |= _carried(ROOT / "imagematrix", "imagematrix/")
+    target.write_bytes(packager.archive(contents, INTERPRETER))
     target.chmod(0o755)
     print(f"{target}: {target.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
 
 
-def _copy(source: Path, target: Path) -> None:
-    for path in sorted(source.rglob("*")):
-        name = path.relative_to(source).as_posix()
+def _carried(folder: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a folder that the archive has: name and content."""
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
         if path.suffix in CARRIED and path.is_file() and not UNUSED.match(name):
-            _write(target / name, path.read_text("utf-8"))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
+            yield prefix + name, path.read_bytes()
 
 
 main()

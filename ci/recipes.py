@@ -3,8 +3,8 @@
     .venv/bin/python ci/recipes.py [RECIPE…] [--compute 9.0]
 
 It needs an engine and access to the Python Package Index. If PIP_CERT is set, builds get these certificates.
-It prints times and the programs' output. llama.cpp-cuda compiles for half an hour, and is built only if it is
-named.
+It prints times and the programs' output. llama.cpp-cuda compiles for half an hour, and frameworks downloads
+some 4 GB of wheels: both run only if they are named. frameworks needs no engine; see frameworks.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import frameworks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,7 +34,9 @@ IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
 PORT = 18_080  # on loopback, for servers
 PATIENCE = 60  # seconds for a server to load a small model
 WORDS = 16  # number of tokens that the server predicts
-SLOW = ("llama.cpp-cuda",)  # compiles for half an hour
+SLOW = ("llama.cpp-cuda", "frameworks")  # compiles for half an hour; downloads some 4 GB
+HOST = ROOT / "tests/hosts/genoa-h200.json"
+STARTER = ROOT / "imagematrix/starter/pytorch.yaml"
 BLACKWELL = """\
 schema: imagematrix.matrix/v1
 images:
@@ -84,13 +89,45 @@ assert losses[-1] < losses[0] / 10, losses
 cuda = tensorflow.sysconfig.get_build_info()["cuda_version"]
 print(f"tensorflow {tensorflow.__version__}, CUDA {cuda}: loss {losses[0]:.3f} to {losses[-1]:.3f}")
 """
-# Without a GPU, vLLM has no platform to run a model on, but its libraries load.
+# Without a GPU, vLLM has no platform to run a model on, but its libraries load. In an image without a driver,
+# functions that report that there is no GPU stand for the node's libcuda.
 VLLM = """
+import ctypes, importlib, importlib.util, pathlib, re, subprocess
+folder = pathlib.Path(importlib.util.find_spec("vllm").origin).parent
+libraries = sorted(folder.rglob("*.abi3.so"))
+try:
+    ctypes.CDLL("libcuda.so.1")
+except OSError:
+    listed = subprocess.check_output(["nm", "-D", "--undefined-only", *libraries], text=True)
+    names = sorted(set(re.findall(r"\\bcu[A-Z]\\w+", listed)))
+    pathlib.Path("/tmp/it.c").write_text("".join(f"int {name}(void) {{ return 100; }}" for name in names))
+    gcc = "gcc -shared -Wl,-soname,libcuda.so.1 -o /tmp/libcuda.so.1 /tmp/it.c"
+    subprocess.run(gcc.split(), check=True)
+    ctypes.CDLL("/tmp/libcuda.so.1", ctypes.RTLD_GLOBAL)
 import torch
 import vllm
-import vllm._C
 from vllm import LLM, SamplingParams
 print(f"vllm {vllm.__version__}, {SamplingParams(temperature=0.5).temperature}; torch {torch.__version__}")
+for path in libraries:
+    name = ".".join(path.relative_to(folder.parent).parts).removesuffix(".abi3.so")
+    try:
+        importlib.import_module(name)
+        print(f"  {name} loads")
+    except ImportError as error:
+        if "_PyThreadState_UncheckedGet" not in str(error):  # which Python has until 3.12; vLLM does without
+            raise
+        print(f"  {name}: {error}")
+"""
+# PyTorch has loaded the libraries of NVIDIA that bitsandbytes needs.
+BITSANDBYTES = """
+import bitsandbytes, ctypes, pathlib
+library = pathlib.Path(bitsandbytes.__file__).parent / "libbitsandbytes_cuda128.so"
+ctypes.CDLL(str(library))
+print(f"bitsandbytes {bitsandbytes.__version__}: {library.name} loads")
+"""
+BITSANDBYTES_LOCK = """
+bitsandbytes==0.50.2 --hash=sha256:55348a9a4a21bfd99cf8c7b32fe67b4030ae5c2a05738e03c1747f65fa6ec283
+packaging==25.0 --hash=sha256:29572ef2b1f17581046b3a2227d5c611fb25ec70ca1ba8554b24b0e69331a484
 """
 PROGRAMS = {"pytorch": PYTORCH, "tensorflow": TENSORFLOW, "vllm": VLLM}  # for images with wheels
 
@@ -99,6 +136,7 @@ def main() -> None:
     """Build and try recipes; stop at the first failure."""
     recipes: dict[str, Callable[[Path, str], None]] = {name: partial(_wheels, name) for name in PROGRAMS}
     recipes |= {"llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
+    recipes |= {"bitsandbytes": _bitsandbytes, "frameworks": _frameworks}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,6 +156,24 @@ def _wheels(name: str, folder: Path, compute: str) -> None:
     started = time.monotonic()
     print(_run("docker", "run", "--rm", image, "python3", "-c", PROGRAMS[name]).strip())
     print(f"  started and ran in {time.monotonic() - started:.0f} s")
+
+
+def _bitsandbytes(folder: Path, _: str) -> None:
+    """Build PyTorch with bitsandbytes, of which only some files have code for 12.0, and select the image."""
+    text = re.sub(r"(?m)^  compute: .*", '  compute: ["12.0"]', STARTER.read_text())
+    text = text.replace("driver: [550.163.01]", "driver: [host]").replace(" 550.163.01:", " host:")
+    (image,) = _built("pytorch", folder, "compute=12.0", matrix=text, lock=BITSANDBYTES_LOCK)
+    host = json.loads(HOST.read_text())
+    host["driver"] |= {"version": "570.195.03", "user_mode": "570.195.03"}
+    for compute, expected in (("12.0", image), ("9.0", "")):
+        host["gpus"] = [host["gpus"][0] | {"compute": compute, "pci_device_id": None}]
+        (folder / "host.json").write_text(json.dumps(host))
+        words = [str(IMAGEMATRIX), "select", "pytorch:v1", "--host", str(folder / "host.json")]
+        selected = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
+        print(f"  on {compute}: {selected or 'nothing'}")
+        if selected != expected:
+            raise SystemExit(f"expected {expected or 'nothing'}")
+    print(_run("docker", "run", "--rm", image, "python3", "-c", PYTORCH + BITSANDBYTES).strip())
 
 
 def _llama(folder: Path, _: str) -> None:
@@ -162,17 +218,24 @@ def _llama_cuda(folder: Path, _: str) -> None:
     _built("llama.cpp", folder, "compute=10.0,march=x86-64-v3")
 
 
+def _frameworks(_: Path, __: str) -> None:
+    if not frameworks.compare():
+        raise SystemExit("frameworks: not as expected")
+
+
 def _nvrtc(folder: Path, _: str) -> None:
     """Build the training program with the compilers from NVIDIA's wheels, for all kinds of Blackwell."""
     _built("training", folder, "march=x86-64-v3", matrix=BLACKWELL)
 
 
-def _built(template: str, folder: Path, only: str, matrix: str | None = None) -> list[str]:
+def _built(template: str, folder: Path, only: str, matrix: str | None = None, lock: str = "") -> list[str]:
     """Build cells of a starter, or of another `matrix` for its template; return the images' references.
 
-    `imagematrix verify` checks the images.
+    `imagematrix verify` checks the images. The lines of `lock` are added to the lock of the template.
     """
     _run(IMAGEMATRIX, "init", "--template", template, folder)
+    for locked in folder.glob(f"templates/{template}/*.txt"):
+        locked.write_text(locked.read_text() + lock)
     file = folder / "matrix.yaml"
     text = matrix or file.read_text()
     certificates = os.environ.get("PIP_CERT")

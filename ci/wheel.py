@@ -42,6 +42,7 @@ CALLS = (
     (f"select training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"coverage --catalog catalog.json {HOST}", 0),
+    ("pull training:v1", NO_ENGINE),
     ("run training:v1", NO_ENGINE),
     (f"kubernetes labels --host {HOST}", 0),
     ("kubernetes classes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing

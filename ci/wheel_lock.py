@@ -77,4 +77,5 @@ def _hashes(folder: Path, python: str, pins: dict[str, str]) -> dict[str, str]:
     }
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,9 @@
 
     import imagematrix as im
 
-    host = im.probe()                               # or im.Host.load("node17.json")
-    catalog = im.Catalog.from_engine("training:v1") # or im.Catalog.load("training.json")
-    choice = im.select(host, catalog)               # raises im.NothingFits with every reason
+    host = im.probe()                         # or im.Host.load("node17.json")
+    catalog = im.open_catalog("training:v1")  # or "registry:5000/ml/training:v1", or "training.json"
+    choice = im.select(host, catalog)         # raises im.NothingFits with every reason
     im.launch(choice, command=["train"], gpus=2)
 
 Each name is loaded on first use: importing the package takes almost no time, and selecting an image loads
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.catalog.sources import open_catalog
     from imagematrix.errors import (
         AuditError,
         BuildError,
@@ -28,48 +29,71 @@ if TYPE_CHECKING:
         UnknownImageError,
         UsageError,
     )
-    from imagematrix.gpus.visible import within
+    from imagematrix.fleet.hosts import load_hosts
+    from imagematrix.gpu_request.visible import within
     from imagematrix.launcher.launch import launch
+    from imagematrix.launcher.pull import pull
     from imagematrix.launcher.share import Share
-    from imagematrix.node.host import Host
+    from imagematrix.node.host import Gpu, Host
     from imagematrix.node.probe import probe
+    from imagematrix.selection.candidate import Candidate
+    from imagematrix.selection.miss import Miss
+    from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.select import explain, select, select_many
-    from imagematrix.selection.selection import NothingFits
+    from imagematrix.selection.selection import NothingFits, Selection
 
 __all__ = [
     "AuditError",
     "BuildError",
+    "Candidate",
     "Catalog",
     "EngineError",
+    "Gpu",
     "GpusBusyError",
     "Host",
     "ImagematrixError",
+    "Miss",
     "NothingFits",
     "ProbeError",
+    "RuleResult",
+    "Selection",
     "Share",
     "SignatureError",
     "TagMovedError",
     "UnknownImageError",
     "UsageError",
+    "Variant",
     "explain",
     "launch",
+    "load_hosts",
+    "open_catalog",
     "probe",
+    "pull",
     "select",
     "select_many",
     "within",
 ]
 
 _HOMES = {
+    "Candidate": "imagematrix.selection.candidate",
     "Catalog": "imagematrix.catalog.catalog",
+    "Gpu": "imagematrix.node.host",
     "Host": "imagematrix.node.host",
+    "Miss": "imagematrix.selection.miss",
     "NothingFits": "imagematrix.selection.selection",
+    "RuleResult": "imagematrix.selection.rule",
+    "Selection": "imagematrix.selection.selection",
+    "Variant": "imagematrix.catalog.catalog",
     "explain": "imagematrix.selection.select",
     "launch": "imagematrix.launcher.launch",
     "Share": "imagematrix.launcher.share",
+    "pull": "imagematrix.launcher.pull",
+    "load_hosts": "imagematrix.fleet.hosts",
+    "open_catalog": "imagematrix.catalog.sources",
     "probe": "imagematrix.node.probe",
     "select": "imagematrix.selection.select",
     "select_many": "imagematrix.selection.select",
-    "within": "imagematrix.gpus.visible",
+    "within": "imagematrix.gpu_request.visible",
 }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK", "LEVEL", "blocks", "deflated", "gzipped", "threads"]
 
 LEVEL = 6  # gzip's own default
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # blocks of another size would give other bytes
 ZEROS = bytes(BLOCK)
 WINDOW = 1 << zlib.MAX_WBITS  # bytes that a stream can refer back
 HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 3])  # of gzip: deflate, no name, no time, written on Unix
@@ -29,7 +29,7 @@ TRAILER = struct.Struct("<II")  # CRC and size of the content, modulo 2^32
 
 def threads() -> int:
     """Return how many threads this process can run at the same time."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0))  # a job may have only some of the processors
 
 
 def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -44,7 +44,7 @@ def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def gzipped(pieces: Iterable[bytes], workers: int) -> Iterator[bytes]:
+def gzipped(pieces: Iterable[bytes], workers: int, level: int = LEVEL) -> Iterator[bytes]:
     """Yield the content of `pieces` in the format of gzip (RFC 1952), compressed by `workers` threads."""
     crc = size = 0
 
@@ -56,11 +56,11 @@ def gzipped(pieces: Iterable[bytes], workers: int) -> Iterator[bytes]:
             yield block
 
     yield HEADER
-    yield from deflated(content(), workers)
+    yield from deflated(content(), workers, level)
     yield TRAILER.pack(crc, size & 0xFFFFFFFF)
 
 
-def deflated(content: Iterable[bytes], workers: int) -> Iterator[bytes]:
+def deflated(content: Iterable[bytes], workers: int, level: int = LEVEL) -> Iterator[bytes]:
     """Yield the raw deflate stream of `content`, which comes in blocks, compressed by `workers` threads."""
     waiting: deque[Future[bytes]] = deque()
     # Of a block of zeros after another one, of which trimmed files have many.
@@ -69,22 +69,23 @@ def deflated(content: Iterable[bytes], workers: int) -> Iterator[bytes]:
     with ThreadPoolExecutor(workers) as pool:
         for block in content:
             if block == ZEROS and before == ZEROS[:WINDOW]:
-                zeros = zeros or pool.submit(_compressed, before, block)
+                zeros = zeros or pool.submit(_compressed, before, block, level)
                 waiting.append(zeros)
             else:
-                waiting.append(pool.submit(_compressed, before, block))
+                waiting.append(pool.submit(_compressed, before, block, level))
             before = block[-WINDOW:]
+            # Enough to keep all threads busy. Without a limit, all of the content could be in memory.
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
-        for one in waiting:
-            yield one.result()
+        for compressed in waiting:
+            yield compressed.result()
     # An empty block ends the stream.
-    yield zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS).flush()
+    yield zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS).flush()
 
 
-def _compressed(before: bytes, block: bytes) -> bytes:
+def _compressed(before: bytes, block: bytes, level: int) -> bytes:
     """Return a block, compressed up to a byte boundary; `before` is the end of what comes before it."""
     compressor = zlib.compressobj(
-        LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, before
+        level, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, before
     )
     return compressor.compress(block) + compressor.flush(zlib.Z_SYNC_FLUSH)

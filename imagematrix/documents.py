@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
+from imagematrix.text import CONTROL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DIGITS", "Fields", "dump", "natural", "parse", "read"]
 
-CONTROL = "[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # terminals act on these
 LARGEST = 1e300  # sums and means of numbers up to this stay finite
 DIGITS = 9  # enough for every number that people write; Python refuses to convert thousands of digits
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
@@ -27,27 +28,40 @@ LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 def read(path: str | Path, *, limit: int = LIMIT) -> object:
     """Return the JSON value in `path`; raise UsageError if it cannot be read or is not JSON."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+        with open(os.fspath(path), "rb") as file:  # noqa: PTH123 - pathlib is slow to import
             raw = file.read(limit + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+    except (TypeError, ValueError) as error:  # not a path, or one with a null character
+        raise UsageError(f"{path!r:.80} is not the path of a file") from error
     if len(raw) > limit:
         raise UsageError(f"{path}: exceeds {limit // 2**20} MiB, too large for a document of this kind")
     return parse(raw, str(path))
 
 
 def parse(raw: bytes | str, where: str) -> object:
-    """Return the JSON value in `raw`; `where` names the source in messages."""
+    """Return the JSON value in `raw`; `where` names the source in messages.
+
+    An object with a key twice is refused: programs differ in which of the two values they take.
+    """
     try:
-        return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=_object)
     except RecursionError as error:
         raise UsageError(f"{where}: nested too deeply") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
-    except ValueError as error:  # integers with more digits than Python converts
+    except ValueError as error:  # a duplicate key, or an integer with more digits than Python converts
         raise UsageError(f"{where}: {error}") from error
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r:.80}")
+    return found
 
 
 def natural(text: str) -> int | None:
@@ -117,6 +131,7 @@ class Fields:
     def integer(self, key: str) -> int:
         """Return a required integer."""
         value = self._data.get(key)
+        # By its type, because a bool is an int to isinstance.
         return value if type(value) is int else self._refuse(key, "an integer")
 
     def integer_or_none(self, key: str) -> int | None:

@@ -9,13 +9,23 @@ from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["replace", "stamp", "write"]
+__all__ = ["named", "replace", "stamp", "stamp_of", "write"]
 
 # The file can be written but not replaced: its folder is not writable, or it is a mount of its own.
 IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
 STREAMS = ("/dev/", "/proc/")  # such as /dev/stdout, which may lead to a file that a shell has open
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file `path` in errors that name none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def replace(
@@ -65,7 +75,11 @@ def stamp(path: Path) -> tuple[int, ...] | None:
     An inode alone may be used again, and clocks of file systems are coarse.
     """
     try:
-        status = path.stat()
+        return stamp_of(path.stat())
     except OSError:
         return None
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what `stamp` returns, of a file with this status."""
     return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size

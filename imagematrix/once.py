@@ -35,6 +35,7 @@ class Once(Generic[K, V]):
             try:
                 new.set_result(work())
             except BaseException as error:
+                # Before the waiting callers wake, so that one that tries again does not get this error.
                 with self._lock:
                     del self._results[key]
                 new.set_exception(error)

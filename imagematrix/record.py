@@ -37,7 +37,7 @@ def replace(record: R, /, **changes: object) -> R:
     return record.__replace__(**changes)
 
 
-class _Fields:
+class _DataclassFields:
     """The fields of a record in the form that `dataclasses` expects."""
 
     def __init__(self, kinds: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -65,11 +65,12 @@ class _Slots(type):
         defaults = {field: body.pop(field) for field in kinds if field in body}
         body["__slots__"] = tuple(kinds)
         if kinds:
-            body["__dataclass_fields__"] = _Fields(kinds, defaults)
+            body["__dataclass_fields__"] = _DataclassFields(kinds, defaults)
             body["_defaults"] = defaults
             body["_values"] = property(attrgetter(*kinds))
         made = super().__new__(mcs, name, bases, body)
         if kinds:
+            # `object.__setattr__` would look up the slot of each field again, for every record.
             made._setters = {field: getattr(made, field).__set__ for field in kinds}
         return made
 
@@ -122,6 +123,7 @@ class Record(metaclass=_Slots):
         return made
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        # Pickle passes no keywords to a class, and its fields are keywords.
         from functools import partial
 
         return partial(type(self), **{name: getattr(self, name) for name in self.__slots__}), ()

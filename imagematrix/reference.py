@@ -7,7 +7,7 @@ import re
 from imagematrix.errors import UsageError
 from imagematrix.record import Record
 
-__all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "familiar", "names_registry", "split"]
+__all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "familiar", "names_registry", "split", "word"]
 
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = ("docker.io", "index.docker.io")  # its hosts in names of images; they do not serve its API
@@ -66,6 +66,11 @@ def split(name: str) -> tuple[str, str | None]:
     if not image or (at and not digest) or (image != whole and not version):
         raise UsageError(f"invalid image name {name!r}: expected a name such as training:v1")
     return image, digest or version or None
+
+
+def word(value: str) -> str:
+    """Return the value of an axis as it stands in tags, which have neither slashes nor plus signs."""
+    return value.replace("/", "-").replace("+", "_")
 
 
 def names_registry(name: str) -> bool:

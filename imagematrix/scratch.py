@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["HELD", "PREFIX", "abandoned", "disk", "owned", "room", "scratch"]
+__all__ = ["HELD", "PREFIX", "abandoned", "disk", "full_disk_remedy", "owned", "scratch"]
 
 PREFIX = "imagematrix-build-"
 HELD = "imagematrix-held-"  # prefix of folders that are locked while a build has temporary names in an engine
@@ -51,7 +51,7 @@ def abandoned(prefix: str) -> Iterator[Path]:
                 yield folder
 
 
-def room(folder: Path) -> str:
+def full_disk_remedy(folder: Path) -> str:
     """Return the remedy for a full disk of a build's folder."""
     return f"free disk space in {folder.parent} (or set TMPDIR) and in the engine"
 
@@ -70,10 +70,10 @@ def _locked(folder: Path) -> Iterator[bool]:
     """Lock one of our folders; yield whether no other process holds the lock, if the file system can tell."""
     with contextlib.ExitStack() as stack:
         try:
-            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, number)
-            acquired = os.fstat(number).st_uid == os.getuid()
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            acquired = os.fstat(descriptor).st_uid == os.getuid()
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             acquired = False
         yield acquired

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from imagematrix.errors import UsageError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-__all__ = ["SLIP", "nearest"]
+__all__ = ["SLIP", "nearest", "require_known"]
 
 SLIP = 0.75  # a similarity that by itself suggests a misspelling
 
@@ -20,3 +22,10 @@ def nearest(word: str, choices: Iterable[str], *, likeness: float = 0.5) -> str 
 
     matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=likeness)
     return f"did you mean {matches[0]!r}?" if matches else None
+
+
+def require_known(word: str, choices: Collection[str], what: str) -> None:
+    """Raise UsageError, with the nearest of the choices or all of them, if a word is not among them."""
+    if word not in choices:
+        remedy = nearest(word, choices) or f"one of {', '.join(choices)}"
+        raise UsageError(f"invalid {what}: {word!r}", remedy=remedy)

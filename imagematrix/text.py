@@ -1,14 +1,37 @@
-"""Text from others, made harmless for terminals and reports."""
+"""Text for people: made harmless for terminals and reports if others wrote it, and short if it is a list."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["headline", "plain"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # colours and cursor movements (ECMA-48, 5.4)
-# Characters that XML 1.0 excludes (production 2), and other controls, which move a terminal's cursor.
-CONTROLS = re.compile("[^\\t\\n\\x20-\\x7e\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+__all__ = ["CONTROL", "headline", "line", "plain", "shortened", "visible"]
+
+# Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
+# the direction of text, which can disguise a line. Patterns are compiled when they are first used, because
+# most text of `select` has none of these.
+CONTROL = "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+NO_XML = "[\ud800-\udfff\ufffe\uffff]"  # excluded from XML 1.0 (production 2), besides controls
+ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements (ECMA-48, 5.4)
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+
+
+def visible(text: str) -> str:
+    """Return `text`, which may come from others, with control characters replaced."""
+    return text if text.isprintable() else re.sub(CONTROL, REPLACED, text)
+
+
+def line(text: str) -> str:
+    """Return `text` as one line: line breaks and tabs are replaced, too."""
+    return re.sub(r"[\t\n]", REPLACED, visible(text))
+
+
+def plain(text: str) -> str:
+    """Return `text` without escape sequences and what reports in XML cannot have."""
+    return re.sub(NO_XML, REPLACED, visible(re.sub(ESCAPES, "", text.replace("\r\n", "\n"))))
 
 
 def headline(error: str) -> str:
@@ -16,7 +39,7 @@ def headline(error: str) -> str:
     return next((line.strip() for line in reversed(plain(error).split("\n")) if line.strip()), "failed")
 
 
-def plain(text: str) -> str:
-    """Return `text` without escape sequences; other control characters become replacement characters."""
-    lines = ESCAPES.sub("", text.replace("\r\n", "\n"))
-    return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", lines)
+def shortened(words: Sequence[str], most: int, glue: str = ", ", more: str = " and {} more") -> str:
+    """Return the first `most` of `words`, and how many there are besides, as `more` says it."""
+    shown = glue.join(words[:most])
+    return shown + more.format(len(words) - most) if len(words) > most else shown

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import assigning
 import building
 import choosing
+import compressing
 import matching
 import packaged
 import planning
@@ -42,7 +43,7 @@ PULLS = 3  # cold starts of each image of a framework
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
-COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "limit": 20, "met": 3}
+COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "limit": 24, "met": 3}
 
 
 def main() -> int:
@@ -81,13 +82,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--large",
         action="store_true",
-        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), and build images of packaged "
-        "frameworks, which takes 50 GB of disk and npm",
+        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), compare compression, "
+        "and build images of packaged frameworks, which takes 50 GB of disk and npm",
     )
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write the tables of `matching` to README.md and docs/benchmarks.md",
+        help="write the tables of `matching` to docs/benchmark-results.md",
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     parser.add_argument("--pairs", type=int, default=5, help="builds that alternate with bake's (default: 5)")
@@ -127,6 +128,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
 
 def _large() -> dict[str, Group]:
     return {
+        "compression": lambda folder, _: compressing.rows(folder),
         "official": lambda folder, _: packaged.wheels(folder, PULLS),
         "prebuilt": lambda folder, _: packaged.prebuilt(folder, PULLS),
     }

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import samples
-from measure import PASS, Row, calls, duration, multiple, processes
+from measure import PASS, Row, calls, duration, processes
 
 from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.sources import open_catalog
 from imagematrix.selection.select import Selector, select_many
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FLEET, KINDS = 100_000, 200
 LIBRARY = """
 import sys
 import imagematrix as im
-im.select(im.probe(nvml=False), im.Catalog.load(sys.argv[1]), gpus="none")
+im.select(im.probe(nvml=False), im.open_catalog(sys.argv[1]), gpus="none")
 """
 PARSE = "import json, sys; json.loads(open(sys.argv[1], 'rb').read())"
 
@@ -56,7 +57,7 @@ def started(folder: Path, rounds: int) -> Iterator[Row]:
             ours=duration(seconds[name]),
             ratio=f"{times:.1f} x pass",
             instead=instead,
-            bar=f"{bar} x pass" if bar else "",
+            bar=f"{duration(bar * seconds['pass'])} ({bar} x pass)" if bar else "",
             met=times <= bar if bar else None,
         )
 
@@ -70,7 +71,7 @@ def started(folder: Path, rounds: int) -> Iterator[Row]:
 
 def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     """Yield the time of a decision in a process that has loaded the catalog."""
-    catalog = Catalog.load(samples.catalog(folder))
+    catalog = open_catalog(samples.catalog(folder))
     selector = Selector(catalog)
     new = iter(samples.models(rounds * 10))
     model = samples.models(1)[0]
@@ -94,4 +95,4 @@ def _timed(what: str, seconds: float, bar: float | None = None, pace: Pace | Non
     row = Row(what=f"select, {what}", ours=duration(seconds))
     if bar is None or pace is None:
         return row
-    return replace(row, bar=multiple(bar), met=seconds <= pace.limit(bar))
+    return replace(row, bar=pace.told(bar), met=seconds <= pace.limit(bar))

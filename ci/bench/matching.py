@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROUNDS = 7
 PULLS = 5
 BEGIN, END = "<!-- what matching gains: begin -->", "<!-- what matching gains: end -->"
-HOW = "docs/benchmarks.md"
+HOW = "docs/benchmark-results.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Measured:
 
 
 def rows(folder: Path, *, write: bool) -> Iterator[Row]:
-    """Yield what matching gains; with `write` the tables go into README.md and docs/benchmarks.md, too."""
+    """Yield what matching gains; with `write` the tables go into docs/benchmark-results.md, too."""
     host = probe(nvml=False)
     possible, matched = _marches(host)
     yield Row(
@@ -194,13 +194,10 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def _write(tables: str) -> None:
-    """Write the tables between the marks in the two pages, in the README with a heading."""
-    for name in ("README.md", HOW):
-        path = ROOT / name
-        before, begin, rest = path.read_text().partition(BEGIN)
-        _, end, after = rest.partition(END)
-        if not begin or not end:
-            raise SystemExit(f"{name} has no place for the tables")
-        heading = f"## What matching gains\n\n{tables}\n\n[How it is measured]({HOW}#what-matching-gains)"
-        text = heading if name == "README.md" else tables
-        path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    """Write the tables between the marks in their page."""
+    path = ROOT / HOW
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{HOW} has no place for the tables")
+    path.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}")

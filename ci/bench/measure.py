@@ -47,6 +47,10 @@ class Pace:
         """Convert a limit in stated seconds to this machine."""
         return bar * self.seconds / REFERENCE
 
+    def told(self, bar: float) -> str:
+        """Format a limit in stated seconds: its time on this machine, and its multiple of PASS."""
+        return f"{duration(self.limit(bar))} ({bar / REFERENCE:.3g} x pass)"
+
 
 def overhead(what: str, taken: tuple[float, float], instead: str, bar: float, pace: Pace) -> Row:
     """Return the row of our time and that of `instead`; ours may take `bar` stated seconds more."""
@@ -56,7 +60,7 @@ def overhead(what: str, taken: tuple[float, float], instead: str, bar: float, pa
         ours=duration(ours),
         ratio=f"{(ours - theirs) * 1e3:+.0f} ms",
         instead=f"{instead}: {duration(theirs)}",
-        bar=f"+{multiple(bar)}",
+        bar=f"+{pace.told(bar)}",
         met=ours - theirs <= pace.limit(bar),
     )
 
@@ -90,11 +94,6 @@ def calls(function: Callable[[], object], rounds: int) -> float:
         function()
         taken.append(time.perf_counter() - start)
     return median(taken)
-
-
-def multiple(bar: float) -> str:
-    """Format a limit in seconds as a multiple of PASS."""
-    return f"{bar / REFERENCE:.3g} x pass"
 
 
 def pairs(ours: Callable[[], float], theirs: Callable[[], float], count: int) -> tuple[float, float]:

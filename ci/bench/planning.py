@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import samples
-from measure import Row, duration, multiple, processes
+from measure import Row, duration, processes
 
 from imagematrix.matrix.load import load
 from imagematrix.planning.planner import Against, plan
@@ -58,7 +58,7 @@ def rows(folder: Path, pace: Pace, *, bake: bool) -> Iterator[Row]:
             ours=f"{duration(cost.seconds)}, {cost.memory:.0f} MiB",
             ratio=f"{theirs / cost.seconds:.0f} x faster" if theirs else "",
             instead=f"`docker buildx bake --print`: {duration(theirs)}" if theirs else "",
-            bar=f"{multiple(TIME_BAR)}, {MEMORY_BAR} MiB",
+            bar=f"{pace.told(TIME_BAR)}, {MEMORY_BAR} MiB",
             met=cost.seconds <= pace.limit(TIME_BAR) and cost.memory <= MEMORY_BAR,
         )
 

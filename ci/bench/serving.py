@@ -20,7 +20,7 @@ from conftest import Engine, Registry
 from measure import KIB, Row, duration, pairs
 from samples import IMAGEMATRIX, ROOT
 
-from imagematrix.oci.registry import MANIFESTS
+from imagematrix.oci.manifest import MANIFESTS
 from imagematrix.oci.registry import Registry as Client
 
 if TYPE_CHECKING:

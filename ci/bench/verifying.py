@@ -50,9 +50,9 @@ READ = 'set -e; for layer in "$@"; do gzip -dc "$layer" | sha256sum; done'
 FRESH = 'rm -rf "$XDG_CACHE_HOME"; exec "$@"'
 # The command without the decoding of instructions, to which the limit does not apply.
 READING = """
-from imagematrix.audit import later
+from imagematrix.audit import layer
 from imagematrix.cli import main
-later.scan = lambda *_: None
+layer.scan = lambda *_: None
 main()
 """
 

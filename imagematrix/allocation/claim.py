@@ -1,38 +1,45 @@
-"""Claims: reserving unused GPUs, or shares of GPUs, for one launch."""
+"""Claims: reserving unused GPUs, or shares of GPUs, for one launch.
+
+A slot is a GPU that could serve the launch. Which slots it gets is decided by functions on them; the rest is
+locks.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from contextlib import ExitStack
+from functools import partial
 
 from imagematrix.allocation import shares
-from imagematrix.allocation.containers import GPUS, LEASE, VRAM
+from imagematrix.allocation.containers import LEASE, VRAM
+from imagematrix.allocation.lock_folder import require_shared
 from imagematrix.allocation.locks import Locks, folder, inherit, release
 from imagematrix.allocation.queue import Queue, Ticket
-from imagematrix.allocation.slots import Slot, ranked, reserved, unreserved
-from imagematrix.allocation.survey import SHARE, leases
+from imagematrix.allocation.survey import SHARE, attended, leases
 from imagematrix.allocation.usage import combined, consumers, keys, overlap
+from imagematrix.engine import endpoint
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
-from imagematrix.gpus.choice import label, memory_mib, merged
-from imagematrix.gpus.spec import names
+from imagematrix.gpu_request.choice import label, memory_mib, merged
+from imagematrix.gpu_request.spec import names
 from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Self
 
-    from imagematrix.allocation.usage import Usage
+    from imagematrix.allocation.usage import Consumer, Usage
+    from imagematrix.engine.containers import Attended
     from imagematrix.errors import ImagematrixError
-    from imagematrix.gpus.choice import Choice
+    from imagematrix.gpu_request.choice import Choice
     from imagematrix.node.host import Gpu
 
-    Attended = Callable[[Mapping[str, str]], bool]
+    Faults = Callable[[tuple[Gpu, ...]], Mapping[Gpu, str]]
 
-__all__ = ["Claim", "claim", "claim_first"]
+__all__ = ["Claim", "Slot", "claim", "ranked", "reserved", "unreserved"]
 
-POLL_S = 1.0
+POLL_S = 1.0  # seconds between the attempts of a waiting launch; each surveys the node
 
 
 class Claim:
@@ -62,7 +69,7 @@ class Claim:
 
 
 def claim(  # noqa: PLR0913 - each is one aspect of the demand
-    choice: Choice,
+    choices: Sequence[Choice],
     survey: Callable[[Attended], Usage],
     *,
     also: tuple[Gpu, ...] = (),
@@ -70,81 +77,104 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     mps: bool = False,
     wait_s: float = 0.0,
     report: Callable[[str], None] = lambda _: None,
+    faults: Faults = lambda _: {},
+    machine: str | None = None,
     path: str | None = None,
     group: int | None = None,
 ) -> Claim:
-    """Return a claim on the first unused GPUs of `choice`, as many as it needs, or on a share of each.
+    """Return a claim on unused GPUs, or on a share of each, of the first choice that has enough of them.
 
-    The GPUs in `also` are claimed too, because the container gets them anyway. They are not in `Claim.gpus`,
-    except those that are also in `choice`, which are taken first. With `vram_mib`, at least 1, the claim is a
-    share of that many MiB on each GPU. A share is placed on the shared GPU with the least memory left, so
-    that whole GPUs stay free. With `mps` an MPS server may run on the GPUs.
+    `choices` are those of `imagematrix.selection.select.serving`. The GPUs in `also` are claimed too, because
+    the container gets them anyway. They are not in `Claim.gpus`, except those that are also in the choice,
+    which are taken first. With `vram_mib`, at least 1, the claim is a share of that many MiB on each GPU. A
+    share is placed on the shared GPU with the least memory left, so that whole GPUs stay free. With `mps` an
+    MPS server may run on the GPUs.
 
     `survey` returns the current usage (`imagematrix.allocation.survey`). It gets a function that takes the
-    labels of a launch's container and returns whether the lease of the launch still counts. If too few GPUs
-    are free, this waits up to `wait_s` seconds behind earlier launches and passes the reason to `report`.
-    `path` is the lock folder, by default this node's, and `group` the group whose members may start
-    containers. Raises GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than
-    the share; ProbeError if their memory is unknown; and what `survey` raises.
+    labels of a launch's container and returns whether the lease of the launch still counts. `faults` gets
+    unused GPUs, and returns why some do not work now, so that another is taken. If no choice has enough free
+    GPUs, this waits up to `wait_s` seconds for the first whose GPUs are only busy, behind earlier launches,
+    and passes the reason to `report`.
+
+    `path` is the lock folder, and `group` the group whose members may start containers, by default those of
+    this node. For GPUs of another `machine` it is a folder of its name, because this node's locks are not for
+    them. Raises GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the
+    share; ProbeError if their memory is unknown, or if other launches have another lock folder; and what
+    `survey` raises.
     """
-    demand = _demand(_large_enough(choice, vram_mib), also, vram_mib, mps=mps)
+    if path is None:
+        path = folder(machine)
+        if machine is None:
+            require_shared(path)
+            group = endpoint.group()
+    with Locks(path, group) as locks:
+
+        def take(choice: Choice, wait_s: float) -> Claim:
+            demand = _demand(_large_enough(choice, vram_mib), also, vram_mib, mps=mps)
+            return _take(locks, demand, partial(_try, locks, demand, survey, faults), wait_s, report)
+
+        if len(choices) == 1:
+            return take(choices[0], wait_s)
+        busy: list[Choice] = []
+        unfit: ImagematrixError | None = None
+        for choice in choices:
+            try:
+                # Without waiting: the GPUs of a later choice may be free now.
+                return take(choice, 0.0)
+            except GpusBusyError:
+                busy.append(choice)
+            except (ProbeError, UsageError) as error:
+                # A choice that can never serve the launch must not hide one whose GPUs are only busy.
+                unfit = error
+        if unfit and not busy:
+            raise unfit
+        return take(busy[0], wait_s)
+
+
+def _take(
+    locks: Locks,
+    demand: _Demand,
+    attempt: Callable[[list[Ticket]], Claim | str],
+    wait_s: float,
+    report: Callable[[str], None],
+) -> Claim:
+    """Return the claim of the first successful attempt; each gets the tickets ahead, and holds the turn."""
     ticket = Ticket(count=len(demand.also) + demand.count, gpus=tuple(map(keys, demand.also + demand.gpus)))
     eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
     reported = None
     reason = ""
-    with ExitStack() as stack:
-        locks = stack.enter_context(Locks(path or folder(), group))
-        queue = Queue(locks)
-        stack.callback(queue.leave)
+    queue = Queue(locks)
+    try:
         while True:
             with ExitStack() as turn:
                 try:
+                    # The wait for the turn is part of the wait that the user granted. Without one, only a
+                    # holder that hangs ends it.
                     turn.enter_context(locks.turn(max(0.0, deadline - time.monotonic()) if wait_s else None))
                 except GpusBusyError as error:  # at the end of the wait, another launch had its turn
                     raise _busy(reason) if reason else error from None
                 ahead = [
                     other for other in queue.ahead() if any(overlap(gpu, eligible) for gpu in other.gpus)
                 ]
-                outcome = _try(locks, demand, survey, ahead)
+                outcome = attempt(ahead)
                 if isinstance(outcome, Claim):
                     return outcome
                 reason = outcome
                 if wait_s and not queue.joined:
+                    # In the turn of the failed attempt, so that no later launch gets ahead of this one.
                     queue.join(ticket)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise _busy(reason)
+            # Once for each position in the queue, not once a second.
             if reported != len(ahead):
                 reported = len(ahead)
                 report(f"waiting: {reason}")
+            # The turn has ended, so other launches survey and claim meanwhile.
             time.sleep(min(POLL_S, left_s))
-
-
-def claim_first(
-    choices: Sequence[Choice], take: Callable[[Choice, float], Claim], wait_s: float = 0.0
-) -> Claim:
-    """Return a claim on GPUs of the first choice that has enough of them free.
-
-    `choices` are those of `imagematrix.selection.select.serving`; `take` is `claim` with all arguments bound
-    but the choice and the seconds to wait. If no choice has enough free GPUs, this waits up to `wait_s`
-    seconds for the first choice whose GPUs are only busy. Raises what `take` raises for that choice; if no
-    choice can ever have enough, what it raises for the last.
-    """
-    if len(choices) == 1:
-        return take(choices[0], wait_s)
-    busy: list[Choice] = []
-    unfit: ImagematrixError | None = None
-    for choice in choices:
-        try:
-            return take(choice, 0.0)
-        except GpusBusyError:
-            busy.append(choice)
-        except (ProbeError, UsageError) as error:
-            unfit = error
-    if unfit and not busy:
-        raise unfit
-    return take(busy[0], wait_s)
+    finally:
+        queue.leave()
 
 
 class _Demand(Record):
@@ -200,7 +230,11 @@ def _large_enough(choice: Choice, vram_mib: int | None) -> Choice:
 
 
 def _try(
-    locks: Locks, demand: _Demand, survey: Callable[[Attended], Usage], ahead: list[Ticket]
+    locks: Locks,
+    demand: _Demand,
+    survey: Callable[[Attended], Usage],
+    faults: Faults,
+    ahead: list[Ticket],
 ) -> Claim | str:
     """Return the claim, or the reason why there is none yet; call this while holding the turn."""
     holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
@@ -208,39 +242,103 @@ def _try(
     queued += f" ({holders})" if holders else ""
     eligible = demand.also + demand.gpus
     count = len(demand.also) + demand.count
+    # First what needs neither locks nor a survey: each launch in the queue comes here once a second.
     if len(eligible) - reserved((key for gpu in eligible for key in keys(gpu)), ahead) < count:
         return f"requested {demand}, {queued}"
     held: dict[tuple[str, ...], tuple[int, ...]] = {}
     try:
         for gpu in eligible:
-            held[keys(gpu)] = locks.take(*keys(gpu)) or ()
+            held[keys(gpu)] = locks.take(*keys(gpu)) or ()  # empty: another launch leases it
         # After taking the locks: a launch that has released its lease has its container by now, or has ended.
         leased = leases(locks, whole=not all(held.values()))
         unleased = frozenset(name for gpu in eligible if held[keys(gpu)] for name in names([gpu]))
-        usage = combined(leased, survey(lambda labels: _is_attended(labels, leased, unleased)))
+        usage = combined(leased, survey(lambda labels: attended(labels, leased, unleased)))
         slots = [_slot(gpu, usage, demand, leased=not held[keys(gpu)]) for gpu in eligible]
+        unused = tuple(slot.gpu for slot in slots if slot.gpu in demand.gpus and slot.fits(demand.vram_mib))
+        why = faults(unused) if unused else {}
+        slots = [replace(slot, fault=why.get(slot.gpu)) for slot in slots]
         available = ranked(unreserved(slots, ahead), demand.vram_mib)
         required = [slot for slot in available if slot.gpu in demand.also]
         free = [slot for slot in available if slot.gpu in demand.gpus]
         if len(required) < len(demand.also) or len(free) < demand.count:
-            roomy = [slot for slot in slots if slot.has_room(demand.vram_mib)]
-            reasons = [_reason(slot) for slot in slots if slot not in roomy] + ([queued] if ahead else [])
-            return f"requested {demand}, {len(roomy)} free: {'; '.join(reasons)}"
+            fitting = [slot for slot in slots if slot.fits(demand.vram_mib)]
+            reasons = [_reason(slot) for slot in slots if slot not in fitting] + ([queued] if ahead else [])
+            return f"requested {demand}, {len(fitting)} free: {'; '.join(reasons)}"
         picked = tuple(slot.gpu for slot in slots if slot in free[: demand.count])
         claimed = merged(sorted(demand.chosen + picked, key=lambda gpu: gpu.index))
         if demand.vram_mib is not None:
             return _share(locks, claimed, demand.also + picked, demand.vram_mib)
+        # What is not popped from `held` is released below.
         return Claim(claimed, tuple(lock for gpu in demand.also + picked for lock in held.pop(keys(gpu))))
     finally:
         for descriptors in held.values():
             release(descriptors)
 
 
-def _is_attended(labels: Mapping[str, str], leased: Usage, unleased: frozenset[str]) -> bool:
-    share = labels.get(LEASE)
-    if share is not None:
-        return any(share in consumer.marks for using in leased.values() for consumer in using)
-    return unleased.isdisjoint(labels.get(GPUS, "").split(","))
+class Slot(Record):
+    """A GPU and its `consumers`; `leased` if another process holds its lock.
+
+    `free_mib` is the memory that another share could get, None if the GPU cannot be shared. `fault` states
+    why the GPU does not work, None if it does as far as is known.
+    """
+
+    gpu: Gpu
+    consumers: tuple[Consumer, ...]
+    leased: bool
+    free_mib: int | None
+    fault: str | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing uses it."""
+        return not (self.leased or self.consumers)
+
+    def fits(self, vram_mib: int | None) -> bool:
+        """Whether a share of `vram_mib` fits, or with None a launch that needs the whole GPU."""
+        if self.fault is not None:
+            return False
+        if vram_mib is None:
+            return self.free
+        return self.free_mib is not None and self.free_mib >= vram_mib
+
+
+def ranked(slots: Iterable[Slot], vram_mib: int | None) -> list[Slot]:
+    """Return the slots that a launch fits, best first.
+
+    A share goes to the GPU that is shared already and has the least memory left, so that whole GPUs stay
+    free. Ties keep the order of `slots`.
+    """
+    suitable = [slot for slot in slots if slot.fits(vram_mib)]
+    if vram_mib is None:
+        return suitable
+    return sorted(suitable, key=lambda slot: (slot.free, slot.free_mib or 0))
+
+
+def unreserved(slots: Sequence[Slot], queue: Iterable[Ticket]) -> list[Slot]:
+    """Return the slots that no ticket in `queue` reserves: each reserves its count, the emptiest first.
+
+    No other launch gets a reserved slot, so it drains until it is as empty as the waiting launch needs. A GPU
+    that does not work is no use to any of them.
+    """
+    remaining = [slot for slot in slots if slot.fault is None]
+    for ticket in queue:
+        eligible = [[slot for slot in remaining if overlap(keys(slot.gpu), gpu)] for gpu in ticket.gpus]
+        taken = sorted(filter(None, eligible), key=lambda group: max(map(_load, group)))[: ticket.count]
+        remaining = [slot for slot in remaining if not any(slot in group for group in taken)]
+    return remaining
+
+
+def reserved(keys: Iterable[str], queue: Iterable[Ticket]) -> int:
+    """Return how many of the GPUs with these keys the tickets in `queue` reserve."""
+    wanted = tuple(keys)
+    return sum(min(ticket.count, sum(overlap(gpu, wanted) for gpu in ticket.gpus)) for ticket in queue)
+
+
+def _load(slot: Slot) -> tuple[int, int]:
+    # Free, then shared with the most memory left, then used as a whole.
+    if slot.free:
+        return 0, 0
+    return (2, 0) if slot.free_mib is None else (1, -slot.free_mib)
 
 
 def _slot(gpu: Gpu, usage: Usage, demand: _Demand, *, leased: bool) -> Slot:
@@ -254,12 +352,15 @@ def _share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_m
 
     The locks of the GPUs are released after this turn: a launch that needs a whole GPU then sees the share.
     """
+    # Not a process id: launches in containers use the same folder, and have process ids of their own.
     name = f"{SHARE}{os.urandom(8).hex()}"
     text = " ".join([str(vram_mib), *(key for gpu in gpus for key in keys(gpu))])
     return Claim(claimed, locks.hold(name, text), {VRAM: str(vram_mib), LEASE: name})
 
 
 def _reason(slot: Slot) -> str:
+    if slot.fault is not None:
+        return f"{label(slot.gpu)} does not work: {slot.fault}"
     using = ", ".join(map(str, slot.consumers)) or "a lease whose holder is not visible from here"
     if slot.free_mib is None:
         return f"{label(slot.gpu)} is in use by {using}"
@@ -270,5 +371,5 @@ def _busy(reason: str) -> GpusBusyError:
     return GpusBusyError(reason, remedy="run `imagematrix gpus` for details, or wait with --wait 10m")
 
 
-def _counted(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
+def _counted(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or f'{noun}s'}"

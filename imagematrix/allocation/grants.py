@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from imagematrix.allocation.locks import Locks
     from imagematrix.allocation.usage import Usage
 
-__all__ = ["Grant", "grants", "remove", "sweep", "write"]
+__all__ = ["GpuGrant", "grants", "remove", "sweep", "write"]
 
 PREFIX = "grant-"  # of the files
 ROOT = 0
 
 
-class Grant(Record):
+class GpuGrant(Record):
     """The GPUs of one container by their `keys`; `vram_mib` is the share of each, None for the whole GPU.
 
     `container` is the container's id, `bundle` the folder of its bundle, `name` its name in messages.
@@ -53,7 +53,7 @@ class Grant(Record):
         return True
 
 
-def write(locks: Locks, grant: Grant) -> None:
+def write(locks: Locks, grant: GpuGrant) -> None:
     """Record a grant, replacing an earlier one of the same container."""
     document = {
         "bundle": grant.bundle,
@@ -61,6 +61,8 @@ def write(locks: Locks, grant: Grant) -> None:
         "keys": list(grant.keys),
         "vram_mib": grant.vram_mib,
     }
+    # A file in the lock folder appears complete and is never changed (`Locks._create`), so an old one goes
+    # first.
     remove(locks, grant.container)
     locks.write(f"{PREFIX}{grant.container}", json.dumps(document))
 
@@ -84,29 +86,29 @@ def grants(locks: Locks) -> Usage:
     )
 
 
-def _grants(locks: Locks) -> Iterator[Grant]:
+def _grants(locks: Locks) -> Iterator[GpuGrant]:
     for name in locks.names():
         if name.startswith(PREFIX) and (text := locks.text_of(name, (ROOT, os.geteuid()))) is not None:
             yield from _parse(name.removeprefix(PREFIX), text)
 
 
-def _parse(container: str, text: str) -> Iterable[Grant]:
+def _parse(container: str, text: str) -> Iterable[GpuGrant]:
     try:
         document = json.loads(text)
         keys = tuple(map(str, document["keys"]))
         vram_mib = parse_mib(str(document["vram_mib"]))
-        yield Grant(
+        yield GpuGrant(
             container=container,
             bundle=str(document["bundle"]),
             name=str(document["name"]),
             keys=keys,
             vram_mib=vram_mib,
         )
-    except (ValueError, KeyError, TypeError, RecursionError):  # written by another release
+    except (ValueError, KeyError, TypeError, RecursionError):  # damaged, or of another program
         return
 
 
-def _consumer(grant: Grant) -> Consumer:
+def _consumer(grant: GpuGrant) -> Consumer:
     return Consumer(
         kind="container", name=grant.name, vram_mib=grant.vram_mib, marks=frozenset({grant.container})
     )

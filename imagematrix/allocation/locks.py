@@ -9,27 +9,30 @@ hold locks. Otherwise any user may write to the folder. Its contents are not tru
 only regular files are opened, and the holder of a lock is the process that the kernel reports.
 """
 # Names are opened relative to the checked folder, which pathlib cannot do.
-# ruff: noqa: PTH102, PTH103, PTH120, PTH123, PTH208
+# ruff: noqa: PTH102, PTH103, PTH120, PTH208
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
 import stat
 import time
 
-from imagematrix.allocation.processes import describe
+from imagematrix.allocation.processes import describe, proc_lines
 from imagematrix.errors import GpusBusyError, ProbeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Self
 
-__all__ = ["Locks", "folder", "inherit", "release"]
+__all__ = ["NAMED", "SHARED", "Locks", "folder", "inherit", "release"]
 
 SHARED = "/run/lock/imagematrix"
+NAMED = "IMAGEMATRIX_LOCKS"  # the variable that names another folder
 WORLD_MODE = 0o1777  # any user may write, and remove only their own files
 GROUP_MODE = 0o3770  # the same for a group, which the files inherit
 TURN = "turn"
@@ -39,14 +42,16 @@ SETTLE_S = 0.5  # from the creation of the folder to its mode
 TEXT_LIMIT = 64 * 1024  # bytes
 
 
-def folder() -> str:
-    """Return the folder of this node's locks.
+def folder(machine: str | None = None) -> str:
+    """Return the folder of this node's locks, or of those for the GPUs of another machine.
 
     It is the one that IMAGEMATRIX_LOCKS names, or a folder in /run/lock. If that folder is missing and this
     user may not create it, it is a folder in XDG_RUNTIME_DIR: only this user's processes share these locks.
     """
+    if machine is not None:
+        return f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', machine)}"
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if named := os.environ.get("IMAGEMATRIX_LOCKS"):
+    if named := os.environ.get(NAMED):
         return named
     if runtime and not os.path.lexists(SHARED) and not os.access(os.path.dirname(SHARED), os.W_OK):
         return f"{runtime}/imagematrix"
@@ -119,44 +124,22 @@ class Locks:
 
         The file appears with its lock held: if the lock is free, the holder has ended.
         """
-        try:
+        with self._usable(name):
             return (self._create(name, text, held=True),)
-        except OSError as error:
-            raise _unusable(f"{self.path}/{name}", error) from error
 
     def write(self, name: str, text: str) -> None:
         """Create an unlocked file with `text` in it."""
-        try:
+        with self._usable(name):
             os.close(self._create(name, text, held=False))
-        except OSError as error:
-            raise _unusable(f"{self.path}/{name}", error) from error
 
     def text_of(self, name: str, owners: Collection[int]) -> str | None:
         """Return the text of a file if it belongs to one of these users, else None."""
-        try:
-            descriptor = self._open_existing(name)
-        except (OSError, ProbeError):  # removed, or not a regular file
-            return None
-        try:
-            if os.fstat(descriptor).st_uid not in owners:
-                return None
-            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
-        finally:
-            os.close(descriptor)
+        return self._text(name, lambda descriptor: os.fstat(descriptor).st_uid in owners)
 
     def text_if_held(self, name: str) -> str | None:
         """Return the text in a lock file whose lock is held, else None."""
-        try:
-            descriptor = self._open_existing(name)
-        except (OSError, ProbeError):  # removed, or not a lock file
-            return None
-        try:
-            # A shared lock, so that two readers do not mistake each other for the holder.
-            if _try_lock(descriptor, fcntl.LOCK_SH):
-                return None
-            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
-        finally:
-            os.close(descriptor)
+        # A shared lock, so that two readers do not mistake each other for the holder.
+        return self._text(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
 
     def age(self, name: str) -> float:
         """Return the seconds since a lock file was touched; infinite if it is gone."""
@@ -170,6 +153,12 @@ class Locks:
         """Remove a lock file, if this user may."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._folder)
+
+    def require_writable(self) -> None:
+        """Raise ProbeError if no file can be written: a launch then cannot wait, or record what it holds."""
+        name = f".check-{os.urandom(8).hex()}"
+        self.write(name, "check")
+        self.remove(name)
 
     def _take_turn(self, wait_s: float | None) -> tuple[int, ...]:
         if descriptors := self.take(TURN):
@@ -194,14 +183,31 @@ class Locks:
                 )
 
     def _open(self, name: str) -> int:
-        try:
+        with self._usable(name):
             try:
                 return self._open_existing(name)
             except FileNotFoundError:
                 self.create(name)
                 return self._open_existing(name)
+
+    @contextlib.contextmanager
+    def _usable(self, name: str) -> Iterator[None]:
+        """Raise ProbeError in place of OSError."""
+        try:
+            yield
         except OSError as error:
             raise _unusable(f"{self.path}/{name}", error) from error
+
+    def _text(self, name: str, counts: Callable[[int], bool]) -> str | None:
+        """Return the text of a file whose descriptor `counts`, else None."""
+        try:
+            descriptor = self._open_existing(name)
+        except (OSError, ProbeError):  # removed, or not a regular file
+            return None
+        try:
+            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace") if counts(descriptor) else None
+        finally:
+            os.close(descriptor)
 
     def _create(self, name: str, text: str, *, held: bool) -> int:
         # The file appears complete, and readable for all users whatever the umask.
@@ -224,10 +230,14 @@ class Locks:
     def _open_existing(self, name: str) -> int:
         # These flags prevent blocking on a pipe, or following a link, that another user created.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=self._folder)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
+        try:
+            descriptor = os.open(name, flags, dir_fd=self._folder)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # of a link
+                raise
         raise ProbeError(f"{self.path}/{name} is not a regular file", remedy="remove it")
 
 
@@ -253,7 +263,7 @@ def _open_folder(path: str, group: int | None) -> int:
             created = True
         descriptor = _settled(path)
         status = os.fstat(descriptor)
-        # A folder that an earlier release, or a user, created for all users: restrict it to the group.
+        # A folder that was created for all users, before there was a group: restrict it to the group.
         if created or (path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007):
             _set_mode(descriptor, group)
     except OSError as error:
@@ -309,18 +319,29 @@ def _check(path: str, folder: os.stat_result, group: int | None) -> None:
     if not trusted:
         raise ProbeError(
             f"the folder of the GPU locks, {path}, is owned by user {name}, who may not start containers",
-            remedy="as root, remove it; the next launch creates it, as `mkdir -m "
-            f"{GROUP_MODE:o} {path}` does",
+            remedy=f"as root, run `chown root:{group} {path}` and `chmod {GROUP_MODE:o} {path}`",
         )
 
 
 def _unusable(path: str, error: OSError) -> ProbeError:
     return ProbeError(
-        f"cannot use the GPU locks: {path}: {error.strerror}",
-        remedy="as root, remove what is in its place and run "
-        f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
-        "group may start containers",
+        f"cannot use the GPU locks: {path}: {error.strerror}", remedy=_remedy(path, error.errno)
     )
+
+
+def _remedy(path: str, code: int | None) -> str:
+    """Return the remedy for an error; it never removes the folder, which has the GPUs of running tasks."""
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return f"free space there, or inodes: see `df {path}` and `df -i {path}`"
+    if code == errno.EROFS:
+        return f"remount it read-write: `findmnt -T {path}` shows what is mounted"
+    create = (
+        f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
+        "group may start containers"
+    )
+    if code in (errno.ENOTDIR, errno.ELOOP):
+        return f"it is not a folder: as root, move it away and run {create}"
+    return f"as root, run {create}"
 
 
 def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
@@ -338,12 +359,7 @@ def _kernel_locks() -> dict[tuple[int, int, int], int]:
     all changes of locks meanwhile, and waits until every processor has noticed (locks_start in fs/locks.c).
     """
     pids = {}
-    try:
-        with open("/proc/locks", encoding="ascii", errors="replace") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return {}
-    for words in lines:
+    for words in map(str.split, proc_lines("/proc/locks")):
         # The line of a blocked request has one word more: "->".
         if len(words) == 8 and words[1] == "FLOCK" and words[4].isdecimal() and words[4] != "0":  # noqa: PLR2004
             major, minor, inode = words[5].split(":")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from imagematrix.allocation.shares import counted
-from imagematrix.gpus.choice import instance, memory_mib
+from imagematrix.gpu_request.choice import instance, memory_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from imagematrix.allocation.report import Status
+    from imagematrix.allocation.report import GpuStatus
 
 __all__ = ["text"]
 
@@ -31,7 +31,7 @@ METRICS = {
 }
 
 
-def text(statuses: Iterable[Status]) -> str:
+def text(statuses: Iterable[GpuStatus]) -> str:
     """Return the metrics of GPUs, and of the MIG devices of those in MIG mode."""
     registry = CollectorRegistry()
     gauges = {
@@ -39,14 +39,14 @@ def text(statuses: Iterable[Status]) -> str:
         for name, meaning in METRICS.items()
     }
     for status in statuses:
-        for one in (status, *status.parts):
-            for name, value in _values(one):
+        for device in (status, *status.parts):
+            for name, value in _values(device):
                 if value is not None:
-                    gauges[name].labels(*_labels(one)).set(value)
+                    gauges[name].labels(*_labels(device)).set(value)
     return generate_latest(registry).decode()
 
 
-def _labels(status: Status) -> tuple[str, str, str, str]:
+def _labels(status: GpuStatus) -> tuple[str, str, str, str]:
     gpu = status.gpu
     if status.parts or not gpu.mig:
         return str(gpu.index), gpu.uuid or "", gpu.name or "", ""
@@ -54,7 +54,7 @@ def _labels(status: Status) -> tuple[str, str, str, str]:
     return instance(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
 
 
-def _values(status: Status) -> Iterator[tuple[str, float | None]]:
+def _values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
     gpu, live = status.gpu, status.live
     yield "usable", gpu.usable
     if not status.parts:  # else its MIG devices have these values

@@ -10,9 +10,8 @@ import os
 
 from imagematrix.allocation.usage import Consumer, combined, keys
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.gpus.choice import parts
-from imagematrix.kubelet.sockets import FOLDER, POD_RESOURCES
-from imagematrix.kubelet.sockets import SOCKET as NAME
+from imagematrix.gpu_request.choice import parts
+from imagematrix.kubelet import sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,26 +21,35 @@ if TYPE_CHECKING:
     from imagematrix.documents import Fields
     from imagematrix.node.host import Gpu
 
-__all__ = ["DENIED", "GIB", "SHARE", "SOCKET", "VRAM", "access", "named", "usage"]
+__all__ = ["GIB", "SHARE", "VRAM", "access", "denied", "named", "socket", "usage"]
 
-SOCKET = f"{FOLDER}/{POD_RESOURCES}/{NAME}"
 VRAM = "imagematrix.io/vram-gib"  # the resource of shares
-DENIED = f"{SOCKET}: permission denied: GPU usage by pods unknown"
 CHECK = "check `systemctl status kubelet`; if this node has no kubelet any more, remove the socket"
 GIB = 1024  # MiB
 SHARE = "::"  # in a device id, between a UUID and the number of a share of that device
 TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
 
 
+def socket() -> str:
+    """Return the path of the socket at which the kubelet of this node lists its pods."""
+    return sockets.pods(sockets.root_dir())
+
+
+def denied() -> str:
+    """Return the message for a user who may not ask the kubelet of this node."""
+    return f"{socket()}: permission denied: GPU usage by pods unknown"
+
+
 def access() -> bool | None:
     """Return whether this user may ask the kubelet of this node; None if there is no kubelet."""
+    path = socket()
     try:
-        os.stat(SOCKET)  # noqa: PTH116 - pathlib is slow to import
+        os.stat(path)  # noqa: PTH116 - pathlib is slow to import
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
         return False
-    return os.access(SOCKET, os.W_OK)
+    return os.access(path, os.W_OK)
 
 
 def named(devices: Iterable[str]) -> tuple[str, ...]:
@@ -65,6 +73,7 @@ def usage(gpus: tuple[Gpu, ...]) -> Usage:
     used_by: Usage = {}
     for devices in _listed():
         ids = devices.texts("ids")
+        # Each id is one GiB: Kubernetes counts whole devices only.
         share = len(ids) * GIB if devices.text("resource") == VRAM else None
         user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
         for name in named(ids):
@@ -84,8 +93,8 @@ def _listed() -> tuple[Fields, ...]:
     from imagematrix.documents import Fields, parse
     from imagematrix.node.nvml import child_command
 
-    remedy = None
-    command = [*child_command("imagematrix.allocation.pods_query"), SOCKET]
+    remedy, path = None, socket()
+    command = [*child_command("imagematrix.allocation.pods_query"), path]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
@@ -98,4 +107,4 @@ def _listed() -> tuple[Fields, ...]:
         error = f"kubelet does not answer within {TIMEOUT_S:g} seconds"
     except (OSError, UsageError) as failure:
         error = f"the query process failed: {failure}"
-    raise EngineError(f"{SOCKET}: {error}", remedy=remedy or CHECK)
+    raise EngineError(f"{path}: {error}", remedy=remedy or CHECK)

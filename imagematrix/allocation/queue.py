@@ -72,7 +72,9 @@ class Queue:
                 break
             text = self._locks.text_if_held(name)
             if text is None:
+                # Its process has ended without leaving the queue.
                 self._locks.remove(name)
+            # A process that was stopped keeps its lock, and must not stop the queue.
             elif self._locks.age(name) < STALE_S:
                 tickets += _parse(text, str(describe(holders[name])) if name in holders else "")
         return tickets

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from imagematrix.allocation import shares
 from imagematrix.allocation.usage import consumers, keys
-from imagematrix.gpus.choice import parts
+from imagematrix.gpu_request.choice import parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Gpu
     from imagematrix.node.nvml import Nvml, NvmlGpu
 
-__all__ = ["SCHEMA", "Status", "statuses", "to_json"]
+__all__ = ["SCHEMA", "GpuStatus", "statuses", "to_json"]
 
 SCHEMA = "imagematrix.gpus/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class GpuStatus:
     """One GPU, or a GPU with a single MIG device in its `mig`, and its consumers.
 
     `live` is NVML's current reading, None if there is none. `parts` are its MIG devices. `complete` is false
@@ -33,7 +33,7 @@ class Status:
     used_by: tuple[Consumer, ...]
     complete: bool = True
     live: NvmlGpu | None = None
-    parts: tuple[Status, ...] = ()
+    parts: tuple[GpuStatus, ...] = ()
 
     @property
     def free(self) -> bool | None:
@@ -54,7 +54,7 @@ class Status:
 
 def statuses(
     gpus: Iterable[Gpu], usage: Usage, nvml: Nvml | None, *, complete: bool = True
-) -> tuple[Status, ...]:
+) -> tuple[GpuStatus, ...]:
     """Return the status of each of `gpus`; `complete` states whether `usage` covers all sources."""
     live = {gpu.minor: gpu for gpu in nvml.gpus} if nvml else {}
     return tuple(
@@ -63,23 +63,25 @@ def statuses(
     )
 
 
-def to_json(gpus: Iterable[Status], warnings: Iterable[str]) -> dict[str, object]:
+def to_json(gpus: Iterable[GpuStatus], warnings: Iterable[str]) -> dict[str, object]:
     """Return the Gpus document."""
     return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in gpus], "warnings": list(warnings)}
 
 
-def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> Status:
-    devices = (Status(gpu=one, used_by=_consumers(one, usage), complete=complete) for one in parts(gpu))
-    return Status(gpu=gpu, used_by=_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices))
+def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> GpuStatus:
+    devices = (GpuStatus(gpu=part, used_by=_consumers(part, usage), complete=complete) for part in parts(gpu))
+    return GpuStatus(
+        gpu=gpu, used_by=_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices)
+    )
 
 
 def _consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
-    return (
-        () if gpu.minor is None else consumers(usage, keys(gpu))
-    )  # nothing can use a GPU without a device node
+    if gpu.minor is None:  # nothing can use a GPU without a device node
+        return ()
+    return consumers(usage, keys(gpu))
 
 
-def _gpu_json(status: Status) -> dict[str, object]:
+def _gpu_json(status: GpuStatus) -> dict[str, object]:
     gpu, live = status.gpu, status.live
     return {
         "index": gpu.index,
@@ -96,12 +98,12 @@ def _gpu_json(status: Status) -> dict[str, object]:
     }
 
 
-def _mig_json(status: Status) -> dict[str, object]:
+def _mig_json(status: GpuStatus) -> dict[str, object]:
     (device,) = status.gpu.mig or ()
     return {**device.to_json(), **_usage_json(status)}
 
 
-def _usage_json(status: Status) -> dict[str, object]:
+def _usage_json(status: GpuStatus) -> dict[str, object]:
     return {
         "free": status.free,
         "used_by": [consumer.to_json() for consumer in status.used_by],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.documents import natural
-from imagematrix.gpus.choice import memory_mib
+from imagematrix.gpu_request.choice import memory_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Consumer
     from imagematrix.node.host import Gpu
 
-__all__ = ["counted", "parse_mib", "remaining"]
+__all__ = ["MPS", "counted", "parse_mib", "remaining"]
 
-MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server, cut to the 15 characters of /proc/PID/comm
+MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to the 15 characters of /proc/PID/comm
 
 
 def parse_mib(text: str) -> int | None:

@@ -2,27 +2,84 @@
 
 from __future__ import annotations
 
-from imagematrix.allocation import containers, processes
+import os
+from functools import partial
+
+from imagematrix.allocation import containers, other_engines, processes
+from imagematrix.allocation.containers import GPUS, LEASE
 from imagematrix.allocation.grants import grants
-from imagematrix.allocation.locks import TURN
+from imagematrix.allocation.locks import TURN, Locks, folder
 from imagematrix.allocation.shares import parse_mib
-from imagematrix.allocation.usage import Consumer, combined, consumers
+from imagematrix.allocation.usage import Consumer, combined, consumers, keys
+from imagematrix.engine import containers as engine
+from imagematrix.engine import endpoint
+from imagematrix.gpu_request.spec import names
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
-    from imagematrix.allocation.locks import Locks
     from imagematrix.allocation.usage import Usage
+    from imagematrix.engine.containers import Attended
+    from imagematrix.engine.transport import Transport
     from imagematrix.node.host import Gpu
     from imagematrix.node.nvml import Nvml
 
-__all__ = ["SHARE", "leases", "query_nvml", "survey", "survey_quickly"]
+__all__ = [
+    "SHARE",
+    "attendance",
+    "attended",
+    "leases",
+    "node_leases",
+    "opened_outside_pods",
+    "query_nvml",
+    "running_containers",
+    "survey",
+    "survey_containers",
+    "survey_node",
+    "survey_outside_pods",
+    "survey_quickly",
+]
 
+PODS = "kubepods"  # in the names of the cgroups of pods
 # Prefix of the locks that are leases of a share: the file contains the MiB and the keys of the GPUs.
 SHARE = "share-"
+
+
+def survey_node(
+    gpus: tuple[Gpu, ...], is_attended: Attended = lambda _: True, over: Transport | None = None
+) -> Usage:
+    """Return the usage of this node's `gpus` by anything but leases; raise EngineError.
+
+    `is_attended` and `over` are those of `running_containers`.
+    """
+    from imagematrix.allocation import pods  # the runtime of Swarm's tasks does without it
+
+    def running() -> list[dict[str, Any]]:
+        return running_containers(gpus, is_attended, over, pods=not pods.access())
+
+    return combined(pods.usage(gpus), survey(gpus, running, query_nvml))
+
+
+def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
+    """Return the usage of `gpus` by the engine's containers only; raise EngineError."""
+    return containers.usage(engine.running_or_starting(is_attended), gpus)
+
+
+def running_containers(
+    gpus: tuple[Gpu, ...], is_attended: Attended, over: Transport | None = None, *, pods: bool
+) -> list[dict[str, Any]]:
+    """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
+
+    Left out are containers whose lease counts: `is_attended` tells that from the labels of a launch. `over`
+    is the transport to the engine, by default to the one that docker's command uses. Without `pods`,
+    containers of pods that the engine does not know are left out, too.
+    """
+    # The engine comes last: a launch that it does not list yet holds its lease.
+    others = other_engines.containers(gpus, partial(engine.ids, over), pods=pods)
+    return [*others, *engine.running_or_starting(is_attended, over)]
 
 
 def survey(
@@ -32,8 +89,8 @@ def survey(
 ) -> Usage:
     """Return the usage of `gpus` by containers and processes.
 
-    `running` returns the containers as `imagematrix.engine.running` does. `query` returns the state from
-    NVML, or None if no driver is loaded, so that no process can use a GPU. Raises what `running` raises.
+    `running` returns the containers as an engine describes them. `query` returns the state from NVML, or None
+    if no driver is loaded, so that no process can use a GPU. Raises what `running` raises.
     """
     # Containers come last: if a launch released its lease before the survey, its container runs by then.
     nvml = query()
@@ -80,6 +137,75 @@ def leases(locks: Locks, *, whole: bool = True) -> Usage:
         if name.startswith("nvidia") and pid != chooser
     }
     return combined(leased, *(_share(locks, name, holders) for name in shares), grants(locks))
+
+
+def attended(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:
+    """Whether the lease of a launch still counts, given the labels of its container.
+
+    `leased` are the leases, and `unleased` the names of GPUs that no launch leases as a whole.
+    """
+    share = labels.get(LEASE)
+    if share is not None:
+        return any(share in consumer.marks for using in leased.values() for consumer in using)
+    return set(labels.get(GPUS, "").split(",")).isdisjoint(unleased)
+
+
+def attendance(gpus: Iterable[Gpu], leased: Usage) -> Attended:
+    """Return a function that tells from the labels of a launch's container whether its lease counts."""
+    free = (gpu for gpu in gpus if gpu.minor is not None and not consumers(leased, keys(gpu)))
+    unleased = frozenset(name for gpu in free for name in names([gpu]))
+    return lambda labels: attended(labels, leased, unleased)
+
+
+def node_leases() -> Usage:
+    """Return the leases and grants in the lock folder of this node."""
+    if not os.path.isdir(folder()):  # noqa: PTH112 - pathlib is slow to import
+        return {}
+    with Locks(folder(), endpoint.group()) as locks:
+        return leases(locks)
+
+
+def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of this node's `gpus` by anything but pods: what the kubelet does not tell a plugin.
+
+    Raises EngineError if there is an engine that does not answer.
+    """
+    leased = node_leases()
+    running = _containers_outside_pods(gpus, leased)
+    # Processes of pods have their GPUs open all the time. NVML is asked only if others do.
+    query = query_nvml if opened_outside_pods(gpus) else lambda: None
+    return combined(leased, _without_pods(survey(gpus, lambda: running, query), "/proc"))
+
+
+def opened_outside_pods(gpus: tuple[Gpu, ...], root: str = "/") -> Usage:
+    """Return the usage by processes outside of pods that have a GPU's node open, as `root` shows them.
+
+    In a container, which sees only the node's /proc, nothing else is known.
+    """
+    proc = os.path.join(root, "proc")  # noqa: PTH118 - see above
+    minors = {gpu.minor for gpu in gpus if gpu.minor is not None}
+    return _without_pods(processes.with_open_nodes(minors, proc), proc)
+
+
+def _without_pods(usage: Usage, proc: str) -> Usage:
+    left = {
+        key: tuple(user for user in using if user.pid is None or not processes.is_in_pod(user.pid, proc))
+        for key, using in usage.items()
+    }
+    return {key: using for key, using in left.items() if using}
+
+
+def _containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[str, Any]]:
+    path = endpoint.address().removeprefix("unix://")
+    if path.startswith("/") and not os.path.lexists(path):
+        return other_engines.containers(gpus, tuple, pods=False)  # most nodes of Kubernetes have no engine
+    running = running_containers(gpus, attendance(gpus, leased), pods=False)
+    # With cri-dockerd, kubelet has the engine start the containers of pods.
+    return [
+        container
+        for container in running
+        if PODS not in str((container.get("HostConfig") or {}).get("CgroupParent") or "")
+    ]
 
 
 def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:

@@ -82,6 +82,7 @@ def consumers(usage: Mapping[str, tuple[Consumer, ...]], keys: Iterable[str]) ->
 def overlap(left: Iterable[str], right: Iterable[str]) -> bool:
     """Whether two lists of keys share a device; a GPU overlaps with each of its MIG devices."""
     keys = tuple(right)
+    # With the dash, because nvidia1 is not a part of nvidia10.
     return any(a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-") for a in left for b in keys)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import BinaryIO
 
-    from imagematrix.oci.expanded import Stream
+    from imagematrix.oci.expanded import ByteStream
 
 __all__ = ["AR", "HEAD", "UNREADABLE", "ZIP", "ZIPPED", "copied", "members", "opened", "zipped"]
 
@@ -56,7 +56,7 @@ def members(window: Window) -> Iterator[tuple[str, Window]]:
         part = window.part(at + MEMBER, int(size))
         if part.at(0, len(ELF)) == ELF:
             yield head[:16].decode("ascii", "replace").rstrip(" /"), part
-        at += MEMBER + int(size) + int(size) % 2
+        at += MEMBER + int(size) + int(size) % 2  # members begin at even offsets (ar(5))
 
 
 def opened(window: Window) -> zipfile.ZipFile:
@@ -64,22 +64,22 @@ def opened(window: Window) -> zipfile.ZipFile:
     return zipfile.ZipFile(io.BufferedReader(window.part(0, window.size)))
 
 
-def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[Stream]]]]:
+def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[ByteStream]]]]:
     """Yield the name and the size of each file in a zip, and a function that opens it.
 
     Raises one of `UNREADABLE`.
     """
     with opened(window) as archive:
         listed = archive.infolist()
-        if len(listed) > MOST or sum(one.file_size for one in listed) > INFLATED:
+        if len(listed) > MOST or sum(member.file_size for member in listed) > INFLATED:
             raise ValueError("too large")
-        for one in listed:
-            if not one.is_dir() and one.file_size:
-                yield one.filename, one.file_size, partial(archive.open, one)
+        for member in listed:
+            if not member.is_dir() and member.file_size:
+                yield member.filename, member.file_size, partial(archive.open, member)
 
 
 @contextlib.contextmanager
-def copied(file: Stream, size: int, head: bytes = b"") -> Iterator[Window]:
+def copied(file: ByteStream, size: int, head: bytes = b"") -> Iterator[Window]:
     """Yield a window on the next `size` bytes of a stream, copied to memory, or to disk if they are many.
 
     `head` are the first of these bytes, which the caller has already read.

@@ -7,26 +7,35 @@ counts as another image.
 
 from __future__ import annotations
 
+from imagematrix.audit import doubts
 from imagematrix.audit.claims import broken, claimed
-from imagematrix.audit.entry import entry
+from imagematrix.audit.doubts import REQUIRE
+from imagematrix.audit.libraries import RUNTIME, runtimes
 from imagematrix.audit.proof import proven
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.errors import AuditError
+from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE, UNKNOWN, Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.errors import AuditError, UsageError
+from imagematrix.facts import cuda, gpus, requirements, versions
 from imagematrix.record import replace
 from imagematrix.reference import familiar, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from imagematrix.audit.image import Image
-    from imagematrix.audit.report import Audit
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.audit.image import AuditedImage
+    from imagematrix.audit.report import Audit, DriverFile
+    from imagematrix.facts.requirements import Condition, Expression
 
-__all__ = ["catalog"]
+__all__ = ["catalog", "sources"]
 
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
+JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
+DISABLED = "NVIDIA_DISABLE_REQUIRE"
+CUDA_LABEL = "com.nvidia.cuda.version"
+CUDA_VARIABLE = "CUDA_VERSION"
+LOWER = (">=", ">", "=")  # comparisons that set a lower bound
+MAIN = "libcuda"
 
 
 def catalog(
@@ -34,9 +43,9 @@ def catalog(
 ) -> Catalog:
     """Return the catalog `image`:`version` of audited images.
 
-    `note` is called with a text for each claim that was ignored. Raises AuditError if an image contradicts
-    its labels or is for AMD's GPUs; UsageError if two images have the same reference, or if their labels
-    disagree on the preferred order or the default axes.
+    `note` is called with a text for each claim that was ignored, and for each doubt. Raises AuditError if an
+    image contradicts its labels or is for AMD's GPUs; UsageError if two images have the same reference, or if
+    their labels disagree on the preferred order or the default axes.
     """
     variants: list[Variant] = []
     stated: list[labels.Terms] = []
@@ -46,10 +55,10 @@ def catalog(
             variants.append(_labelled(audited, variant))
             stated.append(labels.terms(audited.image.labels, audited.image.reference))
             continue
-        own = entry(audited, _reference(audited.image), audited.image.digest)
-        for ignored in own.ignored:
-            note(f"{audited.image.reference}: {ignored}")
-        variants.append(_on(own.variant, variant) if variant else own.variant)
+        own, ignored = _unlabelled(audited)
+        for text in (*ignored, *doubts.of_unlabelled(audited)):
+            note(f"{audited.image.reference}: {text}")
+        variants.append(_on(own, variant) if variant else own)
     terms = labels.agreed(f"{image}:{version}", stated)
     adopted = Catalog(
         image=image, version=version, variants=tuple(variants), prefer=terms.prefer, defaults=terms.defaults
@@ -83,11 +92,11 @@ def _on(own: Variant, base: Variant) -> Variant:
         cpu_flags=own.cpu_flags | base.cpu_flags,
         signed_returns=base.signed_returns,
         axes=base.axes,
-        facts=tuple(one for one in own.facts if one[0] != "cpu_flags"),
+        facts=tuple(fact for fact in own.facts if fact[0] != "cpu_flags"),
     )
 
 
-def _reference(image: Image) -> str:
+def _reference(image: AuditedImage) -> str:
     """Return the name by which an engine finds an image, or its digest if it has no name."""
     own = image.labels
     if all(key in own for key in OURS) and not _built_on_one(image):
@@ -95,7 +104,7 @@ def _reference(image: Image) -> str:
     return next(iter(image.names), image.digest)
 
 
-def _built_on_one(image: Image) -> bool:
+def _built_on_one(image: AuditedImage) -> bool:
     """Whether an image was built on a variant of imagematrix and inherits its labels.
 
     Variants in the classic image store have no content digest; there, only a different name shows it.
@@ -104,3 +113,157 @@ def _built_on_one(image: Image) -> bool:
     if labels.CONTENT in own or labels.IMAGE not in own or not image.names:
         return image.inherited
     return familiar(own[labels.IMAGE]) not in {familiar(split(name)[0]) for name in image.names}
+
+
+def _unlabelled(audited: Audit) -> tuple[Variant, tuple[str, ...]]:
+    """Return the entry of an image without labels, and the claims of its publisher that cannot be parsed.
+
+    Raises AuditError if the image is for AMD's GPUs. What the bytes prove overrides a claim about the same
+    need. An image is for GPUs if it has device code, CUDA's runtime or a driver, if its publisher claims a
+    CUDA release, or if something else shows that it is; see `doubts.for_gpus`. Its user-mode driver is the
+    libcuda that the loader takes, or the host's if there is none.
+    """
+    image, reference = audited.image, _reference(audited.image)
+    if audited.objects and not any(True for _ in audited.gpu_code):
+        raise AuditError(f"{reference} is for AMD's GPUs: {', '.join(audited.objects)}")
+    expressions, ignored = _expressions(image.environment)
+    release, _ = _release(audited, expressions)
+    facts = sources(audited)
+    driver = _driver(audited) or (UserModeDriver(mode="host") if "driver" in facts else None)
+    variant = Variant(
+        reference=reference,
+        digest=image.digest,
+        platform=image.platform,
+        cuda=release,
+        cubins=audited.cubins,
+        ptx=tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx),
+        device_code=audited.device_code,
+        compressed_fatbin=audited.compressed,
+        driver=driver,
+        cpu_flags=frozenset(audited.flags),
+        size=sum(image.sizes.values()) or None,
+        facts=tuple(sorted(facts.items())),
+        requires=tuple(map(requirements.text, filter(None, map(_settled, expressions)))),
+    )
+    return variant, ignored
+
+
+def sources(audited: Audit) -> dict[str, str]:
+    """Return the source of each need of an image without labels: bytes, table, claim or unknown.
+
+    An image for CPUs only has no CUDA release and no driver, and the bytes prove that it has no device code.
+    """
+    release, source = _release(audited, _expressions(audited.image.environment)[0])
+    coded = any(True for _ in audited.gpu_code)
+    runtime = any(library.name == RUNTIME for library in audited.libraries)
+    facts = {"cpu_flags": BYTES if audited.decided else UNKNOWN, "cubins": BYTES}
+    if release or _driver(audited) or coded or runtime or doubts.for_gpus(audited):
+        shown = TABLE if audited.guarded else BYTES
+        facts |= {"cubins": shown if coded else UNKNOWN, "cuda": source, "driver": BYTES}
+    return facts
+
+
+def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tuple[str, ...]]:
+    """Return the requirements in an image's variables, and an error for each that cannot be parsed."""
+    expressions: list[Expression] = []
+    ignored: list[str] = []
+    if environment.get(DISABLED, "").lower() == "true":
+        return expressions, ()
+    for name, value in sorted(environment.items()):
+        if name.startswith(REQUIRE) and not name.startswith(JETPACK):
+            try:
+                expressions.append(requirements.parse(value))
+            except UsageError as error:
+                ignored.append(f"{name}: {error}")
+    return expressions, tuple(ignored)
+
+
+def _settled(expression: Expression) -> Expression:
+    """Return an expression without its lower bounds on the CUDA release, which the entry states on its own.
+
+    If an alternative has no other condition, the expression requires nothing more. Its other alternatives are
+    for older drivers with the image's cuda-compat, which the audit reads from the bytes.
+    """
+    left = tuple(
+        tuple(condition for condition in alternative if not _bounds(condition)) for alternative in expression
+    )
+    return left if all(left) else ()
+
+
+def _bounds(condition: Condition) -> bool:
+    return condition.name == "cuda" and condition.compare in LOWER
+
+
+def _release(audited: Audit, expressions: Iterable[Expression]) -> tuple[str | None, str]:
+    """Return the newest CUDA release that an image needs, and its source: bytes, claim or unknown.
+
+    It is a claim if only the names of files for several releases show it.
+    """
+    proven = [*runtimes(audited.libraries), *_compiled(audited), *audited.toolkits]
+    proven += [audited.release] if audited.release else []
+    if proven:
+        return _newest(proven), CLAIM if audited.release else BYTES
+    claims = [*_claimed(audited, expressions)]
+    return (_newest(claims), CLAIM) if claims else (None, UNKNOWN)
+
+
+def _newest(releases: Iterable[str]) -> str:
+    return max(releases, key=versions.order)
+
+
+def _compiled(audited: Audit) -> Iterator[str]:
+    """Yield the releases that compiled the PTX of programs with a statically linked CUDA runtime.
+
+    A toolkit writes PTX of its own ISA version. If several releases share an ISA version, the first counts.
+    """
+    for found in audited.coded:
+        if found.file.static_cudart:
+            for _, isa in found.file.code.ptx:
+                yield from [name for name, row in cuda.releases().items() if row.ptx_isa == isa][:1]
+
+
+def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]:
+    """Yield the CUDA releases that an image's publisher and the frameworks in it claim to need."""
+    image = audited.image
+    for expression in expressions:
+        bounds = [_lower(alternative) for alternative in expression]
+        lowest = min((bound for bound in bounds if bound), key=versions.order, default=None)
+        if lowest:
+            yield lowest
+    claims = [image.environment.get(CUDA_VARIABLE), image.labels.get(CUDA_LABEL)]
+    for text in (*claims, *(framework.cuda for framework in audited.stacks)):
+        release = ".".join((text or "").split(".")[:2])
+        if versions.RELEASE.fullmatch(release):
+            yield release
+
+
+def _lower(alternative: Iterable[Condition]) -> str | None:
+    """Return the lowest CUDA release that satisfies an alternative, or None if it sets no lower bound."""
+    releases = [
+        condition.value
+        for condition in alternative
+        if _bounds(condition) and versions.RELEASE.fullmatch(condition.value)
+    ]
+    return max(releases, key=versions.order, default=None)
+
+
+def _driver(audited: Audit) -> UserModeDriver | None:
+    """Return the user-mode driver that the loader takes, or None if it takes none with a known version."""
+    loaded = [library for library in audited.drivers if library.loaded and library.driver.name == MAIN]
+    return next(filter(None, map(_user_mode, loaded)), None)
+
+
+def _user_mode(file: DriverFile) -> UserModeDriver | None:
+    own = file.driver
+    if own.kind == "stub" or own.version is None:
+        return None
+    if own.kind == "compat":
+        note = own.compat
+        brands = [gpus.BRANDS[brand] for brand in (note.brands if note else ()) if brand in gpus.BRANDS]
+        return UserModeDriver(
+            mode="compat",
+            version=own.version,
+            branches=note.branches if note else (),
+            brands=tuple(sorted(brands)),
+        )
+    return UserModeDriver(mode="exact", version=own.version)

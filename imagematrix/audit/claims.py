@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
-from imagematrix.audit import promise
+from imagematrix.audit import entries
 from imagematrix.audit.elf import AARCH64, X86_64
-from imagematrix.audit.image import Image
+from imagematrix.audit.image import AuditedImage
 from imagematrix.audit.report import audit
 from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import CLAIM
 from imagematrix.errors import AuditError, UsageError
-from imagematrix.facts import device_code, marches, versions
+from imagematrix.facts import cuda, device_code, marches, runtime, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from imagematrix.audit.layer import Layer
     from imagematrix.audit.report import Audit, DriverFile
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.catalog.catalog import Code, Variant
 
-__all__ = ["Contradiction", "broken", "claimed", "contradictions", "of_layers"]
+__all__ = ["Contradiction", "broken", "claimed", "contradictions", "of_layers", "remedy"]
 
 # By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
@@ -29,7 +31,9 @@ MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
 NOUNS = {
     "platform": ("programs for", "is for"),
     "driver": ("user-mode driver", "has"),
+    "cuda": ("a driver for CUDA", "has device code of"),
     "cubins": ("cubins for", "has"),
+    "device_code": ("device code for", "has"),
     "ptx": ("PTX for", "has"),
     "device code": ("device code that is", "has some that is"),
     "cpu_flags": ("code for", "needs"),
@@ -40,20 +44,56 @@ NOUNS = {
 class Contradiction:
     """A claim about a `fact` of the catalog entry, the values found instead, and the file that proves it.
 
-    `path` is None if the proof is that no such file exists.
+    `path` is None if the proof is that no such file exists, or the image's configuration. `optional` is the
+    glob that would state the file as optional; see `_optional`.
     """
 
     fact: str
     claimed: tuple[str, ...]
     found: tuple[str, ...]
     path: str | None
+    optional: str | None = None
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do if the labels are right."""
+        if self.fact == "cubins" and self.path:
+            computes = [device_code.capability(target) for target in self.claimed]
+            runs = [
+                target
+                for target in self.found
+                if all(device_code.cubin_runs(target, own) for own in computes)
+            ]
+            if not runs:
+                return None
+            older = device_code.capability(max(runs, key=device_code.order))
+            return f"use compute {older} in the matrix: such an image runs on {', '.join(computes)}, too"
+        if self.fact not in ("cubins", "ptx") or self.path:
+            return None
+        return "state `device_code: claim` in matrix.yaml if programs compile their device code when they run"
 
     def __str__(self) -> str:
+        if self.fact == "environment":
+            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.found)}"
+        if self.fact == "content":
+            return "the image is not the variant of its name, but was built on the variant"
         noun, verb = NOUNS[self.fact]
         article = "the " if self.fact == "driver" else ""
         claim = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
         proof = f"{self.path} {verb} {' '.join(self.found) or 'none'}" if self.path else "there is none"
         return f"the labels promise {claim}, but {proof}"
+
+
+def remedy(broken: Sequence[Contradiction]) -> str | None:
+    """Return what to do about contradictions if the labels are right."""
+    globs = [contradiction.optional for contradiction in broken]
+    if any(globs) and None not in globs:
+        stated = ", ".join(f'"{glob}"' for glob in dict.fromkeys(globs) if glob)
+        return (
+            "if the image does not use this on such GPUs, state "
+            f"`optional_device_code: [{stated}]` at the image in matrix.yaml"
+        )
+    return next(filter(None, (contradiction.remedy for contradiction in broken)), None)
 
 
 def claimed(audited: Audit) -> Variant | None:
@@ -68,15 +108,18 @@ def claimed(audited: Audit) -> Variant | None:
         raise AuditError(f"{image.reference}: the labels are damaged: {error}") from error
 
 
-def of_layers(layers: Iterable[Layer], variant: Variant) -> Audit:
-    """Return the audit of the image that `variant` describes, from its layers, the lowest first."""
-    own = Image(
+def of_layers(layers: Iterable[Layer], variant: Variant, optional: Sequence[str] = ()) -> Audit:
+    """Return the audit of the image that `variant` describes, from its layers, the lowest first.
+
+    `optional` are globs of files whose device code some GPUs do not use.
+    """
+    own = AuditedImage(
         reference=variant.reference,
         digest=variant.digest or "",
         platform=variant.platform,
         layers=tuple(layers),
     )
-    return audit(own)
+    return audit(own, optional)
 
 
 def broken(audited: Audit, variant: Variant) -> str:
@@ -87,11 +130,26 @@ def broken(audited: Audit, variant: Variant) -> str:
 def contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
     """Return what in an image contradicts the catalog entry `variant`. Extra code is no contradiction."""
     return [
+        *_content(audited.image),
         *_platform(audited, variant),
+        *_environment(audited, variant),
         *_driver(audited, variant),
+        *_unseen(audited, variant),
         *_code(audited, variant),
+        *_exact(audited, variant),
+        *_toolkit(audited, variant),
         *_cpu(audited, variant),
     ]
+
+
+def _content(image: AuditedImage) -> Iterator[Contradiction]:
+    """Yield the digest of its content if an image was built on a variant and has taken its name.
+
+    Under another name it is an image of its own, which keeps what the labels promise.
+    """
+    named = any(labels.names(image.labels, name) for name in (image.reference, *image.names))
+    if image.inherited and named:
+        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), found=(), path=None)
 
 
 def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -100,71 +158,143 @@ def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     arch = variant.platform.split("/")[1]
     machine, _ = MACHINES.get(arch, (None, arch))
     architectures = dict(MACHINES.values())
-    programs = [one for one in audited.files if one.file.machine in architectures and one.file.linked]
-    counted = Counter(one.file.machine for one in programs)
+    programs = [found for found in audited.files if found.file.machine in architectures and found.file.linked]
+    counted = Counter(found.file.machine for found in programs)
     if machine is None or not counted or counted.most_common(1)[0][0] == machine:
         return
-    example = next(one for one in programs if one.file.machine != machine)
+    example = next(found for found in programs if found.file.machine != machine)
     actual = architectures[example.file.machine or 0]
     yield Contradiction(fact="platform", claimed=(variant.platform,), found=(actual,), path=example.path)
+
+
+def _environment(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield the variable that makes NVIDIA's runtime add the node's GPUs and driver, if nothing needs them.
+
+    Where no launch of ours sets it, such an image would get every GPU, and a second driver.
+    """
+    environment = audited.image.environment
+    if runtime.asks(environment) and not (variant.driver and variant.driver.mode == "host"):
+        found = (f"{runtime.VISIBLE}={environment[runtime.VISIBLE]}",)
+        yield Contradiction(fact="environment", claimed=(), found=found, path=None)
 
 
 def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     carried = variant.driver.version if variant.driver and variant.driver.mode != "host" else None
     wanted: tuple[str, ...] = (carried,) if carried else ()
-    real = [one for one in audited.drivers if one.driver.kind != "stub"]
-    main = [one for one in real if one.driver.name == "libcuda"]
-    for one in real:
-        own = one.driver.version or "of an unknown version"
+    real = [library for library in audited.drivers if library.driver.kind != "stub"]
+    main = [library for library in real if library.driver.name == "libcuda"]
+    for library in real:
+        own = library.driver.version or "of an unknown version"
         if (own,) != wanted:
-            yield Contradiction(fact="driver", claimed=wanted, found=(own,), path=one.path)
+            yield Contradiction(fact="driver", claimed=wanted, found=(own,), path=library.path)
     if wanted and not main:
         yield Contradiction(fact="driver", claimed=wanted, found=(), path=None)
-    same = [one for one in main if (one.driver.version,) == wanted]
-    for one in same[1:]:  # the loader might take a second copy, even one of the same version
+    same = [library for library in main if (library.driver.version,) == wanted]
+    for library in same[1:]:  # the loader might take a second copy, even one of the same version
         actual = tuple(f"{wanted[0]} in {each.path}" for each in same)
-        yield Contradiction(fact="driver", claimed=wanted, found=actual, path=one.path)
+        yield Contradiction(fact="driver", claimed=wanted, found=actual, path=library.path)
     yield from _compat(main, variant)
 
 
 def _compat(main: Iterable[DriverFile], variant: Variant) -> Iterator[Contradiction]:
     """Yield each libcuda of cuda-compat whose note does not list all the kernel branches that are claimed."""
     claim = frozenset(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
-    for one in main:
-        noted = one.driver.compat.branches if one.driver.compat else ()
+    for library in main:
+        noted = library.driver.compat.branches if library.driver.compat else ()
         if not claim <= set(noted):
-            yield Contradiction(fact="driver", claimed=_for(claim), found=_for(noted), path=one.path)
+            yield Contradiction(fact="driver", claimed=_for(claim), found=_for(noted), path=library.path)
 
 
 def _for(branches: Iterable[int]) -> tuple[str, ...]:
     return tuple(f"for branch {branch}" for branch in sorted(branches))
 
 
+def _unseen(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield what is promised if no file shows any device code.
+
+    Only an explicit claim allows it: that the image's programs compile their code when they run.
+    """
+    seen = any(True for _ in audited.gpu_code)
+    if seen or not variant.gpu or dict(variant.facts).get("cubins") == CLAIM:
+        return
+    if variant.cubins or not variant.ptx:
+        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), found=(), path=None)
+    if variant.ptx:
+        promised = tuple(f"{ptx.target} ISA {ptx.isa}" for ptx in variant.ptx)
+        yield Contradiction(fact="ptx", claimed=promised, found=(), path=None)
+
+
+def _exact(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield the files without code for GPUs that all entries of the exact device code serve."""
+    for found in audited.gpu_code if variant.device_code else ():
+        own = entries.entry(found.name, found.file.code)
+        computes = entries.lacking(own, variant.code)
+        if computes:
+            texts = tuple(f"PTX {ptx.target} ISA {ptx.isa}" for ptx in own.ptx)
+            yield Contradiction(
+                fact="device_code",
+                claimed=computes,
+                found=own.cubins + texts,
+                path=found.path,
+                optional=_optional(audited, own, lambda code: not entries.lacking(code, variant.code)),
+            )
+
+
+def _optional(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str | None:
+    """Return the glob that states a file as optional if other files of its Python package have such code.
+
+    None if they have none, "" if the file's own code runs.
+    """
+    if runs(code):
+        return ""
+    package, slash, _ = code.name.partition("/")
+    others = (entries.entry(found.name, found.file.code) for found in audited.gpu_code)
+    same = (other for other in others if slash and package and other.name.startswith(f"{package}/"))
+    return code.glob if any(map(runs, same)) else None
+
+
+def _toolkit(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield the newest compiler of cubins if the labels admit a driver too old for its family of releases."""
+    newest = max(audited.toolkits, key=versions.order, default=None)
+    oldest = newest and cuda.lowest_driver(newest)
+    own = variant.driver.version if variant.driver else None
+    admitted = own or (variant.cuda and cuda.lowest_driver(variant.cuda, variant.oldest_driver))
+    if newest and oldest and variant.cuda and admitted and versions.order(admitted) < versions.order(oldest):
+        found = (f"CUDA {newest}", f"for driver {oldest} or newer")
+        yield Contradiction(fact="cuda", claimed=(variant.cuda,), found=found, path=audited.toolkits[newest])
+
+
 def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
-    for one in audited.files:
-        if one.own and one.file.code.damaged and one.file.linked:
-            yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=one.path)
-    present = {device_code.capability(target) for one in audited.coded for target in one.file.code.cubins}
-    for one in audited.coded:
-        code = one.file.code
-        if not code.cuda:
-            continue
+    for found in audited.files:
+        if found.own and found.file.code.damaged and found.file.linked:
+            yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=found.path)
+    computes = {compute for target in variant.cubins for compute in device_code.own(target)}
+    driver = variant.driver.version if variant.driver else None
+    runs = partial(entries.serves, computes=computes, newest=cuda.ptx_isa(driver) if driver else None)
+    present = {
+        device_code.capability(target) for found in audited.gpu_code for target in found.file.code.cubins
+    }
+    for found in audited.gpu_code:
+        code = found.file.code
         # Code for an older GPU also runs, but at least one file must have code for the target in the labels.
         broken = [
             target
             for target in variant.cubins
-            if promise.lacks(code, target) or device_code.capability(target) not in present
+            if entries.lacks(code, target) or device_code.capability(target) not in present
         ]
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.order))
-            yield Contradiction(fact="cubins", claimed=tuple(broken), found=actual, path=one.path)
+            optional = _optional(audited, entries.entry(found.name, code), runs)
+            yield Contradiction(
+                fact="cubins", claimed=tuple(broken), found=actual, path=found.path, optional=optional
+            )
         for claim in variant.ptx:
-            available = dict(promise.ptx([code]))
+            available = dict(entries.common_ptx([code]))
             fitting = [isa for target, isa in available.items() if _reaches(target, claim.target)]
             if not any(versions.order(isa) <= versions.order(claim.isa) for isa in fitting):
                 actual_ptx = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
                 wanted = (f"{claim.target} ISA {claim.isa}",)
-                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=one.path)
+                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=found.path)
 
 
 def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

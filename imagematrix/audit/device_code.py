@@ -21,8 +21,9 @@ class DeviceCode:
     "gfx90a:sramecc+:xnack-". `linked` is False for relocatable code, which a device linker has yet to turn
     into cubins and no driver loads. `compressed`: some code uses the compression that needs driver 550.54.14
     or newer (Zstandard: nvcc --compress-mode). `scattered`: only some parts have PTX, so PTX alone cannot run
-    all of it on any GPU. `damaged`: some of it is truncated or invalid. `sizes` are the stored bytes of the
-    cubins ("sm_90a") and the PTX ("compute_90") for each target, sorted.
+    all of it on any GPU. `damaged`: some of it is truncated or invalid. `toolkits` are the CUDA releases
+    whose compilers made the cubins. `sizes` are the stored bytes of the cubins ("sm_90a") and the PTX
+    ("compute_90") for each target, sorted.
     """
 
     cubins: frozenset[str] = frozenset()
@@ -32,6 +33,7 @@ class DeviceCode:
     compressed: bool = False
     scattered: bool = False
     damaged: bool = False
+    toolkits: frozenset[str] = field(default=frozenset(), compare=False)
     sizes: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
@@ -54,18 +56,19 @@ def merged(parts: Iterable[DeviceCode]) -> DeviceCode:
     return reduce(_both, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)
 
 
-def _both(one: DeviceCode, other: DeviceCode) -> DeviceCode:
+def _both(first: DeviceCode, other: DeviceCode) -> DeviceCode:
     return DeviceCode(
-        cubins=one.cubins | other.cubins,
-        ptx=one.ptx | other.ptx,
-        objects=one.objects | other.objects,
-        linked=one.linked,
-        compressed=one.compressed or other.compressed,
-        scattered=one.scattered
+        cubins=first.cubins | other.cubins,
+        ptx=first.ptx | other.ptx,
+        objects=first.objects | other.objects,
+        linked=first.linked,
+        compressed=first.compressed or other.compressed,
+        scattered=first.scattered
         or other.scattered
-        or (one.cuda and other.cuda and bool(one.ptx) != bool(other.ptx)),
-        damaged=one.damaged or other.damaged,
-        sizes=tuple(sorted((Counter(dict(one.sizes)) + Counter(dict(other.sizes))).items())),
+        or (first.cuda and other.cuda and bool(first.ptx) != bool(other.ptx)),
+        damaged=first.damaged or other.damaged,
+        toolkits=first.toolkits | other.toolkits,
+        sizes=tuple(sorted((Counter(dict(first.sizes)) + Counter(dict(other.sizes))).items())),
     )
 
 

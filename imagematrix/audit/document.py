@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from imagematrix.audit.catalog import sources
 from imagematrix.audit.host_code import HostCode
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE
 from imagematrix.facts import versions
 
 TYPE_CHECKING = False
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.objects import File
     from imagematrix.audit.report import Audit, Found
 
-__all__ = ["SCHEMA", "document"]
+__all__ = ["SCHEMA", "document", "fat"]
 
 SCHEMA = "imagematrix.audit/v1"
 
@@ -32,34 +35,34 @@ def document(
     """
     image = audit.image
     flags = audit.flags
-    has_device_code = any(True for _ in audit.coded)
     return {
         "schema": SCHEMA,
         "reference": image.reference,
         "digest": image.digest,
         "platform": image.platform,
         **_code(audit.cubins, audit.ptx),
+        "device_code": [entry.to_json() for entry in audit.device_code],
         "compressed_fatbin": audit.compressed,
         "code_objects": list(audit.objects),
         "drivers": [
             {
-                "path": one.path,
-                "name": one.driver.name,
-                "version": one.driver.version,
-                "kind": one.driver.kind,
-                "loaded": one.loaded,
+                "path": library.path,
+                "name": library.driver.name,
+                "version": library.driver.version,
+                "kind": library.driver.kind,
+                "loaded": library.loaded,
             }
-            for one in audit.drivers
+            for library in audit.drivers
         ],
         "libraries": [
             {
-                "name": one.name,
-                "version": one.version,
-                "path": one.path,
-                "static": one.static,
-                "oldest_driver": one.oldest_driver,
+                "name": library.name,
+                "version": library.version,
+                "path": library.path,
+                "static": library.static,
+                "oldest_driver": library.oldest_driver,
             }
-            for one in sorted(audit.libraries, key=lambda one: (one.name, one.path))
+            for library in sorted(audit.libraries, key=lambda library: (library.name, library.path))
         ],
         "cpu": {
             "requires": sorted(flags),
@@ -67,23 +70,40 @@ def document(
             "proof": dict(sorted(flags.items())),
         },
         "python": [
-            {"name": one.name, "version": one.version, "cuda": one.cuda, "arch_list": list(one.arch_list)}
-            for one in audit.stacks
+            {
+                "name": framework.name,
+                "version": framework.version,
+                "cuda": framework.cuda,
+                "arch_list": list(framework.arch_list),
+            }
+            for framework in audit.stacks
         ],
-        "facts": {
-            "cubins": "bytes" if has_device_code else "claim",
-            "cpu_flags": "bytes" if audit.decided else "claim",
-            "driver": "bytes",
-            "cuda": "claim",
-        },
-        "files": [_file(one) for one in audit.files if _has_content(one)],
+        "facts": _facts(audit),
+        "files": [_file(found) for found in audit.files if _has_content(found)],
         "contradictions": [
-            {"fact": one.fact, "claimed": list(one.claimed), "found": list(one.found), "path": one.path}
-            for one in contradictions
+            {
+                "fact": contradiction.fact,
+                "claimed": list(contradiction.claimed),
+                "found": list(contradiction.found),
+                "path": contradiction.path,
+            }
+            for contradiction in contradictions
         ],
         "warnings": list(warnings),
         "size": _size(audit, others, fat),
     }
+
+
+def _facts(audit: Audit) -> dict[str, str]:
+    shown = TABLE if audit.guarded else BYTES
+    facts = {
+        "cubins": shown if any(True for _ in audit.coded) else CLAIM,
+        "cpu_flags": BYTES if audit.decided else CLAIM,
+        "driver": BYTES,
+        "cuda": CLAIM,
+    }
+    # What the bytes do not prove of an image without labels, its publisher may claim, or nobody.
+    return facts if labels.VARIANT in audit.image.labels else facts | sources(audit)
 
 
 def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, object]:
@@ -93,20 +113,20 @@ def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, ob
     }
 
 
-def _has_content(one: Found) -> bool:
-    host = one.file.host
-    return bool(one.file.code or one.file.isa or one.file.damaged or (host and host.functions))
+def _has_content(found: Found) -> bool:
+    host = found.file.host
+    return bool(found.file.code or found.file.isa or found.file.damaged or (host and host.functions))
 
 
-def _file(one: Found) -> dict[str, object]:
-    code: DeviceCode = one.file.code
+def _file(found: Found) -> dict[str, object]:
+    code: DeviceCode = found.file.code
     return {
-        "path": one.path,
-        "layer": one.layer,
+        "path": found.path,
+        "layer": found.layer,
         **_code(sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.order(ptx[1])))),
         "code_objects": sorted(code.objects),
-        **_host(one.file),
-        "damaged": one.file.damaged or code.damaged,
+        **_host(found.file),
+        "damaged": found.file.damaged or code.damaged,
     }
 
 
@@ -117,7 +137,8 @@ def _host(file: File) -> dict[str, object]:
         "contains": sorted(host.functions.keys() - host.required),
         "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
         "functions": {
-            flag: {"count": one.count, "names": list(one.names)} for flag, one in host.functions.items()
+            flag: {"count": carriers.count, "names": list(carriers.names)}
+            for flag, carriers in host.functions.items()
         },
     }
 
@@ -127,9 +148,36 @@ def _size(audit: Audit, others: Sequence[Audit], fat: int | None) -> dict[str, i
     sizes = audit.image.sizes
     if not sizes:
         return None
-    elsewhere = {layer for one in others if one is not audit for layer in one.image.sizes}
+    elsewhere = {layer for other in others if other is not audit for layer in other.image.sizes}
     return {
         "compressed": sum(sizes.values()),
         "shared": sum(size for layer, size in sizes.items() if layer in elsewhere),
         "fat": fat,
     }
+
+
+def fat(audits: Sequence[Audit]) -> int | None:
+    """Return the estimated compressed bytes of one image with the device code of several images.
+
+    To each image's size it adds the device code that the image lacks and another one has, with the largest
+    size for each file and target; the result is the largest sum. Device code counts with its size in files,
+    so the estimate is too high if layers compress it further. Code for several CPUs is not included. Returns
+    None for a single image, or if an image has no device code or no known layer sizes.
+    """
+    codes = [_sizes_of_code(audited) for audited in audits]
+    if len(audits) < 2 or not all(codes) or not all(audited.image.sizes for audited in audits):  # noqa: PLR2004
+        return None
+    largest: dict[tuple[str, str], int] = {}
+    for code in codes:
+        for key, size in code.items():
+            largest[key] = max(size, largest.get(key, 0))
+    total = sum(largest.values())
+    return max(
+        sum(audited.image.sizes.values()) + total - sum(code.values())
+        for audited, code in zip(audits, codes, strict=True)
+    )
+
+
+def _sizes_of_code(audited: Audit) -> dict[tuple[str, str], int]:
+    """Return the size of the device code by file and target, in bytes."""
+    return {(found.path, target): size for found in audited.coded for target, size in found.file.code.sizes}

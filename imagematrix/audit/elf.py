@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.window import Window
 
-__all__ = ["AARCH64", "CODE", "MAGIC", "X86_64", "Elf", "Section", "read"]
+__all__ = ["AARCH64", "CODE", "CUDA", "MAGIC", "X86_64", "Elf", "Section", "read"]
 
 MAGIC = b"\x7fELF"
 HEADER = 64  # bytes of the longest header
 RELOCATABLE = 1  # type of an object that is not linked yet
-X86_64, AARCH64 = 62, 183  # machines
+X86_64, AARCH64, CUDA = 62, 183, 190  # machines
 CODE = 4  # flag of a section
 NULL, NOBITS = 0, 8  # types of sections
 LOAD, DYNAMIC = 1, 2  # types of segments
@@ -70,30 +70,30 @@ class Elf:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _Structures:
     """The layout of ELF structures for one class (32 or 64 bits) and one byte order."""
 
     header: struct.Struct  # type, machine, -, -, segments, sections, and their sizes and numbers
     segment: struct.Struct
     section: struct.Struct
     tag: struct.Struct
-    # Positions of a segment's type, offset, address and size in the file.
-    places: tuple[int, int, int, int]
+    # The fields of a segment: its type, offset, address and size in the file.
+    fields: tuple[int, int, int, int]
 
 
-def _layout(bits: int, end: str) -> _Layout:
+def _layout(bits: int, end: str) -> _Structures:
     if bits == 1:
         header, segment, section, tag = "HHIIIIIHHHHHH", "IIIIIIII", "IIIIIIIIII", "iI"
-        places = (0, 1, 2, 4)
+        fields = (0, 1, 2, 4)
     else:
         header, segment, section, tag = "HHIQQQIHHHHHH", "IIQQQQQQ", "IIQQQQIIQQ", "qQ"
-        places = (0, 2, 3, 5)
-    return _Layout(
+        fields = (0, 2, 3, 5)
+    return _Structures(
         struct.Struct(end + header),
         struct.Struct(end + segment),
         struct.Struct(end + section),
         struct.Struct(end + tag),
-        places,
+        fields,
     )
 
 
@@ -132,7 +132,7 @@ def read(window: Window) -> Elf | None:
 
 
 def _sections(
-    window: Window, layout: _Layout, start: int, width: int, count: int, names: int
+    window: Window, layout: _Structures, start: int, width: int, count: int, names: int
 ) -> tuple[tuple[Section, ...], bool]:
     """Return the sections with bytes, and whether the dynamic section has its bytes in another file.
 
@@ -141,6 +141,7 @@ def _sections(
     if width != layout.section.size:
         raise ValueError(f"headers of sections with {width} bytes")
     first = layout.section.unpack(window.at(start, width))
+    # Of more sections than a header can count, the first section states the number (System V ABI).
     count = count or first[5]
     names = first[6] if names == EXTENDED else names
     if count > MOST or names >= count:
@@ -165,18 +166,19 @@ def _sections(
     return with_bytes, any(kind == NOBITS and _text(texts, name) == ".dynamic" for name, kind, *_ in rows)
 
 
-def _dynamic(window: Window, layout: _Layout, start: int, count: int) -> dict[int, list[str]]:
+def _dynamic(window: Window, layout: _Structures, start: int, count: int) -> dict[int, list[str]]:
     """Return the names in the dynamic section by tag, none if there is no such section."""
     if count > MOST_SEGMENTS:
         raise ValueError(f"{count} segments")
+    # By segments, as the loader does: the section headers may have been stripped.
     table = window.at(start, count * layout.segment.size)
     if len(table) < count * layout.segment.size:
         raise ValueError("headers of segments beyond the end")
-    rows = [[row[place] for place in layout.places] for row in layout.segment.iter_unpack(table)]
-    place = next(((offset, size) for kind, offset, _, size in rows if kind == DYNAMIC), None)
-    if place is None:
+    rows = [[row[field] for field in layout.fields] for row in layout.segment.iter_unpack(table)]
+    found = next(((offset, size) for kind, offset, _, size in rows if kind == DYNAMIC), None)
+    if found is None:
         return {}
-    raw = window.at(place[0], min(place[1], MOST_TAGS * layout.tag.size))
+    raw = window.at(found[0], min(found[1], MOST_TAGS * layout.tag.size))
     tags = list(layout.tag.iter_unpack(raw[: len(raw) // layout.tag.size * layout.tag.size]))
     strings = next((value for tag, value in tags if tag == STRTAB), None)
     offset = None if strings is None else _offset(rows, strings)
@@ -205,4 +207,4 @@ def _text(raw: bytes, start: int) -> str:
 
 
 def _folders(listed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(folder for one in listed for folder in one.split(":") if folder)
+    return tuple(folder for path in listed for folder in path.split(":") if folder)

@@ -1,8 +1,9 @@
 """NVIDIA's device code as toolkits store it: fatbins, cubins and PTX.
 
 A fatbin has a header (magic, version, size of the header, size of the rest) and entries, each with its own
-header. An entry's header has all that an audit needs, so nothing is decompressed. From CUDA 13.4 on,
-`nvcc --concat` compresses the code for several targets into one entry, whose header has a table of its parts.
+header. An entry's header has the targets, so of its code no more is decompressed than states the compiler's
+release. From CUDA 13.4 on, `nvcc --concat` compresses the code for several targets into one entry, whose
+header has a table of its parts.
 NVIDIA documents none of this. The layout was derived from the output of fatbinary in CUDA 11.8 to 13.5, and
 results were compared with cuobjdump.
 """
@@ -15,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from imagematrix.audit import elf
+from imagematrix.audit import cubin
 from imagematrix.audit.device_code import NONE, DeviceCode
 
 TYPE_CHECKING = False
@@ -26,14 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CUBIN",
-    "EM_CUDA",
     "HEADER",
     "MAGIC",
     "PTX",
     "Container",
-    "Entry",
+    "FatbinEntry",
     "containers",
-    "cubin",
     "fatbins",
     "ptx",
 ]
@@ -50,21 +49,10 @@ OPTIONS = struct.Struct("<IIB")  # place, size, -
 SPECIFIC = 1 << 20  # flag: "a", for exactly one capability
 FAMILY = 1 << 21  # flag: "f", for a family
 ZSTD = 1 << 15  # flag: compressed with Zstandard
-TARGETS = range(10, 1000)
-ALIGNED = 8
+ALIGNED = 8  # fatbins of a section begin at multiples of this
 PIECE = 1 << 16
+NOTES = 16  # cubins of a section whose notes are read for the release: one compiler made nearly all
 MOST = 100_000  # entries of a fatbin; cuBLAS has a few hundred
-
-EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
-ELF_HEADER = 64
-FLAGS = {1: 36, 2: 48}  # offset of e_flags in an ELF header, by class
-NEW_ABI = 8  # ABI version of cubins from CUDA 13's compilers, and of cubins for targets from 100 on
-# From CUDA 13.0 on, a section states the "a". It lists attributes: form, number, and a value or its size.
-ATTRIBUTES, ATTRIBUTE = ".nv.compat", struct.Struct("<BBH")
-SIZED, OF_ONE = 4, 9  # form with the size of a value; attribute of code for exactly one capability
-# No older target has an "a", but cuBLAS's handwritten kernels for 50, 60 and 61 set the bit.
-FIRST_SPECIFIC = 90
-NOTE = re.compile(rb"-arch[ =](?:sm|compute)_(\d{2,3}f)\b")  # ptxas's command line, in .note.nv.tkinfo
 # Only comments and empty lines come before these directives.
 DIRECTIVES = re.compile(
     rb"^\s*\.version\s+(\d+\.\d+)\s.*?^\s*\.target\s+sm_(\d{2,3}[af]?)\b", re.MULTILINE | re.DOTALL
@@ -72,7 +60,7 @@ DIRECTIVES = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FatbinEntry:
     """The device code for one target in a container: `size` bytes from `offset` on, including its header.
 
     `kind` is PTX, CUBIN or another number; `target` and `isa` are the compiler's names ("90a", "8.4").
@@ -87,10 +75,10 @@ class Entry:
     isa: str
     flags: int
     whole: bool
-    parts: tuple[Entry, ...] = ()
+    parts: tuple[FatbinEntry, ...] = ()
 
     @property
-    def code(self) -> tuple[Entry, ...]:
+    def code(self) -> tuple[FatbinEntry, ...]:
         """The entries for a single target: its parts, or itself."""
         return self.parts or (self,)
 
@@ -104,7 +92,7 @@ class Container:
 
     offset: int
     end: int
-    entries: tuple[Entry, ...]
+    entries: tuple[FatbinEntry, ...]
     whole: bool
 
 
@@ -112,23 +100,31 @@ def fatbins(window: Window) -> DeviceCode:
     """Return the device code of all fatbins in a section or a file."""
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
+    toolkits: set[str] = set()
+    cubins_read = 0
     compressed = damaged = False
     with_ptx: set[bool] = set()
     sizes: Counter[str] = Counter()
     for container in containers(window):
         entries = [entry for entry in container.entries if entry.whole]
         damaged = damaged or not container.whole or len(entries) < len(container.entries)
-        code = [one for entry in entries for one in entry.code if one.kind in (CUBIN, PTX)]
+        code = [part for entry in entries for part in entry.code if part.kind in (CUBIN, PTX)]
         cubins.update(entry.target for entry in code if entry.kind == CUBIN)
         texts.update((entry.target, entry.isa) for entry in code if entry.kind == PTX)
         compressed = compressed or any(entry.flags & ZSTD for entry in code)
         for entry in code:
             sizes[f"{'sm' if entry.kind == CUBIN else 'compute'}_{entry.target}"] += entry.size
+        for entry in entries:
+            if any(part.kind == CUBIN for part in entry.code):
+                made_by = _toolkit(window, entry, notes=cubins_read < NOTES)
+                toolkits.update([made_by] if made_by else [])
+                cubins_read += 1
         if code:
             with_ptx.add(any(entry.kind == PTX for entry in code))
     return DeviceCode(
         cubins=frozenset(cubins),
         ptx=frozenset(texts),
+        toolkits=frozenset(toolkits),
         compressed=compressed,
         scattered=len(with_ptx) > 1,
         damaged=damaged,
@@ -158,14 +154,14 @@ def containers(window: Window) -> Iterator[Container]:
         at = -(-max(end, at + HEADER.size) // ALIGNED) * ALIGNED
 
 
-def _entries(window: Window, at: int, end: int) -> Iterator[Entry]:
+def _entries(window: Window, at: int, end: int) -> Iterator[FatbinEntry]:
     left = MOST  # parts
     while at + SMALLEST <= end:
         kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(window.at(at, SMALLEST))
         size = max(own, SMALLEST) + payload
         whole = own >= SMALLEST and at + size <= end
-        sound = whole and (number in TARGETS or kind == CONCATENATED)
-        entry = Entry(at, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+        sound = whole and (number in cubin.TARGETS or kind == CONCATENATED)
+        entry = FatbinEntry(at, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
         if kind == CONCATENATED and whole:
             parts = _parts(window.part(at + FIXED, own - FIXED), entry, left)
             left -= len(parts)
@@ -174,7 +170,7 @@ def _entries(window: Window, at: int, end: int) -> Iterator[Entry]:
         at += size
 
 
-def _parts(table: Window, entry: Entry, most: int) -> tuple[Entry, ...]:
+def _parts(table: Window, entry: FatbinEntry, most: int) -> tuple[FatbinEntry, ...]:
     """Return the parts in an entry's table, none if the table is invalid or has more than `most` parts."""
     try:
         listed = list(_listed(table, most))
@@ -195,7 +191,7 @@ def _parts(table: Window, entry: Entry, most: int) -> tuple[Entry, ...]:
     )
 
 
-def _listed(table: Window, most: int) -> Iterator[Entry]:
+def _listed(table: Window, most: int) -> Iterator[FatbinEntry]:
     """Yield the parts in a table, with offsets before compression; a part is not `whole` in an invalid table.
 
     A part's header has its offset and its size where an entry's header has the sizes of header and payload.
@@ -212,12 +208,21 @@ def _listed(table: Window, most: int) -> Iterator[Entry]:
             at += -(-(OPTIONS.size + options_size) // ALIGNED) * ALIGNED
         number_of_parts -= 1
         right = number_of_parts >= 0 and (at < end or (at == end and not number_of_parts))
-        sound = right and number in TARGETS
-        yield Entry(offset, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+        sound = right and number in cubin.TARGETS
+        yield FatbinEntry(offset, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+
+
+def _toolkit(window: Window, entry: FatbinEntry, *, notes: bool) -> str | None:
+    """Return the release that made an entry's cubin; for several cubins, the one that made the first part."""
+    own = int.from_bytes(window.at(entry.offset + 4, 4), "little")
+    payload = window.part(entry.offset + own, entry.size - own)
+    return cubin.release_of_packed(payload, zstandard=bool(entry.flags & ZSTD), notes=notes)
 
 
 def _target(number: int, flags: int) -> str:
-    return f"{number}{'a' if flags & SPECIFIC else 'f' if flags & FAMILY else ''}"
+    if flags & SPECIFIC:
+        return f"{number}a"
+    return f"{number}f" if flags & FAMILY else str(number)
 
 
 def _next(window: Window, at: int) -> int:
@@ -231,41 +236,6 @@ def _next(window: Window, at: int) -> int:
             return at + offset
         at += PIECE
     return window.size
-
-
-def cubin(window: Window) -> DeviceCode:
-    """Return the device code of a cubin file."""
-    head = window.at(0, ELF_HEADER)
-    place = FLAGS.get(head[4]) if len(head) == ELF_HEADER else None
-    if place is None:
-        return DeviceCode(damaged=True)
-    flags = int.from_bytes(head[place : place + 4], "little")
-    if head[8] >= NEW_ABI:
-        number, specific = flags >> 8 & 0xFFFF, flags & 1 << 3
-    else:
-        number, specific = flags & 0xFF, flags & 1 << 11
-    if number not in TARGETS:
-        return DeviceCode(damaged=True)
-    specific = number >= FIRST_SPECIFIC and (specific or OF_ONE in _attributes(window))
-    # Code for a family has the same flags as plain code; only the note tells.
-    family = NOTE.search(window.at(0, PIECE)) if head[8] >= NEW_ABI and not specific else None
-    target = family[1].decode() if family else f"{number}{'a' if specific else ''}"
-    return DeviceCode(cubins=frozenset([target]), sizes=((f"sm_{target}", window.size),))
-
-
-def _attributes(window: Window) -> set[int]:
-    """Return the numbers of the attributes in a cubin whose value or size is not zero."""
-    headers = elf.read(window)
-    section = next(headers.named(ATTRIBUTES), None) if headers else None
-    raw = window.at(section.offset, min(section.size, PIECE)) if section else b""
-    attributes = set()
-    at = 0
-    while at + ATTRIBUTE.size <= len(raw):
-        form, attribute, value = ATTRIBUTE.unpack_from(raw, at)
-        at += ATTRIBUTE.size + (value if form == SIZED else 0)
-        if value:
-            attributes.add(attribute)
-    return attributes
 
 
 def ptx(window: Window) -> DeviceCode:

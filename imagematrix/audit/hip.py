@@ -75,9 +75,10 @@ def _inflated(raw: bytes, method: int) -> bytes:
             return zlib.decompressobj().decompress(raw, HEADER)
         except zlib.error as error:
             raise ValueError(str(error)) from error
-    import zstandard
+    import zstandard  # the zipapp for nodes does not have it
 
     try:
+        # A frame may ask for gigabytes of memory; zstd's own command stops at the same limit.
         return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw).read(HEADER)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error

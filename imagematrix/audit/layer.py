@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import posixpath
 import re
 import tarfile
+import tempfile
 from dataclasses import dataclass, replace
+from typing import Self
 
-from imagematrix.audit import archives, objects, packages
-from imagematrix.audit.later import Later
+from imagematrix.audit import archives, elf, nvidia_names, objects, packages
+from imagematrix.audit.cpu.scan import decodable, scan
 from imagematrix.audit.objects import HEAD, File
+from imagematrix.audit.window import Window
 from imagematrix.errors import AuditError
+from imagematrix.facts import guarded
 from imagematrix.oci.expanded import Expanded
+from imagematrix.oci.tar import open_tar
+from imagematrix.scratch import disk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-    from typing import IO, Self
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import IO, BinaryIO
 
-    from imagematrix.oci.expanded import Stream
+    from imagematrix.audit.elf import Elf
+    from imagematrix.audit.objects import File
+    from imagematrix.oci.expanded import ByteStream
 
 __all__ = [
     "FOLDER",
@@ -29,33 +39,14 @@ __all__ = [
     "Layer",
     "Plain",
     "Symlink",
-    "opened",
     "read",
-    "read_file",
     "renamed",
 ]
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
-BUFFER = 1 << 16  # bytes; tarfile copies the rest of its buffer at each read
 MOST = 4_000_000  # entries of a layer
-LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096
-# Types of extended headers, which describe the next member and are read in one piece.
-EXTENDED = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
-# The extended headers that a member may have: global ones, then a PAX header and GNU long names, each at most
-# once. If a PAX header with names comes before a GNU long name, tarfile uses it and engines do not.
-ORDERLY = re.compile(rb"g{0,9}(?!.*(.).*\1)[LKx]*")
-NAMES = frozenset({"path", "linkpath"})
-# Only a POSIX header has a prefix of the name in this place; a GNU header has times there, in octal digits.
-MAGIC, USTAR = 257, b"ustar\0"
-PREFIX, TIMES = slice(345, 500), re.compile(rb"[0-7 ]+")
 # Text files that an audit reads: the loader's configuration, and the metadata of Python packages.
 TEXTS = re.compile(
     r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
@@ -65,6 +56,11 @@ TEXTS = re.compile(
 LONGEST_TEXT = 8 << 20
 ALL_TEXTS = 64 << 20  # bytes; an image with a few hundred packages has a tenth of that
 LONGEST_PATH = 4096  # bytes of a path, or of the target of a link (PATH_MAX)
+# Larger files are not compared with packages, which have few such files. They are kept without the sections
+# that have no code for the CPU, whose names begin with one of these.
+WHOLE = 192 << 20  # bytes
+BULKY = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin", ".debug_", ".nvFatBin")
+PAGE = 4096  # files in the copy begin at pages, so that what is left out of them takes no space
 RATIO = 100  # limit for the size of a sparse file, as a multiple of its stored bytes
 
 
@@ -116,74 +112,7 @@ class Layer:
     emptied: frozenset[str]
 
 
-class _Archive(tarfile.TarFile):
-    """An archive that records the types of the extended headers of the current member."""
-
-    extended = b""
-    whole = True  # the member and all its extended headers were read
-
-
-class _Member(tarfile.TarInfo):
-    """A member that tarfile and container engines, which use Go's archive/tar, read in the same way.
-
-    Headers that they would read differently raise an error, as do invalid headers, which tarfile would take
-    for the end of the archive.
-    """
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        return super().frombuf(buf, encoding, errors).without_prefix(buf)
-
-    @classmethod
-    def _frombuf(cls, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> _Member:
-        # Newer releases of tarfile, and Debian 12's, call this in place of frombuf.
-        member: _Member = super()._frombuf(buf, encoding, errors, dircheck=dircheck)  # type: ignore[misc]
-        return member.without_prefix(buf)
-
-    def without_prefix(self, buf: bytes | bytearray) -> Self:
-        """Remove the prefix of the name that tarfile reads and engines do not."""
-        prefix = bytes(buf[PREFIX]).partition(b"\0")[0]
-        if prefix and not buf.startswith(USTAR, MAGIC) and self.type not in tarfile.GNU_TYPES:
-            if not TIMES.fullmatch(prefix):
-                raise tarfile.InvalidHeaderError("a name prefix in a non-POSIX header")  # type: ignore[attr-defined]
-            self.name = self.name.removeprefix(f"{prefix.decode()}/")
-        return self
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
-        try:
-            return super().fromtarfile(archive)
-        except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(str(error)) from error
-
-    def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
-        """Check a header before tarfile reads its data. This is tarfile's hook for subclasses."""
-        if self.size < 0 or (self.type in EXTENDED and self.size > LONGEST):
-            raise tarfile.ReadError(f"invalid size of a header: {self.size} bytes")
-        # tarfile applies sizes from global headers, which engines ignore. If a member has several headers of
-        # another type, tarfile uses the first, engines use the last.
-        archive.pax_headers = {}
-        before = b"" if archive.whole else archive.extended
-        archive.extended = before + (self.type if self.type in EXTENDED else b"")
-        archive.whole = self.type not in EXTENDED
-        orderly = ORDERLY.fullmatch(archive.extended)
-        member: tarfile.TarInfo = super()._proc_member(archive) if orderly else self  # type: ignore[misc]
-        _, named, after = archive.extended.partition(tarfile.XHDTYPE)
-        if not orderly or (named and after and NAMES & member.pax_headers.keys()):
-            raise tarfile.ReadError(f"extended headers {archive.extended.decode()} for one file")
-        return member
-
-
-def opened(stream: Stream) -> tarfile.TarFile:
-    """Open a stream as an archive whose members are read in order; reading it raises tarfile.TarError."""
-    return _Archive.open(  # type: ignore[call-overload,no-any-return]  # it only reads
-        fileobj=stream, mode="r|", bufsize=BUFFER, tarinfo=_Member
-    )
-
-
-def read(stream: Stream, digest: str) -> Layer:
+def read(stream: ByteStream, digest: str) -> Layer:
     """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
     entries: dict[str, Folder | Symlink | Hardlink | Plain] = {}
     removed: set[str] = set()
@@ -192,10 +121,10 @@ def read(stream: Stream, digest: str) -> Layer:
     texts = 0
     try:
         expanded = Expanded(stream)
-        with opened(expanded) as archive, Later() as later:
-            for number, member in enumerate(archive):
+        with open_tar(expanded) as archive, _Decoding() as decoding:
+            for index, member in enumerate(archive):
                 archive.members = []  # type: ignore[attr-defined]  # it keeps them all
-                if number > MOST:
+                if index > MOST:
                     raise tarfile.ReadError(f"more than {MOST} files")
                 path = _absolute(member.name)
                 folder, name = posixpath.split(path)
@@ -204,27 +133,18 @@ def read(stream: Stream, digest: str) -> Layer:
                 elif name.startswith(WHITEOUT):
                     removed.add(posixpath.join(folder, name.removeprefix(WHITEOUT)))
                 elif path != "/":
-                    entry = _entry(archive, member, path, digest, later)
+                    entry = _entry(archive, member, path, digest, decoding)
                     _put(entries, used, path, entry)
                     texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")
             _ended(archive, expanded)
-            for path, kept, file in later.decoded():
+            for path, kept, file in decoding.decoded():
                 if entries.get(path) == Plain(file=kept, layer=digest):  # no later entry has replaced it
                     entries[path] = Plain(file=file, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
     return Layer(digest=digest, entries=entries, removed=frozenset(removed), emptied=frozenset(emptied))
-
-
-def read_file(path: Path) -> Layer:
-    """Return the layer in the file `path`; raise AuditError."""
-    try:
-        with path.open("rb") as file:
-            return read(file, path.name)
-    except OSError as error:
-        raise AuditError(f"the layer {path.name} cannot be read: {error}") from error
 
 
 def renamed(layer: Layer, digest: str) -> Layer:
@@ -245,7 +165,7 @@ def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:
 
 
 def _entry(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str, later: Later
+    archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str, decoding: _Decoding
 ) -> Folder | Symlink | Hardlink | Plain:
     if member.isdir():
         return FOLDER
@@ -254,7 +174,7 @@ def _entry(
     if member.islnk():
         return Hardlink(_absolute(member.linkname))
     file = archive.extractfile(member) if member.isfile() else None
-    return _plain(file, path, member, digest, later) if file else OTHER
+    return _plain(file, path, member, digest, decoding) if file else OTHER
 
 
 def _put(
@@ -280,9 +200,9 @@ def _put(
             here = posixpath.dirname(here)
 
 
-def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, later: Later) -> Plain:
+def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding) -> Plain:
     if reader := packages.database(path):
-        later.sums.add(reader(file, member.size))
+        decoding.sums.add(reader(file, member.size))
         return OTHER
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)
@@ -296,9 +216,19 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, lat
         if window.size < member.size:
             raise EOFError(f"{path} is truncated")
         examined = objects.examine(path, window)
+        if examined and guarded.listed(path):  # hashing takes as long as reading
+            examined = replace(examined, recorded=_recorded(window))
         if examined:
-            later.keep(path, examined, window)
+            decoding.keep(path, examined, window)
     return Plain(file=examined, layer=digest) if examined else OTHER
+
+
+def _recorded(window: Window) -> str:
+    """Return the hash of a file as a RECORD states it."""
+    own = hashlib.sha256()
+    for piece in window.pieces(window.size, 0):
+        own.update(piece)
+    return f"sha256={base64.urlsafe_b64encode(own.digest()).decode().rstrip('=')}"
 
 
 def _absolute(name: str) -> str:
@@ -311,3 +241,63 @@ def _short(name: str) -> str:
     if len(name) > LONGEST_PATH:  # no file system allows it, and handling it costs time
         raise tarfile.ReadError(f"the path {name[:80]!r}… has {len(name)} characters")
     return name
+
+
+class _Decoding:
+    """The files of a layer to decode, and the checksums of its packages' files. Use as a context manager.
+
+    They are decoded after the whole layer was read: only then is it known which of them belong to packages of
+    a distribution, whose code is not decoded.
+    """
+
+    def __init__(self) -> None:
+        self.sums = packages.Sums()
+        self._kept: dict[str, tuple[File, int]] = {}
+        self._end = 0
+        self._stack = contextlib.ExitStack()
+        self._file: BinaryIO
+
+    def __enter__(self) -> Self:
+        self._file = self._stack.enter_context(tempfile.TemporaryFile(dir=disk()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def keep(self, path: str, file: File, window: Window) -> None:
+        """Keep a file for decoding if it has code for the CPU and is no library of NVIDIA's."""
+        self._kept.pop(path, None)
+        headers = elf.read(window) if file.linked else None
+        if headers and decodable(headers, window) and not nvidia_names.of_nvidia(path, file.soname):
+            self._copy(headers, window)
+            self._kept[path] = (file, self._end)
+            self._end += -(-window.size // PAGE) * PAGE
+
+    def decoded(self) -> Iterator[tuple[str, File, File]]:
+        """Yield each kept file's path, the File as it was kept, and the File with the result of decoding."""
+        for path, (file, start) in self._kept.items():
+            window = Window(self._file, start, file.size)
+            headers = elf.read(window)
+            if file.size <= WHOLE and self.sums.has(window):
+                yield path, file, replace(file, packaged=True)
+            elif headers:
+                yield path, file, replace(file, host=scan(path, headers, window))
+
+    def _copy(self, headers: Elf, window: Window) -> None:
+        self._file.truncate(self._end + window.size)  # omitted sections become holes, which take no space
+        here = 0
+        for start, end in [*_bulky(headers, window.size), (window.size, window.size)]:
+            for at in range(here, start, PIECE):
+                self._file.seek(self._end + at)
+                self._file.write(window.at(at, min(PIECE, start - at)))
+            here = max(here, end)
+
+
+def _bulky(headers: Elf, size: int) -> list[tuple[int, int]]:
+    if size <= WHOLE:
+        return []
+    return sorted(
+        (section.offset, section.offset + section.size)
+        for section in headers.sections
+        if section.name.startswith(BULKY)
+    )

@@ -11,9 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from imagematrix.audit import layer
-from imagematrix.audit.image import Hashed
 from imagematrix.errors import AuditError
-from imagematrix.oci.expanded import Expanded
+from imagematrix.oci.expanded import Expanded, Hashed
 from imagematrix.once import Once
 
 TYPE_CHECKING = False
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from imagematrix.audit.layer import Layer
-    from imagematrix.oci.expanded import Stream
+    from imagematrix.oci.expanded import ByteStream
 
-    Open = Callable[[str], AbstractContextManager[Stream]]
+    Open = Callable[[str], AbstractContextManager[ByteStream]]
 
 __all__ = ["Kept", "Layers"]
 
@@ -84,7 +83,7 @@ class Layers:
         finally:
             stopped.set()
 
-    def unnamed(self, stream: Stream, name: str) -> Layer:
+    def unnamed(self, stream: ByteStream, name: str) -> Layer:
         """Return a layer whose digest is not known; it gets the digest of its tar. Raises AuditError."""
         tar = Hashed(Expanded(_Watched(stream, self._count, threading.Event())))
         return layer.renamed(layer.read(tar, name), tar.digest)
@@ -106,7 +105,7 @@ class Layers:
 
 
 class _Watched:
-    def __init__(self, stream: Stream, watch: Callable[[int], None], stopped: threading.Event) -> None:
+    def __init__(self, stream: ByteStream, watch: Callable[[int], None], stopped: threading.Event) -> None:
         self._stream = stream
         self._watch = watch
         self._stopped = stopped

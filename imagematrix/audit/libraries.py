@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from dataclasses import dataclass
 
-from imagematrix.audit import driver_file
-from imagematrix.facts import cuda
+from imagematrix.audit import nvidia_names
+from imagematrix.facts import cuda, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from imagematrix.audit.objects import File
 
-__all__ = ["Library", "libraries", "of_nvidia"]
+__all__ = ["RUNTIME", "Library", "libraries", "runtimes"]
 
-# Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
-# the names of the libraries that it copies into a wheel.
-FILE = re.compile(
-    r"lib([A-Za-z0-9_-]+?)(?:-[0-9a-f]{8})?(?:\.alt)?(_static(?:_nocallback)?)?\.(?:so|a)((?:\.\d+)*)",
-    re.ASCII,
-)
-NAMES = re.compile(
-    r"cudart|cudadevrt|cublas|cublasLt|nvblas|cufftw?|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|cudnn(?:_\w+)?"
-    r"|cutensor(?:Mg|Net)?|cupti|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net|nvrtc(?:-builtins)?|nvJitLink"
-    r"|nvjpeg(?:2k)?|nvfatbin|nvinfer(?:_\w+)?|nvonnxparser|nvshmem\w*|nvToolsExt|nvcomp\w*|npp\w+|nvptxcompiler"
-    r"|culibos|cudla|nvtiff|checkpoint|cudla",
-    re.ASCII,
-)
+RUNTIME = "cudart"
+
 # Libraries with the version of a CUDA release, or at least with its major version.
 RELEASED = frozenset({"cudart", "nvrtc", "nvrtc-builtins", "nvJitLink", "cublas", "cublasLt", "cupti"})
 VERSION = re.compile(r"\d+(?:\.\d+)+", re.ASCII)
@@ -46,11 +34,6 @@ class Library:
     oldest_driver: str | None = None
 
 
-def of_nvidia(path: str, soname: str | None) -> bool:
-    """Whether a file's names are those of a library of NVIDIA's. Its device code counts for no promise."""
-    return _named(path, soname) is not None or any(map(driver_file.named, (path, soname or "")))
-
-
 def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Library]:
     """Yield NVIDIA's libraries in a file: the file itself, or CUDA's runtime linked into it.
 
@@ -58,10 +41,11 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     """
     if file.static_cudart:
         yield Library(name="cudart", path=path, version=None, static=True)
-    parts = _named(path, file.soname)
+    parts = nvidia_names.named(path, file.soname)
     if parts is None:
         return
     name, suffix, static = parts
+    # Names such as libcublas.so.12 state only the major version, of which a package knows more.
     full = suffix if suffix.count(".") > 1 else None
     version = file.version or full or packages.get(path) or suffix or None
     yield Library(
@@ -73,13 +57,14 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     )
 
 
-def _named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
-    """Return a library's name, the version in its file name, and whether it is static; None if it is none."""
-    for name in (posixpath.basename(path), soname or ""):
-        match = FILE.fullmatch(name)
-        if match and NAMES.fullmatch(match[1]):
-            return match[1], match[3].lstrip("."), name.endswith(".a")
-    return None
+def runtimes(listed: Iterable[Library]) -> list[str]:
+    """Return the releases of CUDA's runtime among libraries, X.0 if only the major release X is known."""
+    releases = []
+    for library in listed:
+        if library.name == RUNTIME and library.version:
+            major, _, rest = library.version.partition(".")
+            releases.append(f"{major}.{rest.partition('.')[0] or 0}")
+    return [release for release in releases if versions.RELEASE.fullmatch(release)]
 
 
 def _oldest(version: str) -> str | None:

@@ -67,7 +67,7 @@ def isa_needed(elf: Elf, window: Window) -> str | None:
             if kind != NT_GNU_PROPERTY_TYPE_0:
                 continue
             bits = next((bits for name, bits in _properties(text) if name == X86_ISA_1_NEEDED), 0)
-            levels = [level for place, level in enumerate(LEVELS) if bits >> place & 1]
+            levels = [level for bit, level in enumerate(LEVELS) if bits >> bit & 1]
             if levels:
                 return levels[-1]
     return None
@@ -92,4 +92,4 @@ def _properties(raw: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
-    return tuple(sorted({one for one in value if type(one) is int})) if isinstance(value, list) else ()
+    return tuple(sorted({item for item in value if type(item) is int})) if isinstance(value, list) else ()

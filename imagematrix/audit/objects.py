@@ -5,15 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from imagematrix.audit import archives, device_code, driver_file, elf, fatbin, hip, notes
+from imagematrix.audit import (
+    archives,
+    cubin,
+    device_code,
+    driver_file,
+    elf,
+    embedded,
+    fatbin,
+    hip,
+    notes,
+    nvidia_names,
+)
 from imagematrix.audit.archives import HEAD
 from imagematrix.audit.device_code import NONE, DeviceCode
+from imagematrix.facts import user_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.audit.driver_file import Driver
+    from imagematrix.audit.driver_file import DriverLibrary
     from imagematrix.audit.elf import Elf
     from imagematrix.audit.host_code import HostCode
     from imagematrix.audit.window import Window
@@ -35,32 +47,36 @@ class File:
 
     `machine` is the number in its ELF header, None for other files. `linked` is False for objects and
     archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `version` is
-    the version that its bytes state; `static_cudart`: CUDA's runtime is linked into it. `isa` is the psABI
-    level that its notes require. `host` is the result of decoding its instructions, None if they were not
-    decoded, for example because the file is `packaged`: it belongs to a package of the distribution.
+    the version that its bytes state; `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its
+    data has the name of libcuda, and no device code. `isa` is the psABI level that its notes require. `host`
+    is the result of decoding its instructions, None if they were not decoded, for example because the file
+    is `packaged`: it belongs to a package of the distribution. `recorded` is its hash in the form of a
+    RECORD, if the table of guarded files may have it.
     """
 
     size: int
     machine: int | None = None
     linked: bool = True
     code: DeviceCode = NONE
-    driver: Driver | None = None
+    driver: DriverLibrary | None = None
     soname: str | None = None
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
     version: str | None = None
     static_cudart: bool = False
+    names_cuda: bool = False
     isa: str | None = None
     host: HostCode | None = None
     packaged: bool = False
+    recorded: str | None = None
     inner: tuple[tuple[str, File], ...] = ()
     damaged: bool = False
 
 
 def interesting(path: str, head: bytes) -> bool:
     """Whether a file that begins with `head` needs to be examined."""
-    if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or driver_file.named(path):
+    if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or user_mode.named(path):
         return True
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
@@ -89,10 +105,15 @@ def _elf(path: str, window: Window) -> File | None:
     if headers is None:
         return File(size=window.size, damaged=True)
     code = _code(headers, window)
+    # What a program registers with CUDA's runtime is the code that it runs; more in its data may be optional.
+    program = headers.linked and headers.machine != elf.CUDA
+    unseen = program and not (code and code.linked) and not nvidia_names.of_nvidia(path, headers.soname)
+    if unseen:
+        code = embedded.code(headers, window) or code
     return File(
         size=window.size,
         machine=headers.machine,
-        linked=headers.linked or headers.machine == fatbin.EM_CUDA,
+        linked=headers.linked or headers.machine == elf.CUDA,
         code=code,
         driver=driver_file.driver(path, headers, window) if headers.linked else None,
         soname=headers.soname,
@@ -101,14 +122,15 @@ def _elf(path: str, window: Window) -> File | None:
         runpath=headers.runpath,
         version=_version(headers.soname or path.rpartition("/")[2], window),
         static_cudart=_has_cudart(headers, window),
+        names_cuda=unseen and not code and embedded.names_driver(headers, window),
         isa=notes.isa_needed(headers, window),
         damaged=headers.damaged or code.damaged,
     )
 
 
 def _code(headers: Elf, window: Window) -> DeviceCode:
-    if headers.machine == fatbin.EM_CUDA:
-        return fatbin.cubin(window)
+    if headers.machine == elf.CUDA:
+        return cubin.read(window)
     codes: list[DeviceCode] = []
     left = window.size
     for section in headers.named(*CODE):
@@ -130,8 +152,10 @@ def _code(headers: Elf, window: Window) -> DeviceCode:
 
 def _has_cudart(headers: Elf, window: Window) -> bool:
     """Whether a program or a library has CUDA's runtime linked into it."""
-    name = (headers.soname or "").startswith("libcudart") or any("libcudart" in one for one in headers.needed)
-    if name or not headers.linked or not any(headers.named(REGISTERED)):
+    shared = any("libcudart" in name for name in headers.needed)
+    if shared or (headers.soname or "").startswith("libcudart"):
+        return False
+    if not headers.linked or not any(headers.named(REGISTERED)):
         return False
     section = next(headers.named(".rodata"), None)
     texts = window.part(section.offset, section.size) if section else window.part(0, 0)
@@ -141,11 +165,11 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
 def _archive(window: Window) -> File | None:
     """Return the device code of all objects in a static library, or None if there is none."""
     members = [_elf(name, part) for name, part in archives.members(window)]
-    readable = [one for one in members if one is not None]
-    code = device_code.merged(one.code for one in readable)
+    readable = [member for member in members if member is not None]
+    code = device_code.merged(member.code for member in readable)
     if not code:
         return None
-    return File(size=window.size, linked=False, code=code, damaged=any(one.damaged for one in readable))
+    return File(size=window.size, linked=False, code=code, damaged=any(member.damaged for member in readable))
 
 
 def _zipped(window: Window, deep: int) -> File | None:

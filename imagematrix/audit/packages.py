@@ -59,6 +59,7 @@ class Sums:
     def has(self, window: Window) -> bool:
         """Whether a package has a file with these bytes."""
         for algorithm, own in self._by_algorithm.items():
+            # Builds of OpenSSL for FIPS refuse MD5 otherwise.
             checksum = hashlib.new(algorithm, usedforsecurity=False)
             for at in range(0, window.size, PIECE):
                 checksum.update(window.at(at, PIECE))

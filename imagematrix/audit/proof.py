@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
-from imagematrix.audit import promise
-from imagematrix.catalog.catalog import BYTES, Ptx
-from imagematrix.facts import device_code
+from imagematrix.audit import entries
+from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE, Ptx
+from imagematrix.facts import cuda, device_code
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["BUILT", "code", "proven"]
-
-# The facts that the bytes prove for nearly every image that is built. The CPU flags come from the compiler,
-# and a program with a static CUDA runtime does not state the runtime's release.
-BUILT = (("cubins", BYTES), ("driver", BYTES))
+__all__ = ["proven", "with_code"]
 
 
 def proven(audited: Audit, variant: Variant) -> tuple[tuple[str, str], ...]:
     """Return the facts that the bytes prove in an entry without contradictions.
 
     The driver is always proven: the image has this version, or none. Device code is proven unless the entry
-    claims some and no file has any (the program compiles it when it runs), or the reverse.
+    is for GPUs and no file has any (the program compiles it when it runs), or the reverse.
     """
-    claimed = bool(variant.cubins or variant.ptx)
-    return BUILT if claimed == any(True for _ in audited.coded) else (("driver", BYTES),)
+    driver = ("driver", BYTES)
+    if not any(True for _ in audited.gpu_code):
+        return ("cubins", CLAIM if variant.gpu else BYTES), driver
+    if not variant.gpu:
+        return (driver,)
+    return ("cubins", TABLE if audited.guarded else BYTES), driver
 
 
-def code(audited: Audit, variant: Variant) -> tuple[tuple[str, ...], tuple[Ptx, ...]]:
-    """Return the cubins and the PTX that the labels of a trimmed image can promise.
+def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
+    """Return an entry with the cubins, the PTX and the exact device code that an image's labels can promise.
 
-    `variant` is the entry before trimming. The result has those of its cubins that all files cover, and the
-    PTX that all files have. If neither runs on the variant's GPUs, the promise stays as it is, and the audit
-    reports the contradiction.
+    `variant` is the entry that its cell promises. The exact code is, of each file, what runs best on the GPUs
+    of the cell; it is left out if cubins and PTX say the same. The cubins are those that all files cover, the
+    PTX is what all files have: only a `trimmed` image needs no cubin for exactly these GPUs. If some file has
+    no code for them, or only PTX that the image's own driver does not compile, the promise stays as it is,
+    and the audit reports the contradiction.
     """
-    codes = [one.file.code for one in audited.coded if one.file.code.cuda]
-    cubins = tuple(one for one in variant.cubins if not any(promise.lacks(code, one) for code in codes))
-    ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx)
-    computes = map(device_code.capability, variant.cubins)
-    if cubins or all(any(device_code.ptx_runs(one.target, compute) for one in ptx) for compute in computes):
-        return cubins, ptx
-    return variant.cubins, variant.ptx
+    codes = [found.file.code for found in audited.gpu_code]
+    if not codes or not variant.cubins or variant.device_code:
+        return variant
+    computes = {compute for target in variant.cubins for compute in device_code.own(target)}
+    present = {device_code.capability(target) for code in codes for target in code.cubins}
+    native = all(device_code.capability(target) in present for target in variant.cubins)
+    exact = [entry if entry.optional else entries.narrowed(entry, computes) for entry in audited.device_code]
+    driver = variant.driver.version if variant.driver else None
+    newest = cuda.ptx_isa(driver) if driver else None
+    runs = all(entries.serves(entry, computes, newest) for entry in exact if not entry.optional)
+    if not runs or not (trimmed or native):
+        return variant
+    cubins = tuple(cubin for cubin in variant.cubins if not any(entries.lacks(code, cubin) for code in codes))
+    ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx) if trimmed else ()
+    joined = entries.joined(exact)
+    told = [(entry.cubins, entry.ptx) for entry in joined]
+    # A list that says the same as cubins and PTX would only make the labels longer.
+    same = told in ([(cubins, ptx)], [(cubins, ())])
+    return replace(variant, cubins=cubins, ptx=ptx, device_code=() if same else joined)

@@ -7,11 +7,13 @@ import posixpath
 import re
 from dataclasses import dataclass
 
+from imagematrix.facts import guarded
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from imagematrix.audit.tree import Tree
+    from imagematrix.audit.tree import ImageTree
 
 __all__ = ["STACKS", "Package", "packages", "stack"]
 
@@ -38,14 +40,15 @@ STATED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A package: its normalised name, its version, and the paths of the files that it installed."""
+    """A package: its normalised name, its version, its folder, its files with their hashes in its RECORD."""
 
     name: str
     version: str
-    files: frozenset[str]
+    folder: str
+    files: Mapping[str, str]
 
 
-def packages(tree: Tree) -> Iterator[Package]:
+def packages(tree: ImageTree) -> Iterator[Package]:
     """Yield the packages that have the metadata that pip writes."""
     texts: dict[str, dict[str, bytes]] = {}
     for path, file in tree.files():
@@ -56,13 +59,14 @@ def packages(tree: Tree) -> Iterator[Package]:
         headers = {name.decode(): value.decode("utf-8", "replace") for name, value in _header(own)}
         if {"Name", "Version"} <= headers.keys():
             yield Package(
-                name=re.sub(r"[-_.]+", "-", headers["Name"].strip()).lower(),
+                name=guarded.normalised(headers["Name"]),
                 version=headers["Version"].strip(),
-                files=frozenset(_files(posixpath.dirname(folder), own.get("RECORD", b""))),
+                folder=posixpath.dirname(folder),
+                files=dict(_files(posixpath.dirname(folder), own.get("RECORD", b""))),
             )
 
 
-def stack(package: Package, tree: Tree) -> str | None:
+def stack(package: Package, tree: ImageTree) -> str | None:
     """Return the CUDA release that a package states it was built for ("12.8" or "12"), or None."""
     local = LOCAL.search(package.version)
     if local:
@@ -74,7 +78,7 @@ def stack(package: Package, tree: Tree) -> str | None:
             if release:
                 return release[1].decode()
     named = MAJOR.search(package.name)
-    return (f"{named[1]}.{named[2]}" if named[2] else named[1]) if named else None
+    return ".".join(filter(None, named.groups())) if named else None
 
 
 def _header(own: dict[str, bytes]) -> list[tuple[bytes, bytes]]:
@@ -82,12 +86,12 @@ def _header(own: dict[str, bytes]) -> list[tuple[bytes, bytes]]:
     return HEADER.findall(head)
 
 
-def _files(folder: str, record: bytes) -> Iterator[str]:
-    """Yield the paths in a RECORD, which are in its first column."""
+def _files(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the paths in a RECORD, which are in its first column, with the hashes in the second."""
     lines = record.decode("utf-8", "replace").splitlines()
     try:
         for row in csv.reader(lines):
             if row:
-                yield posixpath.normpath(posixpath.join(folder, row[0]))
+                yield posixpath.normpath(posixpath.join(folder, row[0])), "".join(row[1:2])
     except csv.Error:
         return

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from imagematrix.audit import libraries, promise
+from imagematrix.audit import elf, entries, libraries, nvidia_names
 from imagematrix.audit.device_code import NONE
-from imagematrix.audit.driver_file import LIBRARIES, Driver, named
-from imagematrix.audit.fatbin import EM_CUDA
-from imagematrix.audit.loader import Loader
+from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.python_packages import STACKS, packages, stack
-from imagematrix.audit.tree import Tree
-from imagematrix.facts import marches
+from imagematrix.audit.roles import DECIDES, OPTIONAL, UNUSED, Coded, roles
+from imagematrix.audit.tree import ImageTree, Loader
+from imagematrix.catalog import labels
+from imagematrix.facts import guarded, marches, user_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.audit.device_code import DeviceCode
-    from imagematrix.audit.image import Image
+    from imagematrix.audit.image import AuditedImage
     from imagematrix.audit.libraries import Library
     from imagematrix.audit.objects import File
     from imagematrix.audit.python_packages import Package
+    from imagematrix.audit.roles import Roles
+    from imagematrix.catalog.catalog import Code
 
 __all__ = ["Audit", "DriverFile", "Found", "Stack", "audit", "needs_level"]
 
@@ -33,12 +35,20 @@ INNER = "!/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """An examined file with its path and its layer. `own`: it is no library of NVIDIA's."""
+    """An examined file with its path and its layer. `own`: it is no library of NVIDIA's.
+
+    `name` is its path in its Python package or in the archive that contains it, or else `path`. `role` says
+    whether its device code counts; see `roles`. `guarded`: it is in the table of files that some GPUs do not
+    use, see `facts.guarded`.
+    """
 
     path: str
     layer: str
     file: File
     own: bool
+    name: str = ""
+    role: str = DECIDES
+    guarded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +56,7 @@ class DriverFile:
     """A library of the user-mode driver at a path. `loaded`: the loader takes this file for the library."""
 
     path: str
-    driver: Driver
+    driver: DriverLibrary
     loaded: bool
 
 
@@ -64,10 +74,12 @@ class Stack:
 class Audit:
     """The contents of an image, sorted by path.
 
-    `cubins` and `ptx` hold for all files with device code except NVIDIA's libraries; see `promise`.
+    `cubins` and `ptx` hold for all files whose device code decides, `device_code` is exact; see `entries`.
+    `release` is the CUDA release that is taken because of files for several; see `roles`. `unmatched` are the
+    globs of optional files that match none.
     """
 
-    image: Image
+    image: AuditedImage
     files: tuple[Found, ...]
     drivers: tuple[DriverFile, ...]
     libraries: tuple[Library, ...]
@@ -77,40 +89,65 @@ class Audit:
     compressed: bool
     objects: tuple[str, ...]
     isa: tuple[tuple[str, str], ...]
+    device_code: tuple[Code, ...] = ()
+    release: str | None = None
+    unmatched: tuple[str, ...] = ()
 
     @property
     def coded(self) -> Iterator[Found]:
-        """The files whose device code decides which targets the image covers."""
-        return (one for one in self.files if one.own and _loadable(one.file))
+        """The files with device code that the image may use."""
+        return (found for found in self.files if found.own and _loadable(found.file) and found.role != UNUSED)
+
+    @property
+    def gpu_code(self) -> Iterator[Found]:
+        """The files whose device code for NVIDIA's GPUs decides which targets the image covers."""
+        return (found for found in self.coded if found.file.code.cuda and found.role == DECIDES)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the table of files that some GPUs do not use decides about one of these files."""
+        return any(found.guarded and found.file.code.cuda for found in self.coded)
+
+    @property
+    def toolkits(self) -> dict[str, str]:
+        """The CUDA releases whose compilers made cubins in the image, each with the path of one file."""
+        found: dict[str, str] = {}
+        for examined in self.coded:
+            found.update(dict.fromkeys(examined.file.code.toolkits - found.keys(), examined.path))
+        return found
 
     @property
     def programs(self) -> Iterator[Found]:
         """The image's own files with CPU code: those that no package of the distribution installed."""
-        return (one for one in self.files if one.own and _program(one.file) and INNER not in one.path)
+        return (
+            found for found in self.files if found.own and _program(found.file) and INNER not in found.path
+        )
 
     @property
     def decided(self) -> bool:
         """Whether the CPU requirements of all programs are known."""
         return all(
-            one.file.host is not None
-            and one.file.host.whole
-            and not (one.file.host.undecided or one.file.damaged)
-            for one in self.programs
+            found.file.host is not None
+            and found.file.host.whole
+            and not (found.file.host.undecided or found.file.damaged)
+            for found in self.programs
         )
 
     @property
     def contained(self) -> frozenset[str]:
         """The CPU flags of all instructions in programs, required or not."""
-        return frozenset(flag for one in self.programs if one.file.host for flag in one.file.host.functions)
+        return frozenset(
+            flag for found in self.programs if found.file.host for flag in found.file.host.functions
+        )
 
     @property
     def flags(self) -> dict[str, str]:
         """The CPU flags that notes or instructions prove to be required, each with the path of one file."""
         levels = dict(marches.LEVELS)
         proof: dict[str, str] = {}
-        for one in self.programs:
-            if one.file.host:
-                proof.update(dict.fromkeys(one.file.host.required - proof.keys(), one.path))
+        for found in self.programs:
+            if found.file.host:
+                proof.update(dict.fromkeys(found.file.host.required - proof.keys(), found.path))
         for level, path in self.isa:
             reached = marches.level_rank(level)
             for name, added in levels.items():
@@ -124,45 +161,90 @@ def needs_level(file: File) -> bool:
     return file.isa not in (None, BASELINE)
 
 
-def audit(image: Image) -> Audit:
-    """Return the audit of an image, from the files that its containers would see; raise AuditError."""
-    tree = Tree(image.layers)
+def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
+    """Return the audit of an image, from the files that its containers would see; raise AuditError.
+
+    `optional` are globs of files with device code that some GPUs do not use, besides those in the labels.
+    """
+    tree = ImageTree(image.layers)
     installed = list(packages(tree))
-    versions = {path: package.version for package in installed for path in package.files}
-    files = sorted(_found(tree), key=lambda one: one.path)
-    codes = [one.file.code for one in files if one.own and _loadable(one.file)]
+    owners = {path: package for package in installed for path in package.files}
+    versions = {path: package.version for path, package in owners.items()}
+    files = sorted((_named(found, owners) for found in _found(tree)), key=lambda found: found.path)
+    listed = tuple(
+        library for found in files for library in libraries.libraries(found.path, found.file, versions)
+    )
+    own = _roles(files, owners, listed, tuple(dict.fromkeys((*optional, *labels.optional(image.labels)))))
+    files = [replace(found, role=own.by_path.get(found.path, DECIDES)) for found in files]
+    used = [found for found in files if found.own and _loadable(found.file) and found.role != UNUSED]
+    deciding = [found.file.code for found in used if found.role == DECIDES and found.file.code.cuda]
     return Audit(
         image=image,
         files=tuple(files),
         drivers=tuple(_drivers(tree, files, image.environment)),
-        libraries=tuple(
-            library for one in files for library in libraries.libraries(one.path, one.file, versions)
+        libraries=listed,
+        stacks=tuple(
+            sorted(_stacks(installed, files, tree), key=lambda framework: (framework.name, framework.version))
         ),
-        stacks=tuple(sorted(_stacks(installed, files, tree), key=lambda one: (one.name, one.version))),
-        cubins=tuple(promise.cubins([code for code in codes if code.cuda])),
-        ptx=tuple(promise.ptx([code for code in codes if code.cuda])),
-        compressed=any(code.compressed for code in codes),
-        objects=tuple(sorted({target for code in codes for target in code.objects})),
+        cubins=tuple(entries.common_cubins(deciding)),
+        ptx=tuple(entries.common_ptx(deciding)),
+        device_code=entries.joined(
+            entries.entry(found.name, found.file.code, optional=found.role == OPTIONAL)
+            for found in used
+            if found.file.code.cuda
+        ),
+        release=own.release,
+        unmatched=own.unmatched,
+        compressed=any(found.file.code.compressed for found in used),
+        objects=tuple(sorted({target for found in used for target in found.file.code.objects})),
         # The loader takes files in glibc-hwcaps folders only on CPUs that can run them.
         isa=tuple(
-            (one.file.isa, one.path)
-            for one in files
-            if one.file.isa and needs_level(one.file) and HWCAPS not in one.path.split("/")
+            (found.file.isa, found.path)
+            for found in files
+            if found.file.isa and needs_level(found.file) and HWCAPS not in found.path.split("/")
         ),
     )
 
 
-def _found(tree: Tree) -> Iterator[Found]:
+def _found(tree: ImageTree) -> Iterator[Found]:
     for path, node in tree.files():
         if node.file is not None:
             yield from _with_inner(path, node.layer, node.file)
 
 
 def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
-    yield Found(path=path, layer=layer, file=file, own=not libraries.of_nvidia(path, file.soname))
+    yield Found(path=path, layer=layer, file=file, own=not nvidia_names.of_nvidia(path, file.soname))
     # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
         yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
+
+
+def _named(found: Found, owners: Mapping[str, Package]) -> Found:
+    package = owners.get(found.path)
+    name = found.path.rpartition(INNER)[2]
+    if package is None:
+        return replace(found, name=name)
+    name = found.path.removeprefix(f"{package.folder}/")
+    rows = guarded.rows(package.name, package.version) if found.file.recorded else ()
+    known = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)
+    return replace(found, name=name, guarded=known)
+
+
+def _roles(
+    files: Iterable[Found], owners: Mapping[str, Package], listed: Iterable[Library], optional: Sequence[str]
+) -> Roles:
+    coded = [
+        Coded(
+            path=found.path,
+            name=found.name,
+            package=owners[found.path].name if found.path in owners else None,
+            toolkits=found.file.code.toolkits,
+            guarded=found.guarded,
+        )
+        for found in files
+        if found.own and _loadable(found.file) and found.file.code.cuda
+    ]
+    return roles(coded, libraries.runtimes(listed), optional)
 
 
 def _loadable(file: File) -> bool:
@@ -171,30 +253,33 @@ def _loadable(file: File) -> bool:
 
 
 def _program(file: File) -> bool:
-    return file.linked and not file.packaged and file.machine not in (None, EM_CUDA)
+    return file.linked and not file.packaged and file.machine not in (None, elf.CUDA)
 
 
-def _drivers(tree: Tree, listed: Sequence[Found], environment: Mapping[str, str]) -> Iterator[DriverFile]:
-    files = {one.path: one.file.driver for one in listed if one.file.driver}
+def _drivers(
+    tree: ImageTree, listed: Sequence[Found], environment: Mapping[str, str]
+) -> Iterator[DriverFile]:
+    files = {found.path: found.file.driver for found in listed if found.file.driver}
     for link in tree.links():
         # Only the link's name, not its target's, shows that the file is a driver library.
-        target = named(link)
+        target = user_mode.named(link)
         resolved = tree.find(link) if target and target[1] else None
         if target and resolved and resolved[0] not in files:
-            files[link] = Driver(name=target[0], kind="exact", version=target[1])
+            files[link] = DriverLibrary(name=target[0], kind="exact", version=target[1])
     loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
-    loaded = {file[0] for name in LIBRARIES if (file := loader.find(f"{name}.so.1"))}
-    for one in listed:
-        own = {"runpath": one.file.runpath, "rpath": one.file.rpath}
-        for name in filter(named, one.file.needed):
-            if file := loader.find(name, **own, origin=posixpath.dirname(one.path)):
+    # Programs load these by dlopen, so that no file may need them.
+    loaded = {file[0] for name in user_mode.LIBRARIES if (file := loader.find(f"{name}.so.1"))}
+    for found in listed:
+        own = {"runpath": found.file.runpath, "rpath": found.file.rpath}
+        for name in filter(user_mode.named, found.file.needed):
+            if file := loader.find(name, **own, origin=posixpath.dirname(found.path)):
                 loaded.add(file[0])
     for path, driver in sorted(files.items()):
         yield DriverFile(path=path, driver=driver, loaded=path in loaded)
 
 
-def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: Tree) -> Iterator[Stack]:
-    codes: dict[str, DeviceCode] = {one.path: one.file.code for one in files if _loadable(one.file)}
+def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTree) -> Iterator[Stack]:
+    codes: dict[str, DeviceCode] = {found.path: found.file.code for found in files if _loadable(found.file)}
     for package in installed:
         if STACKS.fullmatch(package.name):
             own = {target for path in package.files for target in codes.get(path, NONE).cubins}

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from imagematrix.audit.window import Window
-    from imagematrix.oci.expanded import Stream
+    from imagematrix.oci.expanded import ByteStream
 
-    Headers = Callable[[Stream, int], Iterator[bytes]]
+    Headers = Callable[[ByteStream, int], Iterator[bytes]]
 
 __all__ = ["berkeley", "ndb", "sqlite"]
 
@@ -34,7 +34,7 @@ LONGEST = 32 << 20  # bytes of a header
 STEPS = 10_000_000  # instructions of SQLite's virtual machine; a package takes four
 
 INDEX = struct.Struct(">II")  # number of entries, number of bytes after them
-ENTRY = struct.Struct(">IIII")  # tag, type, place among the bytes, number of values
+ENTRY = struct.Struct(">IIII")  # tag, type, offset among the bytes, number of values
 DIGESTS, ALGORITHM = 1035, 5011  # tags
 INT32, STRINGS = 4, 8  # types
 ALGORITHMS = {1: "md5", 2: "sha1", 8: "sha256", 9: "sha384", 10: "sha512", 11: "sha224"}  # as in OpenPGP
@@ -58,22 +58,22 @@ OFFPAGE = struct.Struct("<B3xII")  # type, first page, bytes
 ELSEWHERE = 3  # type of an entry on overflow pages, where all headers of packages with files are
 
 
-def sqlite(file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+def sqlite(file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
     """Yield algorithm and checksum of each file in a database of SQLite."""
     return _checksums(_sqlite, file, size)
 
 
-def ndb(file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+def ndb(file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
     """Yield algorithm and checksum of each file in a database of ndb."""
     return _checksums(_ndb, file, size)
 
 
-def berkeley(file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+def berkeley(file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
     """Yield algorithm and checksum of each file in a database of Berkeley DB."""
     return _checksums(_berkeley, file, size)
 
 
-def _checksums(headers: Headers, file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+def _checksums(headers: Headers, file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
     if size > LARGEST:
         return
     left = size
@@ -92,20 +92,20 @@ def _digests(header: bytes) -> Iterator[tuple[str, bytes]]:
     data = header[start : start + length]
     if len(data) < length:
         return
-    places: Mapping[tuple[int, int], tuple[int, int]] = {
-        (tag, kind): (place, number)
-        for tag, kind, place, number in ENTRY.iter_unpack(header[INDEX.size : start])
+    fields: Mapping[tuple[int, int], tuple[int, int]] = {
+        (tag, kind): (offset, count)
+        for tag, kind, offset, count in ENTRY.iter_unpack(header[INDEX.size : start])
     }
-    place, _ = places.get((ALGORITHM, INT32), (None, 0))
-    algorithm = ALGORITHMS.get(MD5 if place is None else int.from_bytes(data[place : place + 4], "big"))
-    place, number = places.get((DIGESTS, STRINGS), (0, 0))
+    offset, _ = fields.get((ALGORITHM, INT32), (None, 0))
+    algorithm = ALGORITHMS.get(MD5 if offset is None else int.from_bytes(data[offset : offset + 4], "big"))
+    offset, count = fields.get((DIGESTS, STRINGS), (0, 0))
     if algorithm:
-        for text in data[place:].split(b"\0", number)[:number]:
+        for text in data[offset:].split(b"\0", count)[:count]:
             if HEXADECIMAL.fullmatch(text):  # folders and links have none
                 yield algorithm, bytes.fromhex(text.decode())
 
 
-def _sqlite(file: Stream, _: int) -> Iterator[bytes]:
+def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
     import sqlite3
 
     with tempfile.NamedTemporaryFile(dir=disk()) as copy:
@@ -125,7 +125,7 @@ def _sqlite(file: Stream, _: int) -> Iterator[bytes]:
                     yield header
 
 
-def _ndb(file: Stream, size: int) -> Iterator[bytes]:
+def _ndb(file: ByteStream, size: int) -> Iterator[bytes]:
     with copied(file, size) as window:
         head = window.at(0, NDB.size)
         if len(head) < NDB.size or not head.startswith(b"RpmP"):
@@ -136,8 +136,8 @@ def _ndb(file: Stream, size: int) -> Iterator[bytes]:
             slot = window.at(at, SLOT.size)
             if len(slot) < SLOT.size:
                 return
-            magic, number, block, _ = SLOT.unpack(slot)
-            if magic == b"Slot" and number:
+            magic, package, block, _ = SLOT.unpack(slot)
+            if magic == b"Slot" and package:
                 yield _blob(window, block * BLOCK)
 
 
@@ -149,15 +149,15 @@ def _blob(window: Window, at: int) -> bytes:
     return window.at(at + BLOB.size, min(length, LONGEST))
 
 
-def _berkeley(file: Stream, size: int) -> Iterator[bytes]:
+def _berkeley(file: ByteStream, size: int) -> Iterator[bytes]:
     with copied(file, size) as window:
         meta = window.at(0, META.size)
         magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
         if magic != HASH or page not in SIZES:
             return
         left = window.size // page
-        for number in range(1, window.size // page):
-            for first, length in _elsewhere(window.at(number * page, page)):
+        for index in range(1, window.size // page):
+            for first, length in _elsewhere(window.at(index * page, page)):
                 parts: list[bytes] = []
                 here, wanted = first, min(length, LONGEST)
                 while here and wanted > 0 and left > 0:
@@ -172,10 +172,10 @@ def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
     """Yield the first page and the length of each value on overflow pages. Keys and values alternate."""
     _, entries, _, kind = HEAD.unpack_from(page)
     if kind in HASHED:
-        places = struct.unpack_from(f"<{min(entries, (len(page) - HEAD.size) // 2)}H", page, HEAD.size)
-        for place in places[1::2]:
-            if place <= len(page) - OFFPAGE.size:
-                where, first, length = OFFPAGE.unpack_from(page, place)
+        offsets = struct.unpack_from(f"<{min(entries, (len(page) - HEAD.size) // 2)}H", page, HEAD.size)
+        for offset in offsets[1::2]:
+            if offset <= len(page) - OFFPAGE.size:
+                where, first, length = OFFPAGE.unpack_from(page, offset)
                 if where == ELSEWHERE:
                     yield first, length
 

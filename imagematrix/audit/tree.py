@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from imagematrix.audit.layer import Folder, Hardlink, Plain, Symlink
 from imagematrix.errors import AuditError
+from imagematrix.loader_cache import CACHE, LoaderCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +19,19 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.layer import Layer
 
-__all__ = ["Tree"]
+__all__ = ["ImageTree", "Loader"]
 
+# Folders of the dynamic loader, ld.so(8), for 64-bit x86 and ARM.
+DEFAULTS = (
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+)
 HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
 
 
@@ -48,7 +60,7 @@ class _Directory:
                     below.inner[name] = node
 
 
-class Tree:
+class ImageTree:
     """The merged files of `layers`, the lowest first. Raises AuditError if no engine would unpack them."""
 
     def __init__(self, layers: Iterable[Layer]) -> None:
@@ -131,7 +143,7 @@ def _walked(
     while ahead:
         name = ahead.pop()
         if name == "..":
-            names, passed = names[:-1], passed[:-1] or [root]
+            names, passed = names[:-1], passed[:-1] or [root]  # the parent of the root is the root
         if name in ("", ".", ".."):
             continue
         here = passed[-1]
@@ -155,3 +167,35 @@ def _made(root: _Directory, path: str) -> _Directory:
     """Return the folder at a path, creating it if needed."""
     _, node = _walked(root, path, make=True)
     return node if isinstance(node, _Directory) else root
+
+
+class Loader:
+    """The dynamic loader of an image, by glibc's rules (ld.so(8)).
+
+    Its containers have `library_path` as LD_LIBRARY_PATH.
+    """
+
+    def __init__(self, tree: ImageTree, library_path: str = "") -> None:
+        self._tree = tree
+        self._given = [folder for folder in library_path.replace(";", ":").split(":") if folder]
+        cache = tree.find(CACHE)
+        self._cache = LoaderCache((cache[1].text if cache else None) or b"")
+
+    def find(
+        self, name: str, *, runpath: Iterable[str] = (), rpath: Iterable[str] = (), origin: str = "/"
+    ) -> tuple[str, Plain] | None:
+        """Return the path of the file that is loaded for a name, and the file, or None if there is none.
+
+        `runpath` and `rpath` are those of the file that needs it, which is in the folder `origin`.
+        """
+        first, later = (
+            [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in own]
+            for own in (rpath, runpath)
+        )
+        # The loader ignores an RPATH if there is a RUNPATH.
+        searched = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
+        cached = [*self._cache.paths(name)][:1]
+        for path in (*searched, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
+            if entry := self._tree.find(path):
+                return entry
+        return None

@@ -44,9 +44,9 @@ class Window(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:  # noqa: D102 - as of every file
-        place = memoryview(buffer)
-        piece = self.at(self._at, len(place))
-        place[: len(piece)] = piece
+        view = memoryview(buffer)
+        piece = self.at(self._at, len(view))
+        view[: len(piece)] = piece
         self._at += len(piece)
         return len(piece)
 

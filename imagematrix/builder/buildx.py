@@ -22,26 +22,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from imagematrix import endpoint, engine
+from imagematrix.builder import child
 from imagematrix.builder.rewrite import Rewriter
 from imagematrix.documents import natural
+from imagematrix.engine import endpoint, system
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
 from imagematrix.planning.backend import Made, Order, StoppedError
-from imagematrix.planning.environment import PROXIES, scrubbed
+from imagematrix.planning.given import PROXIES, scrubbed
 from imagematrix.render.dockerfile import beginning
-from imagematrix.scratch import room, scratch
+from imagematrix.scratch import full_disk_remedy, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
-    from imagematrix.oci.parts import Part
-    from imagematrix.planning.backend import Sources
-    from imagematrix.stores.engine import Engine
+    from imagematrix.oci.parts import SizedLayer
+    from imagematrix.planning.backend import BuildSources
+    from imagematrix.stores.engine import EngineStore
 
 __all__ = ["Buildx"]
 
@@ -56,7 +57,7 @@ TAIL = 20  # lines of a failed build's log in its error
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _BuildLayout:
     """An OCI layout, the rewriter of its images, and its blobs, which other layouts may share."""
 
     folder: Path
@@ -64,7 +65,7 @@ class _Layout:
     blobs: layout.Blobs
 
     @classmethod
-    def of(cls, folder: Path, blobs: Path) -> _Layout:
+    def of(cls, folder: Path, blobs: Path) -> _BuildLayout:
         names = blobs / "sha256"
         return cls(folder, Rewriter(names, int(identity.EPOCH)), layout.Blobs(names))
 
@@ -79,7 +80,12 @@ class Buildx:
     """
 
     def __init__(
-        self, docker: Engine, builder: str | None = None, attest: Sequence[str] = (), *, proxy: bool = False
+        self,
+        docker: EngineStore,
+        builder: str | None = None,
+        attest: Sequence[str] = (),
+        *,
+        proxy: bool = False,
     ) -> None:
         self._docker = docker
         self._builder = builder
@@ -102,9 +108,9 @@ class Buildx:
         self._open = contextlib.ExitStack()
         self._scratch = self._open.enter_context(scratch())
         blobs = Path(tempfile.mkdtemp(dir=self._scratch))
-        self._shared = _Layout.of(blobs, blobs)
+        self._shared = _BuildLayout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str], tuple[Path, ...]] = Once()
-        self._idle: list[_Layout] = []
+        self._idle: list[_BuildLayout] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
         self._lock = threading.Lock()
@@ -132,7 +138,7 @@ class Buildx:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
         except OSError as error:
-            raise engine.cannot_start(error) from error
+            raise system.cannot_start(error) from error
         except subprocess.CalledProcessError as error:
             raise _broken(error.stderr) from error
         buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
@@ -191,14 +197,14 @@ class Buildx:
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return done.stdout
 
-    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+    def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             output = ["--output", _attributes({"type": "local", "dest": folder})]
             self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
-    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+    def base_layers(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them; none with the classic store.
 
         Later builds reuse them instead of exporting them at the same time.
@@ -208,25 +214,25 @@ class Buildx:
         key = base, sources.images.get(base), sources.platform
         return self._base_layers(key, lambda: self._exported_base(base, sources))
 
-    def _exported_base(self, base: str, sources: Sources) -> tuple[Path, ...]:
-        order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources, labels={})
+    def _exported_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+        order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources)
         with self._layout() as own:
             made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
-            image = layout.Image(own.folder, made)
+            image = layout.LayoutImage(own.folder, made)
             return tuple(map(image.blob, image.layers))
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
-        options += ["--no-cache"] if order.afresh else []
+        options += ["--no-cache"] if order.no_cache else []
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
             made = self._measured([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(self._layout(apart=order.apart))
+            own = stack.enter_context(self._layout(unshared=order.unshared))
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._open
@@ -235,22 +241,26 @@ class Buildx:
             files = self.base_layers(base, order.sources) if base else ()
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if self._attest:
-                image, attested = own.rewriter.index(digest, order, kept)
+                image, attested = own.rewriter.index(digest, kept, order.compression)
             else:
-                image, attested = own.rewriter.image(digest, order, kept), None
-            users.enter_context(own.blobs.used(layout.Image(own.folder, image).archives))
+                image, attested = own.rewriter.image(digest, kept, order.compression), None
+            users.enter_context(own.blobs.used(layout.LayoutImage(own.folder, image).archives))
             base_in_engine = self._docker.holds(order.sources.images.get(base or "", ""))
             present = kept if base_in_engine else frozenset()
             yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
 
-    def parts(self, made: Made) -> tuple[Part, ...]:
+    def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""
         if made.layout:
-            return layout.Image(made.layout, made.digest).parts
+            return layout.LayoutImage(made.layout, made.digest).parts
         return self._docker.parts(made.digest) or ()
 
     def _layers(self, folder: Path, digest: str) -> list[str]:
-        images = layout.Index(folder, digest).images if self._attest else (layout.Image(folder, digest),)
+        images = (
+            layout.LayoutIndex(folder, digest).images
+            if self._attest
+            else (layout.LayoutImage(folder, digest),)
+        )
         return [layer for image in images for layer in image.archives]
 
     def _exported(
@@ -265,15 +275,15 @@ class Buildx:
         return str(self._measured(options, order, log, step)["containerimage.digest"])
 
     @contextlib.contextmanager
-    def _layout(self, *, apart: bool = False) -> Iterator[_Layout]:
+    def _layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
         """Yield a layout for exclusive use, because concurrent writes of the same blob make builds fail.
 
-        Unless it is `apart`, it shares its blobs with others.
+        Unless it is `unshared`, it shares its blobs with others.
         """
-        if apart:
+        if unshared:
             with tempfile.TemporaryDirectory(dir=self._scratch) as name:
                 (blobs := Path(name, "blobs")).mkdir()
-                yield _Layout.of(Path(name), blobs)
+                yield _BuildLayout.of(Path(name), blobs)
             return
         with self._lock:
             layout = self._idle.pop() if self._idle else replace(self._shared, folder=self._new_layout())
@@ -304,7 +314,12 @@ class Buildx:
         return document
 
     def _solve(
-        self, options: list[str], dockerfile: str, sources: Sources, log: TextIO, step: Callable[[str], None]
+        self,
+        options: list[str],
+        dockerfile: str,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
     ) -> None:
         tail: list[str] = []
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
@@ -322,18 +337,18 @@ class Buildx:
             process = self._start([self._command, "build", *own, *options, str(sources.context)])
             assert process.stdout is not None  # noqa: S101 - a pipe; for the type checker
             try:
-                for line in process.stdout:
+                for raw in process.stdout:
+                    line = sources.named(raw)
                     log.write(line)
                     tail = [*tail[1 - TAIL :], line.rstrip()]
                     match = STEP.match(line)
                     if match:
                         step(f"{match[1]}: {match[2]}")
             except BaseException:
-                _signal(process, signal.SIGKILL)
+                child.send(process, signal.SIGKILL)
                 raise
             finally:
-                process.stdout.close()
-                code = process.wait()
+                code = child.finish(process)
                 with self._lock:
                     self._running.discard(process)
         if code:
@@ -343,16 +358,7 @@ class Buildx:
         with self._lock:
             if self._stopped:
                 raise StoppedError("stopped")
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=self._environment,
-                start_new_session=True,
-            )
+            process = child.start(command, self._environment)
             self._running.add(process)
         return process
 
@@ -368,7 +374,7 @@ class Buildx:
             )
         remedy = None
         if FULL in output:
-            remedy = room(self._scratch)
+            remedy = full_disk_remedy(self._scratch)
         elif UNRESOLVED in output and not self.local:
             remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
         raise BuildError(output or "docker buildx failed without a message", remedy=remedy)
@@ -379,13 +385,13 @@ class Buildx:
             self._stopped = True
             running = list(self._running)
         for process in running:
-            _signal(process, signal.SIGTERM)
+            child.send(process, signal.SIGTERM)
         deadline = time.monotonic() + GRACE
         for process in running:
             try:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _signal(process, signal.SIGKILL)
+                child.send(process, signal.SIGKILL)
 
 
 def _attributes(attributes: Mapping[str, str]) -> str:
@@ -398,9 +404,3 @@ def _attributes(attributes: Mapping[str, str]) -> str:
 def _broken(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
     return EngineError(f"docker buildx does not work: {output.strip()}", remedy=remedy)
-
-
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    # It starts programs for logins and for engines behind ssh, so the whole process group is stopped.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)

@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from imagematrix.errors import BuildError
 from imagematrix.facts import marches
 from imagematrix.matrix.feasibility import ARCHES
+from imagematrix.planning.flags import STAGE, from_table
 from imagematrix.render.dockerfile import through_stage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from imagematrix.matrix.matrix import Cell
-    from imagematrix.planning.backend import Builder, Sources
+    from imagematrix.planning.backend import Builder, BuildSources
     from imagematrix.planning.plan import Planned
 
-__all__ = ["STAGE", "Compilers", "unknown_flags"]
+__all__ = ["Compilers"]
 
-STAGE = "compiler"
+ABSENT = "no-cc"  # the file that stands for a stage without a compiler
 
 
 class Compilers:
@@ -61,7 +61,7 @@ class Compilers:
         """Whether the flags of `item` come from a compiler, which takes a build."""
         return item.reference in self._of
 
-    def flags(self, item: Planned, sources: Sources) -> frozenset[str]:
+    def flags(self, item: Planned, sources: BuildSources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError if they are unknown.
 
         `sources` are those of its build. If a template has no stage `compiler`, the shipped table is used
@@ -73,27 +73,13 @@ class Compilers:
             return frozenset()
         compiler = self._of.get(item.reference)
         if compiler is None:
-            return _from_table(item.cell, march)
+            return from_table(item.cell, march)
         option = item.cell.facts.option(march)
         macros = compiler.macros(sources).get(option)
         if macros is None:
             raise _unknown(item, option)
         own = item.cell.facts.flags(march) or frozenset()
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
-
-
-def unknown_flags(items: Iterable[Planned]) -> list[BuildError]:
-    """Return the errors of the builds of `items` whose CPU flags are unknown."""
-    errors = []
-    for item in items:
-        march = item.cell.axes.get("march")
-        try:
-            if march:
-                _from_table(item.cell, march)
-        except BuildError as error:
-            if through_stage(item.dockerfile, STAGE) is None:
-                errors.append(error)
-    return errors
 
 
 class _Compiler:
@@ -107,7 +93,7 @@ class _Compiler:
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
 
-    def macros(self, sources: Sources) -> Mapping[str, str]:
+    def macros(self, sources: BuildSources) -> Mapping[str, str]:
         """Return the macros by option, without options that the compiler does not know."""
         with self._lock:
             if self._answer is None:
@@ -115,6 +101,11 @@ class _Compiler:
                     self._answer = self._query(sources)
                 except BuildError as error:
                     self._answer = error  # the next cell would fail in the same way
+            if not isinstance(self._answer, BuildError) and ABSENT in self._answer:
+                self._answer = BuildError(
+                    f"the template's stage {STAGE!r} has no command cc",
+                    remedy="install a compiler in it, and link it: ln -s /usr/bin/gcc-14 /usr/local/bin/cc",
+                )
             if isinstance(self._answer, BuildError):
                 raise self._answer
             return self._answer
@@ -124,10 +115,10 @@ class _Compiler:
         """The compiler's output, if it has run by now."""
         return self._answer if isinstance(self._answer, Mapping) else None
 
-    def _query(self, sources: Sources) -> Mapping[str, str]:
+    def _query(self, sources: BuildSources) -> Mapping[str, str]:
         words = " ".join(sorted(self.options))
         script = (
-            f"for option in {words}; do "
+            f"command -v cc > /dev/null || touch /macros/{ABSENT}; for option in {words}; do "
             'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
         )
         dockerfile = (
@@ -142,16 +133,3 @@ def _unknown(item: Planned, option: str) -> BuildError:
         f"the compiler of {item.cell.id} does not support {option}",
         remedy="exclude these cells, or use a base image with a newer compiler",
     )
-
-
-def _from_table(cell: Cell, march: str) -> frozenset[str]:
-    flags = cell.facts.flags(march)
-    if flags is None:
-        flags = marches.required(march, cell.properties.get("compiler", ""))
-    if flags is None:
-        raise BuildError(
-            f"the CPU flags that {cell.id} needs are unknown",
-            remedy=f"name the template's stage that has the compiler {STAGE!r}, "
-            "or give the cell a property `compiler` such as gcc-14",
-        )
-    return flags

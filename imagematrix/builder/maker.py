@@ -8,18 +8,18 @@ from functools import cache
 from typing import Self
 
 from imagematrix import record
-from imagematrix.audit import march, proof, runtime
-from imagematrix.audit.claims import broken, of_layers
-from imagematrix.builder import budget
+from imagematrix.audit import doubts, entries, proof
+from imagematrix.audit.claims import contradictions, of_layers, remedy
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
-from imagematrix.builder.reproducible import difference
-from imagematrix.builder.result import BuildStatus, Result
-from imagematrix.catalog.labels import read
-from imagematrix.errors import AuditError, BuildError, ImagematrixError
+from imagematrix.builder.reproducible import compare, difference
+from imagematrix.builder.result import ENGINE, BuildStatus, Result
+from imagematrix.builder.rewrite import labelled
+from imagematrix.compression import libzstd
+from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
 from imagematrix.oci import layout
 from imagematrix.planning import driver, labels
-from imagematrix.planning.backend import Later, Order
+from imagematrix.planning.backend import Order
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.render.dockerfile import beginning
 from imagematrix.trim import program
@@ -32,30 +32,17 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.layer import Layer
     from imagematrix.audit.layers import Layers
-    from imagematrix.catalog.catalog import Ptx, Variant
-    from imagematrix.planning.backend import Builder, Made, Sources, Store
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.oci.parts import SizedLayer
+    from imagematrix.planning.backend import Builder, BuildSources, Made, Store
     from imagematrix.planning.context import Snapshots
     from imagematrix.planning.plan import Plan, Planned
 
-    Flags = Callable[[], frozenset[str]]
-    Facts = tuple[tuple[str, str], ...]
-    Code = tuple[tuple[str, ...], tuple[Ptx, ...]]
 
-__all__ = ["Maker", "ordered"]
+__all__ = ["Maker"]
 
-
-def ordered(item: Planned, sources: Sources, flags: Flags, facts: Facts = ()) -> Order:
-    """Return the order for a planned item; `flags` returns the CPU flags of its code.
-
-    `facts` are the facts of its catalog entry that its bytes prove.
-    """
-    return Order(
-        reference=item.reference,
-        dockerfile=item.dockerfile,
-        sources=sources,
-        labels=Later(lambda: labels.for_item(item, flags(), facts)),
-        replaces=item.difference.reference if item.difference else None,
-    )
+SHOWN = 3  # layers listed in a message
+LONGEST = 60  # characters of an instruction
 
 
 class Maker:
@@ -85,10 +72,12 @@ class Maker:
         self._verify = verify
         self._compilers = Compilers(self._to_build, builder)
         self._made: dict[str, Made] = {}
+        self._together = frozenset(item.reference for item in items)
         self._needed = {need for item in items for need in item.needs}
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}
+        self._missing: dict[str, UsageError] = {}  # bases that cannot be had
         self._program: Path | None = None  # the folder with the program for builds that trim
         self._drivers: dict[str, Path] = {}  # the folders of drivers, by their digests
 
@@ -99,13 +88,16 @@ class Maker:
         self._kept.close()
 
     def prepare(self) -> None:
-        """Pin the bases and copy the contexts; raise UsageError or EngineError for a missing base.
+        """Pin the bases and copy the contexts; their cells report what is missing.
 
-        A missing base would otherwise fail every cell, one after the other. All contexts are copied at the
-        start, because their files may be edited during the builds.
+        All contexts are copied at the start, because their files may be edited during the builds. Raises
+        EngineError.
         """
-        names = dict.fromkeys(name for item in self._items for name in item.bases)
-        self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
+        for name in dict.fromkeys(name for item in self._items for name in item.bases):
+            try:
+                self._pins[name] = self._builder.held(name, self._bases[name])
+            except UsageError as error:
+                self._missing[name] = error
         drivers = {item.driver.listing.digest: item.driver for item in self._to_build if item.driver}
         trims = any(item.trims for item in self._to_build)
         folder = self._snapshots.folder
@@ -151,29 +143,43 @@ class Maker:
         if item.status is PlanStatus.ADOPT and not self._verify:
             return self._adopted(item)
         sources = self._sources(item)
-        flags = cache(lambda: self._compilers.flags(item, sources))
+        # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
+        promised = cache(
+            lambda: labels.variant(item.cell, self._compilers.flags(item, sources), item.reference)
+        )
         if not self._compilers.queries(item):
-            flags()  # unknown flags are better reported before the build
-        order = ordered(item, sources, flags, proof.BUILT if self._builder.reproducible else ())
+            promised()  # unknown flags are better reported before the build
+        order = Order(
+            reference=item.reference,
+            dockerfile=item.dockerfile,
+            sources=sources,
+            together=self._together,
+            compression=item.cell.image.compression,
+        )
         with opened(log) as file:
             try:
-                return self._stored(item, order, flags, file, step, release_slot)
+                return self._stored(item, order, promised, file, step, release_slot)
             except layout.HollowError:  # the store lost a layer, or another store needs it
-                return self._stored(item, replace(order, apart=True), flags, file, step, release_slot)
+                return self._stored(item, replace(order, unshared=True), promised, file, step, release_slot)
 
     def _adopted(self, item: Planned) -> Result:
-        return Result(item=item, status=BuildStatus.ADOPTED, digest=self._store.adopt(item.reference))
+        digest = self._store.adopt(item.reference)
+        compression = None if self._builder.reproducible else ENGINE
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
 
     def _stored(
         self,
         item: Planned,
         order: Order,
-        flags: Flags,
+        promised: Callable[[], Variant],
         log: TextIO,
         step: Callable[[str], None],
         release_slot: Callable[[], None],
     ) -> Result:
         warnings: tuple[str, ...] = ()
+        # Nothing can be added to an image of the classic store: its build gets what the cell promises.
+        if not self._builder.reproducible:
+            order = replace(order, labels=labels.for_item(item, promised()))
         with contextlib.ExitStack() as stack:
             try:
                 made = stack.enter_context(self._builder.make(order, log, step))
@@ -184,21 +190,28 @@ class Maker:
                 release_slot()
             if item.cell.image.budget is not None:
                 parts = self._builder.parts(made)
-                budget.require(item.cell.image.budget, parts, compressed=made.layout is not None)
+                _require_budget(item.cell.image.budget, parts, compressed=made.layout is not None)
             if made.layout:
-                promised = read(order.labels, reference=order.reference, digest=None, size=None)
-                code, facts, warnings = self._proven(item, layout.Image(made.layout, made.digest), promised)
-                # Labels are set before the audit, which seldom changes them.
-                if (code, facts) != ((promised.cubins, promised.ptx), promised.facts):
-                    order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts, code)))
-                    return self._stored(item, order, flags, log, step, release_slot)
+                image = layout.LayoutImage(made.layout, made.digest)
+                entry, warnings = self._proven(item, image, promised())
+                order = replace(order, labels=labels.for_item(item, entry))
+                made = labelled(made, order.labels)
             if self._verify:
                 self._built_again(order, made, log)
             result = self._put(item, order, made)
+            if result.status is BuildStatus.VERIFIED:
+                warnings += self._compared(item, made)
             if order.reference in self._needed:  # images built on it may take it from its layout
                 self._kept.push(stack.pop_all())
         self._made[order.reference] = made
-        return replace(result, reproducible=made.layout is not None, warnings=warnings)
+        kept = made.layout is not None and self._store.keeps_layers
+        return replace(
+            result,
+            reproducible=kept,
+            warnings=warnings,
+            compression=str(order.compression) if kept else ENGINE,
+            libzstd=libzstd() if kept and order.compression.type == "zstd" else None,
+        )
 
     def _put(self, item: Planned, order: Order, made: Made) -> Result:
         """Store a built image; an existing image that was only verified is unchanged."""
@@ -208,28 +221,39 @@ class Maker:
             return self._adopted(item)
         return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, made))
 
+    def _compared(self, item: Planned, made: Made) -> tuple[str, ...]:
+        """Return the warnings if a verified image differs from the stored one; raise BuildError."""
+        assert made.layout is not None  # noqa: S101 - it was verified; for the type checker
+        image = layout.LayoutImage(made.layout, made.digest)
+        warning = compare(self._store.stored(item.reference), image)
+        return (warning,) if warning else ()
+
     def _built_again(self, order: Order, made: Made, log: TextIO) -> None:
         if made.layout is None:
             raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
-        with self._builder.make(replace(order, afresh=True), log, lambda _: None) as again:
+        with self._builder.make(replace(order, no_cache=True), log, lambda _: None) as unlabelled:
+            again = labelled(unlabelled, order.labels)
             assert again.layout is not None  # noqa: S101 - from the same builder; for the type checker
             differs = difference(
-                layout.Image(made.layout, made.digest), layout.Image(again.layout, again.digest)
+                layout.LayoutImage(made.layout, made.digest), layout.LayoutImage(again.layout, again.digest)
             )
         if differs:
             raise BuildError(f"not reproducible: the second build differs: {differs}")
 
-    def _sources(self, item: Planned) -> Sources:
-        places = {name: self._pins[name] for name in item.bases}
+    def _sources(self, item: Planned) -> BuildSources:
+        for name in item.bases:
+            if name in self._missing:
+                raise self._missing[name]
+        found = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
-            places[name] = self._store.source(name, local=self._builder.local)
+            found[name] = self._store.source(name, local=self._builder.local)
             made = self._made.get(name)
-            if places[name] is None and not self._builder.local and made and made.layout:
-                places[name] = f"oci-layout://{made.layout}@{made.digest}"
-            if places[name] is None:  # BuildKit would take somebody else's image of this name from Docker Hub
+            if found[name] is None and not self._builder.local and made and made.layout:
+                found[name] = f"oci-layout://{made.layout}@{made.digest}"
+            if found[name] is None:  # BuildKit would take somebody else's image of this name from Docker Hub
                 message = f"the image that it builds on is not built yet: {name}"
                 raise BuildError(message, remedy="build it first, or in the same build")
-        images = {name: place for name, place in places.items() if place}
+        images = {name: source for name, source in found.items() if source}
         if item.trims:
             images[program.CONTEXT] = str(self._program)
         if item.driver:
@@ -238,24 +262,49 @@ class Maker:
         return self._given.sources(item.cell, context, images)
 
     def _proven(
-        self, item: Planned, image: layout.Image, promised: Variant
-    ) -> tuple[Code, Facts, tuple[str, ...]]:
-        """Return the device code for the labels of an image, the facts that its bytes prove, and warnings.
+        self, item: Planned, image: layout.LayoutImage, promised: Variant
+    ) -> tuple[Variant, tuple[str, ...]]:
+        """Return the catalog entry of an image as its bytes prove it, and warnings.
 
-        Raises AuditError if the bytes contradict the entry, or if a march is doubtful and `strict_march` is
-        set.
+        `promised` is the entry that its cell promises. Raises AuditError if the bytes contradict it, or if a
+        march is doubtful and `strict_march` is set.
         """
-        audited = of_layers(map(self._layer, image.layer_files), promised)
-        code = proof.code(audited, promised) if item.trims else (promised.cubins, promised.ptx)
-        promised = record.replace(promised, cubins=code[0], ptx=code[1])
-        why = broken(audited, promised)
-        if why:
-            raise AuditError(why)
-        warnings = march.doubts(audited, promised)
+        audited = of_layers(map(self._layer, image.layer_files), promised, item.cell.optional_code)
+        entries.require(audited.device_code, audited.unmatched)
+        entry = proof.with_code(audited, promised, trimmed=item.trims)
+        broken = contradictions(audited, entry)
+        if broken:
+            raise AuditError("; ".join(map(str, broken)), remedy=remedy(broken))
+        warnings = doubts.of_march(audited, entry)
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
-        warnings += runtime.doubts(audited, promised)
-        return code, proof.proven(audited, promised), tuple(warnings)
+        warnings += doubts.of_runtime(audited, entry)
+        return record.replace(entry, facts=proof.proven(audited, entry)), tuple(warnings)
 
     def _layer(self, path: Path) -> Layer:
         return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))
+
+
+def _require_budget(budget: int, parts: Sequence[SizedLayer], *, compressed: bool) -> None:
+    """Raise BuildError, which names the largest layers, if layers have more bytes than `budget`.
+
+    An engine with the classic image store has no compressed layers: their uncompressed sizes are compared.
+    """
+    total = sum(part.size for part in parts)
+    if total <= budget:
+        return
+    from rich.filesize import decimal
+
+    largest = sorted(parts, key=lambda part: -part.size)[:SHOWN]
+    layers = "; ".join(f"{decimal(part.size, precision=2)} {_shortened(part)}" for part in largest)
+    kind = "compressed" if compressed else "uncompressed, as the classic image store has no compressed layers"
+    raise BuildError(
+        f"the image has {decimal(total, precision=2)} ({kind}), "
+        f"more than its budget of {decimal(budget, precision=2)}; largest layers: {layers}",
+        remedy="make these layers smaller, or raise `budget` in matrix.yaml",
+    )
+
+
+def _shortened(part: SizedLayer) -> str:
+    words = part.made_by or part.digest
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"

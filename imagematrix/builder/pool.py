@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from imagematrix.oci.parts import Part
-    from imagematrix.planning.backend import Builder, Made, Order, Sources
+    from imagematrix.oci.parts import SizedLayer
+    from imagematrix.planning.backend import Builder, BuildSources, Made, Order
 
 __all__ = ["Pool"]
 
@@ -53,14 +53,14 @@ class Pool:
             return self._builders[0].held(reference, digest)
         return self.pinned(reference, digest)
 
-    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+    def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name.
 
         It takes no slot, because builds wait for it.
         """
         return self._builders[0].export(dockerfile, sources)
 
-    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+    def base_layers(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them, from the first builder."""
         return self._builders[0].base_layers(base, sources)
 
@@ -72,7 +72,7 @@ class Pool:
                 made = kept.enter_context(builder.make(order, log, step))
             yield made
 
-    def parts(self, made: Made) -> tuple[Part, ...]:
+    def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image; all builders read layouts and use the same engine."""
         return self._builders[0].parts(made)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
-from imagematrix.planning.naming import naming
+from imagematrix.planning.plan import naming
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
     from imagematrix.planning.plan import Plan, Planned
 
-__all__ = ["SCHEMA", "BuildStatus", "Result", "complete", "failure", "report"]
+__all__ = ["ENGINE", "SCHEMA", "BuildStatus", "Result", "complete", "failure", "report"]
 
 SCHEMA = "imagematrix.build/v1"
+ENGINE = "engine"  # the compression of images whose layers the engine compresses when it pushes them
 SHOWN = 5  # cells listed in a message before "…"
 
 
@@ -36,7 +38,9 @@ class BuildStatus(StrEnum):
 class Result:
     """The outcome of one cell, after `seconds`.
 
-    `log` is None if the cell failed before its build began. `warnings` are those of its audit.
+    `log` is None if the cell failed before its build began. `warnings` are those of its audit. `compression`
+    is that of the layers that the build added, or ENGINE, or None if nothing was built; `libzstd` is the
+    version of libzstd that compressed them.
     """
 
     item: Planned
@@ -47,6 +51,8 @@ class Result:
     log: Path | None = None
     error: ImagematrixError | None = None
     warnings: tuple[str, ...] = ()
+    compression: str | None = None
+    libzstd: str | None = None
 
     @property
     def stored(self) -> bool:
@@ -69,9 +75,8 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
         if isinstance(result.error, EngineError):
             return result.error
     name = naming(result.item for result in results)
-    names = ", ".join(name(result.item) for result in failed[:SHOWN])
-    more = ", …" if len(failed) > SHOWN else ""
-    message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
+    names = shortened([name(result.item) for result in failed], SHOWN, more=", …")
+    message = f"{len(failed)} of {len(results)} builds failed: {names}"
     kinds = {type(result.error) for result in failed}
     if ImagematrixError in kinds:  # an unexpected error
         return ImagematrixError(message)
@@ -79,8 +84,11 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     return kind(message) if kind in (AuditError, TagMovedError) else BuildError(message)
 
 
-def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
-    """Return the Build document: every cell of the plan with its outcome."""
+def report(plan: Plan, results: Sequence[Result], fatal: str | None = None) -> dict[str, object]:
+    """Return the Build document: every cell of the plan with its outcome.
+
+    `fatal` is the error that ended the build as a whole.
+    """
     by_item = {id(result.item): result for result in results}
     cells = []
     for item in plan.items:
@@ -92,9 +100,11 @@ def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
                 "seconds": round(result.seconds, 3),
                 "digest": result.digest,
                 "reproducible": result.reproducible,
+                "compression": result.compression,
+                "libzstd": result.libzstd,
                 "log": str(result.log) if result.log else None,
                 "error": str(result.error) if result.error else None,
                 "warnings": list(result.warnings),
             }
         cells.append(entry)
-    return {"schema": SCHEMA, "shard": plan.shard, "cells": cells}
+    return {"schema": SCHEMA, "shard": plan.shard, "error": fatal, "cells": cells}

@@ -1,153 +1,111 @@
-"""Labels for images in an OCI layout, and clamped times in their layers, each layer rewritten once.
+"""Clamped times in the layers of images in an OCI layout, each layer rewritten once, and labels after that.
 
-BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers again for each image: a
+BuildKit can do both (`rewrite-timestamp`, `--label`). But it compresses all layers again for each image: a
 driver, or a gigabyte of packages, once for each cell that shares it. And it needs labels before the build,
-when their CPU flags are not known yet. So BuildKit exports tars, which are compressed here once. The layers
-of a base stay byte for byte the same.
+when nobody knows the CPU flags of the code, and what an audit of the image will prove. So BuildKit exports
+tars, which are compressed here once. The layers of a base stay byte for byte the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import gzip
 import hashlib
 import json
 import tempfile
-import zlib
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from imagematrix import deflate
-from imagematrix.catalog.index import ATTESTED
-from imagematrix.catalog.labels import CONTENT, content
+from imagematrix.catalog.labels import CONTENT, annotated, content
+from imagematrix.compression import compressed
 from imagematrix.errors import BuildError
 from imagematrix.oci.clamp import clamped
-from imagematrix.oci.expanded import GZIP, ZSTD
+from imagematrix.oci.expanded import Expanded
 from imagematrix.oci.layout import solid
+from imagematrix.oci.manifest import ATTESTED
 from imagematrix.once import Once
-from imagematrix.scratch import room
+from imagematrix.scratch import full_disk_remedy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
     from typing import IO, Any
 
-    from imagematrix.planning.backend import Order
+    from imagematrix.compression import Compression
+    from imagematrix.planning.backend import Made
 
-__all__ = ["Rewriter"]
+__all__ = ["Rewriter", "labelled"]
 
-TAR = "application/vnd.oci.image.layer.v1.tar"
-LAYER = f"{TAR}+gzip"
+AT_ONCE = 2  # layers that are compressed: each uses several threads, and at high levels a gigabyte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class _Rewritten:
     digest: str
     size: int
     diff_id: str  # the digest of the tar, uncompressed
 
 
-class Rewriter:
-    """Rewrites images whose blobs are in the folder `blobs` (blobs/sha256 of a layout) and writes them there.
+class _BlobFolder:
+    """The blobs in a folder (blobs/sha256 of a layout)."""
 
-    No time is after `latest`, in seconds since 1970. Thread-safe.
-    """
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def __init__(self, blobs: Path, latest: int) -> None:
-        self._blobs = blobs
-        self._latest = latest
-        self._layers: Once[str, _Layer] = Once()
+    def path(self, digest: str) -> Path:
+        return self._folder / digest.removeprefix("sha256:")
 
-    def image(self, digest: str, order: Order, kept: Container[str]) -> str:
-        """Rewrite the image with `digest` and return the new digest; raise BuildError.
+    def read(self, digest: str) -> bytes:
+        return self.path(digest).read_bytes()
 
-        It gets the labels and annotations of `order`. The layers `kept`, those of its base, are not changed.
-        Raises HollowError if a needed layer has been removed.
-        """
-        return self._image(digest, order, kept)[digest]
+    def size(self, digest: str) -> int:
+        return self.path(digest).stat().st_size
 
-    def index(self, digest: str, order: Order, kept: Container[str]) -> tuple[str, str]:
-        """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
-
-        The attestations then refer to the new image.
-        """
-        index = self._json(digest)
-        (image,) = (one["digest"] for one in index["manifests"] if ATTESTED not in one.get("annotations", {}))
-        names = self._image(image, order, kept)
-        for entry in index["manifests"]:
-            if entry["digest"] != image:
-                manifest = self._json(entry["digest"])
-                for blob in (*manifest["layers"], manifest["config"], entry):
-                    names[blob["digest"]] = self._put(_renamed(self._read(blob["digest"]), names))
-                entry["annotations"][ATTESTED] = names[image]
-            entry["digest"] = names[entry["digest"]]
-            entry["size"] = self._size(entry["digest"])
-        return names[image], self._put_json(index)
-
-    def _image(self, digest: str, order: Order, kept: Container[str]) -> dict[str, str]:
-        """Rewrite an image; return the new digests of its layers, its configuration and itself."""
-        manifest = self._json(digest)
-        config = self._json(manifest["config"]["digest"])
-        names = {}
-        for number, layer in enumerate(manifest["layers"]):
-            old = layer["digest"]
-            if old not in kept:
-                made = self._layers(old, partial(self._rewritten, old))
-                names[old] = made.digest
-                manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
-                config["rootfs"]["diff_ids"][number] = made.diff_id
-        inner = config.setdefault("config", {})
-        inner["Labels"] = {**(inner.get("Labels") or {}), **order.labels}
-        inner["Labels"][CONTENT] = content(config)
-        if order.annotations:
-            manifest["annotations"] = {**manifest.get("annotations", {}), **order.annotations}
-        own = manifest["config"]
-        names[own["digest"]] = self._put_json(config)
-        own["digest"] = names[own["digest"]]
-        own["size"] = self._size(own["digest"])
-        return names | {digest: self._put_json(manifest)}
-
-    def _rewritten(self, digest: str) -> _Layer:
-        tar = hashlib.sha256()
-
-        def content(source: IO[bytes]) -> Iterator[bytes]:
-            for piece in clamped(_uncompressed(source), self._latest):
-                tar.update(piece)
-                yield piece
-
-        with solid(self._path(digest)).open("rb") as source, self._new() as target:
-            try:
-                for piece in deflate.gzipped(content(source), deflate.threads()):
-                    target.write(piece)
-            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-                raise BuildError(f"the layer {digest} cannot be read: {error}") from error
-            size = target.tell()
-            return _Layer(digest=self._kept(target), size=size, diff_id=f"sha256:{tar.hexdigest()}")
-
-    def _path(self, digest: str) -> Path:
-        return self._blobs / digest.removeprefix("sha256:")
-
-    def _read(self, digest: str) -> bytes:
-        return self._path(digest).read_bytes()
-
-    def _size(self, digest: str) -> int:
-        return self._path(digest).stat().st_size
-
-    def _json(self, digest: str) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self._read(digest))
+    def json(self, digest: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.read(digest))
         return document
 
-    def _put(self, raw: bytes) -> str:
-        with self._new() as file:
+    def put(self, raw: bytes) -> str:
+        with self.new() as file:
             file.write(raw)
-            return self._kept(file)
+            return self.kept(file)
+
+    def put_json(self, value: object) -> str:
+        return self.put(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+    def put_image(self, digest: str, manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
+        """Write a changed image; return the new digests of configuration and image, by the old ones."""
+        before = manifest["config"]["digest"]
+        after = self.put_json(config)
+        manifest["config"] |= {"digest": after, "size": self.size(after)}
+        return {before: after, digest: self.put_json(manifest)}
+
+    def put_index(self, digest: str, names: Mapping[str, str]) -> str:
+        """Write the index of an image with attestations for a changed image, and return its new digest.
+
+        `names` are the new digests of the image and of its parts by the old ones, to which the attestations
+        refer.
+        """
+        names = dict(names)
+        index = self.json(digest)
+        image = _attested(index)
+        for entry in index["manifests"]:
+            if entry["digest"] != image:
+                manifest = self.json(entry["digest"])
+                for blob in (*manifest["layers"], manifest["config"], entry):
+                    names[blob["digest"]] = self.put(_renamed(self.read(blob["digest"]), names))
+                entry["annotations"][ATTESTED] = names[image]
+            entry["digest"] = names[entry["digest"]]
+            entry["size"] = self.size(entry["digest"])
+        return self.put_json(index)
 
     @contextlib.contextmanager
-    def _new(self) -> Iterator[IO[bytes]]:
-        """Yield a temporary file that `_kept` renames; otherwise it is removed."""
-        folder = self._blobs.parent
+    def new(self) -> Iterator[IO[bytes]]:
+        """Yield a temporary file that `kept` renames; otherwise it is removed."""
+        folder = self._folder.parent
         name = None
         try:
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
@@ -157,26 +115,130 @@ class Rewriter:
             if name:
                 name.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise BuildError(f"{folder}: {error.strerror}", remedy=room(folder.parent)) from error
+                raise BuildError(
+                    f"{folder}: {error.strerror}", remedy=full_disk_remedy(folder.parent)
+                ) from error
             raise
 
-    def _kept(self, file: IO[bytes]) -> str:
+    def kept(self, file: IO[bytes]) -> str:
         """Rename a written file to its digest, and return that."""
         file.seek(0)
         digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
-        Path(file.name).rename(self._path(digest))
+        Path(file.name).rename(self.path(digest))
         return digest
 
-    def _put_json(self, value: object) -> str:
-        return self._put(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+class Rewriter:
+    """Clamps the times in images whose blobs are in the folder `blobs` (blobs/sha256 of a layout).
+
+    It writes the new blobs to the same folder. No time is after `latest`, in seconds since 1970. Thread-safe.
+    """
+
+    def __init__(self, blobs: Path, latest: int) -> None:
+        self._blobs = _BlobFolder(blobs)
+        self._latest = latest
+        self._layers: Once[tuple[str, Compression], _Rewritten] = Once()
+        self._free = threading.Semaphore(AT_ONCE)
+
+    def image(self, digest: str, kept: Container[str], compression: Compression) -> str:
+        """Rewrite the image with `digest` and return the new digest; raise BuildError.
+
+        The layers `kept`, those of its base, are not changed; the others get this `compression`. Raises
+        HollowError if a needed layer has been removed.
+        """
+        return self._image(digest, kept, compression)[digest]
+
+    def index(self, digest: str, kept: Container[str], compression: Compression) -> tuple[str, str]:
+        """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
+
+        The attestations then refer to the new image.
+        """
+        image = _attested(self._blobs.json(digest))
+        names = self._image(image, kept, compression)
+        return names[image], self._blobs.put_index(digest, names)
+
+    def _image(self, digest: str, kept: Container[str], compression: Compression) -> dict[str, str]:
+        """Rewrite an image; return the new digests of its layers, its configuration and itself."""
+        manifest = self._blobs.json(digest)
+        config = self._blobs.json(manifest["config"]["digest"])
+        names = {}
+        for position, layer in enumerate(manifest["layers"]):
+            old = layer["digest"]
+            if old not in kept:
+                new = self._layers((old, compression), partial(self._rewritten, old, compression))
+                names[old] = new.digest
+                kind = compression.media_type
+                manifest["layers"][position] = {"mediaType": kind, "digest": new.digest, "size": new.size}
+                config["rootfs"]["diff_ids"][position] = new.diff_id
+        of_base = sum(layer["digest"] in kept for layer in manifest["layers"])
+        if "history" in config:
+            config["history"] = list(_of_layers(config["history"], of_base))
+        return names | self._blobs.put_image(digest, manifest, config)
+
+    def _rewritten(self, digest: str, compression: Compression) -> _Rewritten:
+        tar = hashlib.sha256()
+
+        def content(source: IO[bytes]) -> Iterator[bytes]:
+            for piece in clamped(Expanded(source), self._latest):
+                tar.update(piece)
+                yield piece
+
+        with (
+            self._free,
+            solid(self._blobs.path(digest)).open("rb") as source,
+            self._blobs.new() as target,
+        ):
+            try:
+                for piece in compressed(content(source), compression, deflate.threads()):
+                    target.write(piece)
+            except (ValueError, EOFError) as error:
+                raise BuildError(f"the layer {digest} cannot be read: {error}") from error
+            size = target.tell()
+            new = self._blobs.kept(target)
+        return _Rewritten(digest=new, size=size, diff_id=f"sha256:{tar.hexdigest()}")
 
 
-def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
-    head = layer.read(len(ZSTD))
-    layer.seek(0)
-    if head == ZSTD:
-        raise BuildError("a layer is compressed with zstd, so its timestamps cannot be rewritten")
-    return gzip.open(layer) if head.startswith(GZIP) else layer
+def labelled(made: Made, own: Mapping[str, str]) -> Made:
+    """Return an image in a layout with the labels `own`; raise BuildError.
+
+    Some of them are also annotations of its manifest. Its layers stay, so this takes no second build. An
+    image without a layout is returned unchanged: its build got the labels.
+    """
+    if made.layout is None:
+        return made
+    blobs = _BlobFolder((made.layout / "blobs" / "sha256").resolve())
+    manifest = blobs.json(made.digest)
+    config = blobs.json(manifest["config"]["digest"])
+    inner = config.setdefault("config", {})
+    inner["Labels"] = {**(inner.get("Labels") or {}), **own}
+    inner["Labels"][CONTENT] = content(config)
+    annotations = annotated(own)
+    if annotations:
+        manifest["annotations"] = {**manifest.get("annotations", {}), **annotations}
+    names = blobs.put_image(made.digest, manifest, config)
+    attested = made.attested and blobs.put_index(made.attested, names)
+    return replace(made, digest=names[made.digest], attested=attested)
+
+
+def _attested(index: Mapping[str, Any]) -> str:
+    """Return the digest of the image in an index that has its attestations, too."""
+    (image,) = (
+        entry["digest"] for entry in index["manifests"] if ATTESTED not in entry.get("annotations", {})
+    )
+    return str(image)
+
+
+def _of_layers(history: Iterable[dict[str, Any]], of_base: int) -> Iterator[dict[str, Any]]:
+    """Yield the history of a base's layers, `of_base` in number, and then of the steps that made layers.
+
+    Releases of BuildKit word some of the others differently, such as EXPOSE, and the image's digest would
+    depend on it. Their results are in the configuration.
+    """
+    layers = 0
+    for entry in history:
+        if layers < of_base or not entry.get("empty_layer"):
+            yield entry
+        layers += not entry.get("empty_layer")
 
 
 def _renamed(raw: bytes, names: Mapping[str, str]) -> bytes:

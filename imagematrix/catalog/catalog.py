@@ -12,7 +12,6 @@ from imagematrix.reference import DIGEST, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Any
 
     from imagematrix.documents import Fields
@@ -23,8 +22,10 @@ __all__ = [
     "CRITERIA",
     "HARDWARE",
     "SCHEMA",
+    "TABLE",
     "UNKNOWN",
     "Catalog",
+    "Code",
     "Ptx",
     "UserModeDriver",
     "Variant",
@@ -34,8 +35,9 @@ __all__ = [
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
-# The source of a need: read from the image's bytes, claimed by labels, or unknown.
-BYTES, CLAIM, UNKNOWN = SOURCES = "bytes", "claim", "unknown"
+# The source of a need: read from the image's bytes, claimed by labels, read from the bytes with the shipped
+# table of files that some GPUs do not use, or unknown.
+BYTES, CLAIM, TABLE, UNKNOWN = SOURCES = "bytes", "claim", "table", "unknown"
 # The hardware axes of a variant. All others are the image's own, and describe its contents.
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # The criteria of the order, in the usual order; see selection/order.py.
@@ -58,6 +60,40 @@ class Ptx(Record):
     def to_json(self) -> dict[str, object]:
         """Return one element of a variant's `ptx`."""
         return {"target": self.target, "isa": self.isa}
+
+
+class Code(Record):
+    """Files of a variant with the same device code: how many they are, and the path of one of them.
+
+    `cubins` and `ptx` are as in a Variant. Where files are `optional`, the image also runs on GPUs for which
+    they have no code.
+    """
+
+    files: int
+    name: str
+    cubins: tuple[str, ...] = ()
+    ptx: tuple[Ptx, ...] = ()
+    optional: bool = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of cubins and PTX."""
+        return (*self.cubins, *[ptx.target for ptx in self.ptx])
+
+    @property
+    def glob(self) -> str:
+        """The glob that states the file as optional, and matches no other name."""
+        return "".join([f"[{letter}]" if letter in "*?[" else letter for letter in self.name])
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a variant's `device_code`."""
+        return {
+            "files": self.files,
+            "name": self.name,
+            "cubins": list(self.cubins),
+            "ptx": [ptx.to_json() for ptx in self.ptx],
+            **({"optional": True} if self.optional else {}),
+        }
 
 
 class UserModeDriver(Record):
@@ -85,7 +121,9 @@ class Variant(Record):
     """One image of a catalog: what its code needs, and what it contains.
 
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
-    ("89", "90a"). `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
+    ("89", "90a"); all files have code wherever one of these cubins, or the PTX, runs. `device_code` is exact:
+    every one of its entries needs code for a GPU, by cubin or PTX. If it is empty, `cubins` and `ptx` are its
+    only entry. `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
     name the compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
     has none. `oldest_driver` is the oldest driver that runs `cuda`, if the matrix states it because no table
     has the release. `axes` are the image's own axes, none about hardware, with the variant's values, sorted.
@@ -112,14 +150,23 @@ class Variant(Record):
     signed_returns: bool = False
     facts: tuple[tuple[str, str], ...] = ()
     requires: tuple[str, ...] = ()
+    device_code: tuple[Code, ...] = ()
 
     @property
     def gpu(self) -> bool:
         """Whether the variant is for GPUs."""
-        return self.cuda is not None or self.driver is not None
+        return bool(self.cuda or self.driver or self.code)
+
+    @property
+    def code(self) -> tuple[Code, ...]:
+        """The entries of its device code of which each has to run; none if there is none."""
+        deciding = tuple([code for code in self.device_code if not code.optional])
+        if deciding or not (self.cubins or self.ptx):
+            return deciding
+        return (Code(files=0, name="", cubins=self.cubins, ptx=self.ptx),)
 
     def source(self, fact: str) -> str:
-        """Return where a fact comes from: "bytes", "claim" or "unknown"."""
+        """Return where a fact comes from: "bytes", "claim", "table" or "unknown"."""
         return dict(self.facts).get(fact, CLAIM)
 
     def to_json(self) -> dict[str, object]:
@@ -137,6 +184,7 @@ class Variant(Record):
             "cpu_flags": sorted(self.cpu_flags),
             "vendor": self.vendor,
             "size": self.size,
+            **({"device_code": [code.to_json() for code in self.device_code]} if self.device_code else {}),
             **({"oldest_driver": self.oldest_driver} if self.oldest_driver else {}),
             **({"signed_returns": True} if self.signed_returns else {}),
             **({"axes": dict(self.axes)} if self.axes else {}),
@@ -207,27 +255,10 @@ class Catalog(Record):
             return None
         if version in (None, self.version):
             return self
-        variants = tuple([one for one in self.variants if name == one.reference or version == one.digest])
+        variants = tuple(
+            [variant for variant in self.variants if name == variant.reference or version == variant.digest]
+        )
         return replace(self, variants=variants, defaults=()) if variants else None
-
-    @classmethod
-    def load(cls, path: str | Path) -> Catalog:
-        """Return the Catalog saved in the file `path`."""
-        return cls.from_json(documents.read(path), str(path))
-
-    @classmethod
-    def from_engine(cls, name: str) -> Catalog:
-        """Return the Catalog of `name` in the local engine: IMAGE:VERSION, or IMAGE if it has one version."""
-        from imagematrix.catalog.engine import catalog
-
-        return catalog(name)
-
-    @classmethod
-    def from_registry(cls, name: str) -> Catalog:
-        """Return the Catalog in the image index `name`, such as registry:5000/ml/training:v1."""
-        from imagematrix.catalog.registry import catalog
-
-        return catalog(name)
 
 
 def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
@@ -239,6 +270,7 @@ def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
         cubins=fields.cached("cubins", _codes, cache),
         ptx=fields.cached("ptx", _ptx, cache),
+        device_code=fields.cached("device_code", _device_code, cache),
         compressed_fatbin=fields.boolean("compressed_fatbin"),
         driver=fields.cached("driver", _driver, cache),
         march=fields.text_or_none("march"),
@@ -294,6 +326,19 @@ def _ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
         Ptx(
             target=_matching(item, "target", CODE, "a target such as 89"),
             isa=_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+        )
+        for item in fields.objects(key)
+    )
+
+
+def _device_code(fields: Fields, key: str) -> tuple[Code, ...]:
+    return tuple(
+        Code(
+            files=item.integer("files"),
+            name=item.text("name"),
+            cubins=_codes(item, "cubins"),
+            ptx=_ptx(item, "ptx"),
+            optional=item.boolean("optional"),
         )
         for item in fields.objects(key)
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from imagematrix import engine
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
-from imagematrix.errors import UnknownImageError
+from imagematrix.engine import images
+from imagematrix.errors import AuditError, UnknownImageError
 from imagematrix.reference import familiar, split
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.catalog.labels import Terms
 
-__all__ = ["catalog", "catalogs"]
+__all__ = ["built_on", "catalog", "catalogs", "repository_digest", "require_named", "require_own"]
 
 # Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
 # from an archive or from a podman build. It finds both by the short name.
@@ -30,21 +31,47 @@ def catalog(name: str) -> Catalog:
     has no variant of it, EngineError if no engine answers.
     """
     image, _ = split(name)
-    own = catalogs(image)
-    named_catalogs = [one for item in own if (one := item.named(name))]
+    existing = catalogs(image)
+    named_catalogs = [one for item in existing if (one := item.named(name))]
     if not named_catalogs:
-        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, own))
+        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, existing))
     if len(named_catalogs) > 1:
         versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)
         raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
     return named_catalogs[0]
 
 
-def _remedy(name: str, own: list[Catalog]) -> str:
-    """Return a suggestion for `name`, which is in none of its image's `own` catalogs."""
-    existing = own or catalogs()
+def require_own(image: Mapping[str, Any], reference: str) -> None:
+    """Raise AuditError if an image with the name of a variant was built on that variant.
+
+    `image` is its configuration, or what an engine tells of it.
+    """
+    if labels.names(labels.of(image), reference) and labels.inherited(image):
+        raise built_on(reference)
+
+
+def built_on(reference: str) -> AuditError:
+    """Return the error for an image with the name of a variant that was built on that variant."""
+    return AuditError(
+        f"{reference} is not the variant of this name, but an image built on the variant",
+        remedy=f"run `docker image rm {reference}` and build again",
+    )
+
+
+def require_named(references: Iterable[str]) -> None:
+    """Raise AuditError as `require_own` does, for names of variants in the engine.
+
+    The engine's list does not tell enough of an image, so each of these is inspected.
+    """
+    for reference in references:
+        require_own(images.inspect(reference) or {}, reference)
+
+
+def _remedy(name: str, catalogs_of_image: list[Catalog]) -> str:
+    """Return a suggestion for `name`, which is in none of the catalogs of its image."""
+    existing = catalogs_of_image or catalogs()
     versions = [f"{item.image}:{item.version}" for item in existing]
-    variants = [one.reference for item in own for one in item.variants]
+    variants = [one.reference for item in catalogs_of_image for one in item.variants]
     if not versions:
         return "build variants with `imagematrix build`"
     names = versions if split(name)[1] else list(dict.fromkeys(item.image for item in existing))
@@ -55,7 +82,9 @@ def catalogs(image: str | None = None) -> list[Catalog]:
     """Return the catalogs of all images in the engine, or of one image, sorted by name and version."""
     wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
     groups: dict[tuple[str, str], dict[str, tuple[Variant, Terms]]] = {}
-    for item in engine.images(wanted):
+    for item in images.listed(wanted):
+        if not isinstance(item, dict):
+            continue
         for name, version, variant, terms in _variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
     return [_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
@@ -72,28 +101,28 @@ def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]])
     )
 
 
-def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
+def _variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant, Terms]]:
     """Yield image, version, variant and terms of one element of the engine's list.
 
     Nothing if the image is no variant, or lacks the tag of its labels, as an image built on a variant does.
     """
-    if not isinstance(item, dict) or not isinstance(item.get("Labels"), dict):
+    if not isinstance(item.get("Labels"), dict):
         return
-    own = item["Labels"]
+    given = item["Labels"]
     if not all(
-        isinstance(own.get(key), str) for key in (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
+        isinstance(given.get(key), str) for key in (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
     ):
         return
-    image, version = own[labels.IMAGE], own[labels.VERSION]
-    reference = f"{image}:{labels.tag(version, own[labels.CELL], own[labels.INPUT])}"
+    image, version = given[labels.IMAGE], given[labels.VERSION]
+    reference = f"{image}:{labels.tag(version, given[labels.CELL], given[labels.INPUT])}"
     if {reference, familiar(reference)} & {*_names(item.get("RepoTags"))}:
-        digest = _digest(item, image)
-        variant = labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
-        yield image, version, variant, labels.terms(own, reference)
+        digest = repository_digest(item, image)
+        variant = labels.read(given, reference=reference, digest=digest, size=item.get("Size"))
+        yield image, version, variant, labels.terms(given, reference)
 
 
-def _digest(item: dict[str, object], image: str) -> str | None:
-    """Return the manifest digest, or the image ID if the store keeps no manifests."""
+def repository_digest(item: Mapping[str, Any], image: str) -> str:
+    """Return the manifest digest in the repository `image`, or the ID if the store keeps no manifests."""
     for name in _names(item.get("RepoDigests")):
         repository, _, digest = name.partition("@")
         if repository in (image, familiar(image)):

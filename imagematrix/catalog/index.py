@@ -1,38 +1,36 @@
-"""Reading and writing an OCI image index (image-index.md of the OCI image specification)."""
+"""Reading and writing an OCI image index (image-index.md of the OCI image specification).
+
+The index of a version states image, version and the digest of its entries in annotations of its own. So an
+index that another tool wrote or changed under the version's tag is recognised.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from imagematrix import documents
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
-from imagematrix.errors import UsageError
-from imagematrix.oci.registry import DOCKER_LIST, INDEX
-from imagematrix.reference import DIGEST
+from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.oci import manifest as manifests
+from imagematrix.oci.manifest import INDEX, Descriptor, ImageIndex, digest_of
+from imagematrix.reference import Reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.oci.manifest import Manifest
 
-__all__ = ["ATTESTED", "Entry", "catalog", "parse", "platform", "write"]
+__all__ = ["IndexEntry", "catalog", "intact", "parse", "platform", "published", "write"]
 
 UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
-ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the digest of the attested image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class IndexEntry(Descriptor):
     """An entry of an index: the descriptor of a manifest, with its annotations and platform."""
-
-    digest: str
-    size: int
-    media_type: str
-    annotations: Mapping[str, str]
-    platform: Mapping[str, str]
 
     @property
     def ours(self) -> bool:
@@ -47,40 +45,50 @@ class Entry:
         )
 
     @property
-    def attests(self) -> str | None:
-        """The digest of the image that it attests, as in BuildKit's attestations, or None."""
-        return self.annotations.get(ATTESTED)
-
-    @property
     def hidden(self) -> bool:
         """Whether engines that choose by platform ignore it."""
         return self.platform.get("os") == UNKNOWN
 
-    @property
-    def plain(self) -> str | None:
-        """Its platform, such as "linux/amd64"; None if it has a CPU level, or no platform."""
-        if not {"os", "architecture"} <= self.platform.keys() or "variant" in self.platform:
-            return None
-        return f"{self.platform['os']}/{self.platform['architecture']}"
 
-    def to_json(self) -> dict[str, object]:
-        """Return the descriptor."""
-        return {
-            "mediaType": self.media_type,
-            "digest": self.digest,
-            "size": self.size,
-            "annotations": dict(self.annotations),
-            "platform": dict(self.platform),
-        }
-
-
-def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
+def parse(raw: bytes, name: str) -> tuple[IndexEntry, ...]:
     """Return the entries of the index `raw`; raise UsageError if it is not one. `name` is for messages."""
-    fields = documents.Fields(documents.parse(raw, name), name)
-    if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None) or not fields.present("manifests"):
-        remedy = "name a version such as v1, which is an index of variants"
-        raise UsageError(f"{name} is a single image, not an index of variants", remedy=remedy)
-    return tuple(_entry(item) for item in fields.objects("manifests"))
+    return _index(raw, name).entries
+
+
+def intact(manifest: Manifest, name: str) -> ImageIndex[IndexEntry]:
+    """Return an index, of any tool or of `publish`; raise UsageError if it is not an index.
+
+    Raises TagMovedError if it has variants, but not as `publish` has written it.
+    """
+    found = _index(manifest.raw, name)
+    changed = _changed(found)
+    if changed:
+        remedy = "delete the tag from the registry, and publish the version again; or raise the version"
+        message = f"{name} is not as imagematrix published it: {manifest.digest} {changed}"
+        raise TagMovedError(message, remedy=remedy)
+    return found
+
+
+def published(manifest: Manifest | None, image: str, version: str) -> tuple[IndexEntry, ...]:
+    """Return the entries of the index of a version, none if `manifest`, which its tag has, is None.
+
+    Raises TagMovedError if it is anything else: a tag never moves, not even from another tool's image.
+    """
+    if manifest is None:
+        return ()
+    name = f"{image}:{version}"
+    remedy = f"delete the tag {version} from the registry, or raise the version"
+    try:
+        published_index = intact(manifest, name)
+    except UsageError as error:
+        message = f"{name} is {manifest.digest}, not the index of the version: {error}"
+        raise TagMovedError(message, remedy=remedy) from error
+    found = tuple(map(published_index.annotations.get, (labels.IMAGE, labels.VERSION)))
+    if found != (Reference.parse(name).repository, version):
+        what = f"the index of {found[0]}:{found[1]}" if all(found) else "an index of another tool"
+        message = f"{name} is {manifest.digest}, {what}, not of this version"
+        raise TagMovedError(message, remedy=remedy)
+    return published_index.entries
 
 
 def platform(name: str | None) -> dict[str, str]:
@@ -89,14 +97,19 @@ def platform(name: str | None) -> dict[str, str]:
     return {"architecture": architecture, "os": system}
 
 
-def write(entries: Iterable[Entry]) -> bytes:
-    """Return an index of `entries`: the same entries always give the same bytes."""
-    manifests = [entry.to_json() for entry in sorted(entries, key=_place)]
-    data = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+def write(entries: Iterable[IndexEntry], image: str, version: str) -> bytes:
+    """Return the index of a version: the same entries always give the same bytes."""
+    ordered = sorted(entries, key=_place)
+    # Clients reach a registry by different addresses, so its address is not part of the image's name.
+    repository = Reference.parse(f"{image}:{version}").repository
+    stated = {labels.IMAGE: repository, labels.VERSION: version, labels.CONTENT: _content(ordered)}
+    listed = [entry.to_json() for entry in ordered]
+    data = {"schemaVersion": 2, "mediaType": INDEX, "annotations": stated, "manifests": listed}
+    # Another form would be another digest, which moves the tag of each version that is published again.
     return json.dumps(data, indent=1, sort_keys=True).encode()
 
 
-def catalog(image: str, version: str, entries: Sequence[Entry]) -> Catalog:
+def catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Catalog:
     """Return the catalog of the variants in an index; raise UsageError if one is damaged."""
     name = f"{image}:{version}"
     variants: dict[str, Variant] = {}
@@ -120,18 +133,28 @@ def catalog(image: str, version: str, entries: Sequence[Entry]) -> Catalog:
     )
 
 
-def _entry(fields: documents.Fields) -> Entry:
-    digest = fields.text("digest")
-    if not DIGEST.fullmatch(digest):
-        raise fields.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
-    return Entry(
-        digest=digest,
-        size=fields.integer("size"),
-        media_type=fields.text_or_none("mediaType") or "",
-        annotations=fields.named_texts("annotations"),
-        platform=fields.named_texts("platform"),
-    )
+def _index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:
+    found = manifests.parse(raw, name, IndexEntry)
+    if not isinstance(found, ImageIndex):
+        remedy = "name a version such as v1, which is an index of variants"
+        raise UsageError(f"{name} is a single image, not an index of variants", remedy=remedy)
+    return found
 
 
-def _place(entry: Entry) -> tuple[str, str]:
+def _changed(found: ImageIndex[IndexEntry]) -> str | None:
+    """Return how another tool changed the index of a version, or None; an index without variants is none."""
+    stated = found.annotations.get(labels.CONTENT)
+    if stated is None:
+        return "does not state its entries" if any(entry.ours for entry in found.entries) else None
+    return None if stated == _content(found.entries) else "has other entries than it states"
+
+
+def _content(entries: Iterable[IndexEntry]) -> str:
+    """Return the digest of the entries of an index, whatever their order."""
+    listed = [entry.to_json() for entry in sorted(entries, key=_place)]
+    text = json.dumps(listed, sort_keys=True, separators=(",", ":"))
+    return digest_of(text.encode())
+
+
+def _place(entry: IndexEntry) -> tuple[str, str]:
     return entry.annotations.get(labels.CELL, ""), entry.digest

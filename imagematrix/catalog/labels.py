@@ -23,15 +23,21 @@ __all__ = [
     "IMAGE",
     "INPUT",
     "INPUTS",
+    "OPTIONAL",
     "PREFER",
     "SIZE",
     "VARIANT",
     "VERSION",
     "Terms",
     "agreed",
+    "annotated",
     "components",
     "content",
     "inherited",
+    "names",
+    "of",
+    "of_config",
+    "optional",
     "read",
     "size",
     "tag",
@@ -42,18 +48,32 @@ __all__ = [
 IMAGE = "io.imagematrix.image"  # the image's name, without a version
 VERSION = "io.imagematrix.version"  # the image's version
 CELL = "io.imagematrix.cell"  # the name of the cell, as in the tag
-CONTENT = "io.imagematrix.content"  # the digest of the rest of the image's configuration
+CONTENT = "io.imagematrix.content"  # the digest of what a container gets of the image, except for this label
 INPUT = "io.imagematrix.input"  # the input digest
 INPUTS = "io.imagematrix.inputs"  # the components of the input digest, as JSON
 PREFER = "io.imagematrix.prefer"  # `prefer` of the matrix, separated by commas; absent if not set
 DEFAULTS = "io.imagematrix.defaults"  # `defaults` of the matrix, as JSON; absent if not set
 DEVELOPMENT = "io.imagematrix.development"  # `true` if the image may be replaced; absent otherwise
+OPTIONAL = "io.imagematrix.optional"  # `optional_device_code` of the matrix, as JSON; absent if not set
 SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index
 VARIANT = "io.imagematrix.variant"  # the catalog entry as JSON, without reference, digest and size
 
 # Also annotations of manifests, so that a registry needs no second request for the labels.
 ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)
 OF_THE_STORE = ("reference", "digest", "size")
+# Settings of an image that a container gets, by their names in an image's configuration.
+SETTINGS = (
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Healthcheck",
+    "StopSignal",
+    "User",
+    "Volumes",
+    "WorkingDir",
+)
+EMPTY: tuple[object, ...] = (None, "", [], {})
 SHORT = 12  # digits of the input digest in a tag
 
 
@@ -70,6 +90,17 @@ class Terms(Record):
 def tag(version: str, cell: str, input_digest: str) -> str:
     """Return the tag of a variant: version, cell and shortened input digest."""
     return f"{version}-{cell}-{input_digest.removeprefix('sha256:')[:SHORT]}"
+
+
+def annotated(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that are also annotations of a manifest."""
+    return {key: labels[key] for key in ANNOTATED if key in labels}
+
+
+def names(labels: Mapping[str, str], reference: str) -> bool:
+    """Whether a reference has the tag of the variant that an image's labels describe."""
+    parts = [labels.get(key) for key in (VERSION, CELL, INPUT)]
+    return all(parts) and reference.rpartition(":")[2] == tag(*map(str, parts))
 
 
 def write(variant: Variant) -> str:
@@ -99,6 +130,15 @@ def components(labels: Mapping[str, str]) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in data.items()} if isinstance(data, dict) else None
 
 
+def optional(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the globs of optional device code that an image's labels state."""
+    try:
+        data = json.loads(labels[OPTIONAL])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+    return tuple(glob for glob in data if isinstance(glob, str)) if isinstance(data, list) else ()
+
+
 def terms(labels: Mapping[str, str], reference: str) -> Terms:
     """Return the terms that an image's labels state; raise UsageError if they are damaged or unknown."""
     text = labels.get(PREFER)
@@ -122,31 +162,63 @@ def agreed(name: str, stated: Iterable[Terms]) -> Terms:
 
 def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, object]:
     try:
-        data = json.loads(labels[label])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        data = documents.parse(labels[label], f"{reference}: the label {label}")
+    except (KeyError, TypeError) as error:
         raise UsageError(f"{reference}: the label {label} is not JSON") from error
     if not isinstance(data, dict):
         raise UsageError(f"{reference}: the label {label} is not an object")
     return data
 
 
-def inherited(config: Mapping[str, Any]) -> bool:
-    """Whether an image inherited its labels from an image that it was built on, by its configuration.
+def of(image: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the labels of an image, from its configuration or from what an engine tells of it."""
+    return _mapping(_config(image).get("Labels"))
 
-    False for images of the classic image store, whose labels have no content digest.
+
+def of_config(raw: bytes, where: str) -> Mapping[str, str]:
+    """Return the labels in an image's configuration; none if they are inherited from another image."""
+    image = documents.Fields(documents.parse(raw, where), where)
+    inner = image.object_or_none("config")
+    return inner.named_texts("Labels") if inner and not inherited(image.data) else {}
+
+
+def inherited(image: Mapping[str, Any]) -> bool:
+    """Whether an image inherited its labels from an image that it was built on.
+
+    `image` is its configuration, or what an engine tells of it. False for images of the classic image store,
+    whose labels have no content digest.
     """
-    label = ((config.get("config") or {}).get("Labels") or {}).get(CONTENT)
-    return label is not None and label != content(config)
+    label = of(image).get(CONTENT)
+    return label is not None and label != content(image)
 
 
-def content(config: Mapping[str, Any]) -> str:
-    """Return the digest of an image's configuration, including its layers but without the label CONTENT.
+def content(image: Mapping[str, Any]) -> str:
+    """Return the digest of what a container gets of an image: platform, layers and settings.
 
-    An image built on this one inherits the label, but its configuration differs.
+    The label CONTENT does not count. An image built on this one inherits the label, but differs in the rest.
+    `image` is its configuration or what an engine tells of it, which leaves out other parts.
     """
-    import hashlib
+    from imagematrix.oci.manifest import digest_of
 
-    inner = dict(config.get("config") or {})
-    inner["Labels"] = {key: value for key, value in (inner.get("Labels") or {}).items() if key != CONTENT}
-    text = json.dumps({**config, "config": inner}, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    inner = _config(image)
+    others = {key: value for key, value in of(image).items() if key != CONTENT}
+    rootfs = _mapping(image.get("rootfs")).get("diff_ids") or _mapping(image.get("RootFS")).get("Layers")
+    data = {
+        "platform": [
+            image.get(key) or image.get(key.title()) or "" for key in ("os", "architecture", "variant")
+        ],
+        "layers": rootfs or [],
+        "labels": others,
+        # An engine tells settings that the image does not have as empty ones.
+        "settings": {key: value for key in SETTINGS if (value := inner.get(key)) not in EMPTY},
+    }
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return digest_of(text.encode())
+
+
+def _config(image: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(image.get("config")) or _mapping(image.get("Config"))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -5,11 +5,11 @@ Each manifest of the index has its variant in its annotations, with the same nam
 
 from __future__ import annotations
 
-from imagematrix import documents
 from imagematrix.catalog import index, labels
 from imagematrix.errors import UnknownImageError
 from imagematrix.facts.versions import natural
-from imagematrix.oci.registry import DOCKER_LIST, INDEX, MANIFESTS, Registry
+from imagematrix.oci.manifest import INDEX, INDEXES, MANIFESTS, Descriptor, ImageManifest, parse
+from imagematrix.oci.registry import Registry
 from imagematrix.record import replace
 from imagematrix.reference import DIGEST, Reference
 from imagematrix.spelling import SLIP, nearest
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.catalog.index import Entry
-    from imagematrix.oci.registry import Manifest
+    from imagematrix.catalog.index import IndexEntry
+    from imagematrix.oci.manifest import Manifest
 
-__all__ = ["catalog", "catalogs", "entry", "listed"]
+__all__ = ["catalog", "catalogs", "entry_of", "listed"]
 
 REQUESTS = 8  # at the same time
-IMAGES = tuple(kind for kind in MANIFESTS if kind not in (INDEX, DOCKER_LIST))
+IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
 CONFIGS = (
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
@@ -45,13 +45,23 @@ def catalog(name: str) -> Catalog:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_remedy(reference, registry.tags()))
         whole = listed(manifest, reference.name, reference.tag)
-        one = None if whole else entry(registry, reference.tag)
+        named = None if whole else entry_of(registry, reference.tag)
+        # An image that was built on a variant inherits its labels, but neither its tag nor its content. For a
+        # version, a resolver answers with the variant itself.
+        own = (
+            named is not None
+            and named.ours
+            and (
+                named.tag == reference.tag
+                or DIGEST.fullmatch(reference.tag)
+                or registry.digest(named.tag) == named.digest
+            )
+        )
     if whole:
         return whole
-    # An image that was built on a variant inherits its labels, but neither its tag nor its content.
-    if one and one.ours and (one.tag == reference.tag or DIGEST.fullmatch(reference.tag)):
+    if named and own:
         # A named variant leaves no axis for defaults to decide.
-        return replace(index.catalog(reference.name, one.annotations[labels.VERSION], [one]), defaults=())
+        return replace(index.catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=())
     index.parse(manifest.raw, name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
@@ -63,24 +73,24 @@ def catalogs(name: str) -> list[Catalog]:
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         versions = _versions(registry.tags())
         manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
-        read = [listed(one, name, version) for version, one in manifests if one]
-    return [one for one in read if one is not None]
+        read = [listed(manifest, name, version) for version, manifest in manifests if manifest]
+    return [found for found in read if found is not None]
 
 
 def listed(manifest: Manifest, image: str, version: str) -> Catalog | None:
     """Return the catalog in the index of a version; None if it has no variants.
 
-    Raises UsageError if it is damaged.
+    Raises UsageError if it is damaged, TagMovedError if another tool changed it.
     """
     entries = _listed(manifest, f"{image}:{version}")
     return index.catalog(image, version, entries) if entries else None
 
 
-def _listed(manifest: Manifest, name: str) -> list[Entry]:
+def _listed(manifest: Manifest, name: str) -> list[IndexEntry]:
     """Return the variants in a manifest: none if it is a single image or a foreign index."""
     if manifest.media_type in IMAGES:
         return []
-    return [one for one in index.parse(manifest.raw, name) if one.ours]
+    return [variant for variant in index.intact(manifest, name).entries if variant.ours]
 
 
 def _versions(tags: Iterable[str]) -> list[str]:
@@ -101,7 +111,7 @@ def _remedy(reference: Reference, tags: Sequence[str]) -> str:
     return nearest(reference.tag, tags, likeness=SLIP) or existing
 
 
-def entry(registry: Registry, tag: str) -> Entry | None:
+def entry_of(registry: Registry, tag: str) -> IndexEntry | None:
     """Return the index entry of the image with a tag or digest, read from the image itself.
 
     For an image with attestations it is the image's entry. Returns None if the tag does not exist, or is
@@ -109,20 +119,21 @@ def entry(registry: Registry, tag: str) -> Entry | None:
     """
     manifest = registry.manifest(tag)
     if manifest and manifest.media_type == INDEX:
-        attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+        attested = {
+            attestation.attests for attestation in index.parse(manifest.raw, tag) if attestation.attests
+        }
         manifest = registry.manifest(attested.pop()) if len(attested) == 1 else None
-    if manifest is None or manifest.media_type in (INDEX, DOCKER_LIST):
+    if manifest is None or manifest.media_type in INDEXES:
         return None
     where = f"{registry.name}:{tag}"
-    fields = documents.Fields(documents.parse(manifest.raw, where), where)
-    config = fields.object_or_none("config")
-    if config is None or config.text_or_none("mediaType") not in CONFIGS:
+    image = parse(manifest.raw, where, Descriptor)
+    if not isinstance(image, ImageManifest) or not image.config or image.config.media_type not in CONFIGS:
         return None
-    annotations = fields.named_texts("annotations")
+    annotations = image.annotations
     if labels.VARIANT not in annotations:  # pushed by an engine with the classic image store
-        annotations = _configured(registry, config, where)
-    size = sum(layer.integer("size") for layer in fields.objects("layers"))
-    return index.Entry(
+        annotations = labels.of_config(registry.blob(image.config.digest), where)
+    size = sum(layer.size for layer in image.layers or ())
+    return index.IndexEntry(
         digest=manifest.digest,
         size=len(manifest.raw),
         media_type=manifest.media_type,
@@ -130,14 +141,3 @@ def entry(registry: Registry, tag: str) -> Entry | None:
         | {labels.SIZE: str(size)},
         platform=index.platform(None),
     )
-
-
-def _configured(registry: Registry, config: documents.Fields, where: str) -> dict[str, str]:
-    """Return the labels in an image's configuration; none if they are inherited from another image."""
-    digest = config.text("digest")
-    if not DIGEST.fullmatch(digest):
-        raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
-    image = documents.Fields(documents.parse(registry.blob(digest), where), where)
-    inner = image.object_or_none("config")
-    own = inner.named_texts("Labels") if inner else {}
-    return {} if labels.inherited(image.data) else own

@@ -1,25 +1,25 @@
-"""The sources of catalogs, and which source a name refers to.
+"""The sources of catalogs: which one a name refers to.
 
-To add a source, add a module beside this one and a line in SOURCES. The module has a function `catalog`,
-which returns the Catalog of a name. If the source stores images, it also has `catalogs`, which returns the
-catalogs of all versions of an image.
+To add a source, add a module beside this one and a line in SOURCES. The module has two functions: `catalog`
+returns the Catalog of a name, and `catalogs` those of all versions of an image.
 """
 
 from __future__ import annotations
 
 import os
 
-from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix import documents
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import Record
 from imagematrix.reference import names_registry
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from os import PathLike
     from typing import Protocol
-
-    from imagematrix.catalog.catalog import Catalog
 
     class Module(Protocol):
         """The interface of a source's module."""
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["list_catalogs", "open_catalog"]
+__all__ = ["confirm", "list_catalogs", "open_catalog", "stored_catalog"]
+
+ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
 
-class Source(Record):
-    """A source of catalogs; `name` is the name of its module.
+class CatalogSource(Record):
+    """A source of catalogs, which stores images; `name` is the name of its module.
 
-    `takes` returns whether a catalog name belongs to it, `keeps` whether an image name does. `own_names`: the
-    names of its images may differ from their names on a node.
+    `keeps` returns whether the image with a name is stored there. `own_names`: the names of its images may
+    differ from their names on a node.
     """
 
     name: str
-    takes: Callable[[str], bool]
     keeps: Callable[[str], bool]
     own_names: bool = False
 
@@ -56,41 +57,75 @@ class Source(Record):
         return module
 
 
-def _saved(name: str) -> bool:
-    return name.endswith(".json") or os.path.exists(name)  # noqa: PTH110 - pathlib is slow to load
-
-
 def _always(_: str) -> bool:
     return True
 
 
-def _never(_: str) -> bool:
-    return False
-
-
-# The first source that takes or keeps a name is used.
+# The first source that keeps an image is used.
 SOURCES = (
-    Source(name="file", takes=_saved, keeps=_never),
-    Source(name="registry", takes=_always, keeps=names_registry, own_names=True),
-    Source(name="engine", takes=_never, keeps=_always),
+    CatalogSource(name="registry", keeps=names_registry, own_names=True),
+    CatalogSource(name="engine", keeps=_always),
 )
 
 
-def open_catalog(
-    image: str | None, name: str | None = None, *, note: Callable[[str], object] = str
-) -> Catalog:
-    """Return the catalog `name`, or if that is None, the catalog of `image` from the source that stores it.
+def open_catalog(name: str | PathLike[str], *, image: str | None = None) -> Catalog:
+    """Return the catalog `name`: a saved file, or an image in a registry or in the engine.
 
-    `name` is a file or a reference in a registry. An image with a registry in its name is stored there, any
-    other in the engine. If the registry does not have the image, the engine's is used, and `note` is called
-    with a message. An unreachable registry is an error: the engine may have only the images that this node
-    pulled, which would change the choice. Raises UnknownImageError if a file is the catalog of another image.
+    A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. Any other
+    name is that of an image: with a registry in the name it is stored there, without one in the engine. Both
+    are IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
+    catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
+    a registry may have the image under another name.
+
+    Raises UnknownImageError if there is no such image, EngineError if the engine or the registry cannot be
+    reached, UsageError if the file cannot be read or is no catalog.
     """
-    if name is None:
-        return _at_home(image or "", note)
-    source = next(source for source in SOURCES if source.takes(name))
-    catalog = source.module.catalog(name)
-    return catalog if image is None or source.own_names else _of(catalog, image, name)
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"{name!r:.80} is not the name of a catalog", remedy=ADVICE)
+    text = os.fspath(name)
+    if text is not name or _is_path(text):
+        catalog = Catalog.from_json(documents.read(text), text)
+    else:
+        source = next(source for source in SOURCES if source.keeps(text))
+        catalog = source.module.catalog(text)
+        if source.own_names:
+            return catalog
+    return catalog if image is None else _part(catalog, image, text)
+
+
+def stored_catalog(image: str, note: Callable[[str], object]) -> Catalog:
+    """Return the catalog of `image` from the source that stores it.
+
+    If the registry in its name does not have the image, the engine's is used, and `note` is called with a
+    message. An unreachable registry is an error: the engine may have only the images that this node pulled,
+    which would change the choice.
+    """
+    first, *others = [source for source in SOURCES if source.keeps(image)]
+    try:
+        return first.module.catalog(image)
+    except UnknownImageError as error:
+        unknown = error
+    for source in others:
+        try:
+            catalog = source.module.catalog(image)
+        except (EngineError, UnknownImageError):  # the first source's error says what is missing
+            continue
+        note(f"{unknown}: using the {source.name}'s images")
+        return catalog
+    raise unknown
+
+
+def confirm(image: str | None, name: str | None, references: Iterable[str]) -> None:
+    """Raise AuditError if a variant's name stands for an image that was built on the variant.
+
+    `references` are variants of the catalog `name`, or of `image` where it is stored. Only in an engine can a
+    name stand for another image, without a digest that tells.
+    """
+    stored = image or "" if name is None else name
+    if not names_registry(stored) and (name is None or not _is_path(name)):
+        from imagematrix.catalog.engine import require_named
+
+        require_named(references)
 
 
 def list_catalogs(image: str | None = None) -> list[Catalog]:
@@ -106,28 +141,19 @@ def list_catalogs(image: str | None = None) -> list[Catalog]:
     return [homes[-1].module.catalog(str(image))]  # raises an error that lists existing images
 
 
-def _at_home(image: str, note: Callable[[str], object]) -> Catalog:
-    first, *others = [source for source in SOURCES if source.keeps(image)]
-    try:
-        return first.module.catalog(image)
-    except UnknownImageError as error:
-        unknown = error
-    for source in others:
-        try:
-            catalog = source.module.catalog(image)
-        except (EngineError, UnknownImageError):
-            continue
-        note(f"{unknown}: using the {source.name}'s images")
-        return catalog
-    raise unknown
+def _is_path(name: str) -> bool:
+    """Whether the name of a catalog is that of a file; a folder may have the name of an image."""
+    if name.endswith(".json") or name.startswith((".", "/")):
+        return True
+    return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - pathlib is slow to load
 
 
-def _of(whole: Catalog, image: str, name: str) -> Catalog:
+def _part(whole: Catalog, image: str, name: str) -> Catalog:
     """Return the part of a catalog that `image` refers to."""
     part = whole.named(image)
     if part is None:
-        own = f"{whole.image}:{whole.version}"
-        names = [own, whole.image, *(variant.reference for variant in whole.variants)]
+        found = f"{whole.image}:{whole.version}"
+        names = [found, whole.image, *(variant.reference for variant in whole.variants)]
         remedy = nearest(image, names, likeness=SLIP)
-        raise UnknownImageError(f"{name} is the catalog of {own}, not of {image}", remedy=remedy)
+        raise UnknownImageError(f"{name} is the catalog of {found}, not of {image}", remedy=remedy)
     return part

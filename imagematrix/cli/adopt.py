@@ -9,7 +9,7 @@ import typer
 
 from imagematrix import documents, files
 from imagematrix.cli.auditing import Platform, References, audited
-from imagematrix.cli.output import counted, info, print_json, warn
+from imagematrix.cli.output import counted, info, print_json, warn, writing
 from imagematrix.errors import UsageError
 from imagematrix.reference import DIGEST, TAG, split
 
@@ -22,6 +22,12 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the catalog to FILE.")
     ] = None,
+    optional: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--optional", metavar="GLOB", help="Files that may lack device code for a GPU; repeatable."
+        ),
+    ] = None,
     platform: Platform = None,
 ) -> None:
     """Write a catalog of unlabelled images; their needs are read from their bytes.
@@ -29,17 +35,21 @@ def command(
     Needs that bytes do not show come from claims such as NVIDIA_REQUIRE_CUDA. Other commands accept the
     catalog with --catalog FILE.
     """
+    from imagematrix.audit import entries
     from imagematrix.audit.catalog import catalog
 
     image, version = split(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
-    result = catalog(audited(references, platform), image, version, warn)
+    audits = audited(references, platform, optional or ())
+    unmatched = [glob for glob in optional or () if all(glob in audit.unmatched for audit in audits)]
+    entries.require((), unmatched)
+    for audit in audits:
+        entries.require(audit.device_code, ())
+    result = catalog(audits, image, version, warn)
     if output is None:
         print_json(result.to_json())
         return
-    try:
+    with writing(output):
         files.write(output, documents.dump(result.to_json()).encode())
-    except OSError as error:
-        raise UsageError(f"{output}: {error.strerror}") from error
     info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")

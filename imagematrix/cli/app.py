@@ -40,6 +40,7 @@ COMMANDS = (
     "doctor",
     "select",
     "explain",
+    "pull",
     "coverage",
     "resolver",
     "swarm",

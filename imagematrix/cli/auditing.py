@@ -39,8 +39,8 @@ Platform = Annotated[
 ]
 
 
-def audited(references: Sequence[str], system: str | None) -> list[Audit]:
-    """Return the audits of all images that `references` name; see `sources.read`."""
+def audited(references: Sequence[str], system: str | None, optional: Sequence[str] = ()) -> list[Audit]:
+    """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers
     from imagematrix.audit.report import audit
@@ -49,7 +49,8 @@ def audited(references: Sequence[str], system: str | None) -> list[Audit]:
     with progress() as watch:
         layers = Layers(Cache(place()), watch)
         wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
-        return [audit(image) for one in references for image in read(one, wanted, layers)]
+        images = (image for reference in references for image in read(reference, wanted, layers))
+        return [audit(image, optional) for image in images]
 
 
 @contextlib.contextmanager

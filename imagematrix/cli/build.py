@@ -11,20 +11,26 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
-from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text, warn
+from imagematrix.cli.options import AllowContext, BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
+from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text, warn, writing
 from imagematrix.cli.planning import locked, sharding, warn_of_lost, workshop
-from imagematrix.errors import UsageError
+from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from imagematrix.builder.result import Result
-    from imagematrix.planning.plan import Plan
+    from imagematrix.cli.progress import Progress
+    from imagematrix.planning.plan import Plan, Planned
     from imagematrix.reports.outcome import Outcome
 
 __all__ = ["command"]
+
+CLASSIC = (
+    "the engine has the classic image store: timestamps are kept, so a second build differs, "
+    "and the engine compresses the layers that it pushes (compression: engine)"
+)
 
 
 def command(
@@ -77,6 +83,7 @@ def command(
     proxy: Proxy = False,
     shard: ShardOf = None,
     durations: DurationsFiles = None,
+    allow_context: AllowContext = None,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report as well.")
     ] = None,
@@ -87,23 +94,30 @@ def command(
     from imagematrix.builder.result import complete, failure
     from imagematrix.cli.progress import progress
     from imagematrix.planning.given import parse
-    from imagematrix.planning.plan import PlanStatus
+    from imagematrix.planning.plan import Plan, PlanStatus
 
     narrow = sharding(shard, durations)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
     if junit:
         _write(junit, ())  # report an unwritable path before an hour of builds
-    with workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given) as shop:
-        plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen))
-        warn_of_lost(plan)
-        verified = [PlanStatus.UP_TO_DATE] if verify else []
-        todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
-        if todo and not shop.builder.reproducible:
-            info("the engine has the classic image store: timestamps are kept, so a second build differs")
-        logs = file.parent / ".imagematrix" / "logs"
-        cause: BaseException | None = None
-        with progress(todo) as reporter:
-            try:
+    plan = narrow(Plan(items=(), bases={}))
+    todo: Sequence[Planned] = ()
+    reporter: Progress | None = None
+    cause: BaseException | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            shop = stack.enter_context(
+                workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given)
+            )
+            contexts = allow_context or ()
+            plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen, contexts=contexts))
+            warn_of_lost(plan)
+            verified = [PlanStatus.UP_TO_DATE] if verify else []
+            todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
+            if todo and not shop.builder.reproducible:
+                info(CLASSIC)
+            logs = file.parent / ".imagematrix" / "logs"
+            with progress(todo) as reporter:
                 # Builders are looked up only if there is something to build.
                 if todo or plan.with_status(PlanStatus.REFUSED):
                     build(
@@ -117,30 +131,45 @@ def command(
                         fail_fast=fail_fast,
                         verify=verify,
                     )
-            except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
-                cause = ended
+        except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
+            cause = ended
         with _undisturbed():
-            results = complete(todo, reporter.results)
+            results = complete(todo, reporter.results if reporter else ())
             error = cause or failure(results)
-            _report(plan, results, error, json=json, junit=junit)
+            _report(plan, results, error, fatal=_fatal(cause, results), json=json, junit=junit)
     if error:
         raise error
+
+
+def _fatal(cause: BaseException | None, results: Sequence[Result]) -> str | None:
+    """Return the message of what ended a build as a whole; `results` show that it was stopped."""
+    if cause is None or isinstance(cause, ImagematrixError):
+        return str(cause) if cause else None
+    if isinstance(cause, (KeyboardInterrupt, SystemExit)):
+        return None if results else "the build was stopped"
+    return f"unexpected {type(cause).__name__}: {cause}".strip(": ")
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Defer further interrupts until the outcome has been reported."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ending}
+    before = {signal_number: signal.signal(signal_number, signal.SIG_IGN) for signal_number in ending}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def _report(
-    plan: Plan, results: Sequence[Result], error: BaseException | None, *, json: bool, junit: Path | None
+    plan: Plan,
+    results: Sequence[Result],
+    error: BaseException | None,
+    *,
+    fatal: str | None,
+    json: bool,
+    junit: Path | None,
 ) -> None:
     """Report the outcome of a build: to stdout, as JUnit XML, to the terminal and to the CI system.
 
@@ -151,12 +180,12 @@ def _report(
     from imagematrix.planning.plan import PlanStatus
     from imagematrix.reports.outcome import parse
 
-    document = report(plan, results)
+    document = report(plan, results, fatal)
     outcomes = parse(document, "build").outcomes
     with contextlib.ExitStack() as others:
         if junit:
-            others.callback(_write, junit, outcomes)
-        others.callback(ci.write_summary, outcomes)
+            others.callback(_write, junit, outcomes, fatal)
+        others.callback(ci.write_summary, outcomes, fatal)
         others.callback(_explain, results, overall=error)
         others.callback(_warn, results)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -165,6 +194,7 @@ def _report(
             done = {id(result.item) for result in results}
             up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))
             others.callback(_conclude, len(results), up_to_date)
+            others.callback(_tell_compression, results)
         if json:
             print_json(document)
         else:
@@ -174,6 +204,17 @@ def _report(
         sys.stdout.flush()
 
 
+def _tell_compression(results: Sequence[Result]) -> None:
+    """Print the compression of new layers, with the library whose release may decide their bytes."""
+    kinds = {
+        f"{result.compression}{f' by libzstd {result.libzstd}' if result.libzstd else ''}"
+        for result in results
+        if result.compression
+    }
+    if kinds:
+        info(f"compression of new layers: {', '.join(sorted(kinds))}")
+
+
 def _conclude(done: int, up_to_date: int) -> None:
     if done == 0:
         info(f"nothing to build: {counted(up_to_date, 'image')} up to date")
@@ -181,20 +222,18 @@ def _conclude(done: int, up_to_date: int) -> None:
         info(f"{counted(up_to_date, 'image')} more up to date")
 
 
-def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
+def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
     from imagematrix import files
     from imagematrix.builder.logs import excerpt
     from imagematrix.reports.junit import junit
 
-    try:
-        files.write(path, junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or "")))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+    with writing(path):
+        files.write(path, junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or ""), fatal))
 
 
 def _warn(results: Sequence[Result]) -> None:
     """Print the warnings of audits, each once, because cells of an image often share them."""
-    from imagematrix.planning.naming import naming
+    from imagematrix.planning.plan import naming
 
     name = naming(result.item for result in results)
     cells: dict[str, list[str]] = {}
@@ -214,11 +253,12 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
     from imagematrix.builder.logs import excerpt
     from imagematrix.builder.result import BuildStatus
     from imagematrix.cli import ci
-    from imagematrix.planning.naming import naming
+    from imagematrix.planning.plan import naming
     from imagematrix.text import headline
 
     name = naming(result.item for result in results)
     system = ci.system()
+    alike: dict[tuple[str, str | None], list[Result]] = {}  # those that failed before their builds began
     for result in results:
         error = result.error
         if result.status is not BuildStatus.FAILED or error is None or error is overall:
@@ -227,6 +267,13 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
             text = "\n".join(filter(None, (excerpt(result.log, str(error)), error.remedy)))
             info_raw(ci.failed(system, name(result.item), headline(str(error)), text))
             continue
-        log = f" (log: {result.log})" if result.log else ""
-        info(f"\n{name(result.item)}{log}")
+        if result.log is None:
+            alike.setdefault((str(error), error.remedy), []).append(result)
+            continue
+        info(f"\n{name(result.item)} (log: {result.log})")
         print_error(error)
+    for first, *others in alike.values():
+        more = f" and {counted(len(others), 'other cell')}" if others else ""
+        info(f"\n{name(first.item)}{more}")
+        if first.error:
+            print_error(first.error)

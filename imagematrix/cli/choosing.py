@@ -1,18 +1,20 @@
-"""The host and the catalog that the options of `select`, `explain` and `run` name."""
+"""The host and the catalog that the options of `select`, `explain`, `pull` and `run` name, and the choice."""
 
 from __future__ import annotations
 
-from imagematrix.catalog.sources import open_catalog
+from imagematrix.catalog.sources import open_catalog, stored_catalog
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.node.host import Host
+    from imagematrix.selection.selection import Selection
 
-__all__ = ["catalog_of", "node_of", "require_image"]
+__all__ = ["catalog_of", "choose", "node_of", "remark", "require_image", "require_one_host"]
 
 
 def node_of(
@@ -23,12 +25,23 @@ def node_of(
     The host is the one saved in `file`, or this one (or the captured tree `root`) as probed now. The
     environment applies to this machine only: if it names GPUs, the host has no others.
     """
+    require_one_host(file, root, nvidia_smi)
     host = _host_of(file, root, nvidia_smi)
     if any(option is not None for option in (file, root, nvidia_smi)):
         return host, gpus
-    from imagematrix.gpus.visible import within
+    from imagematrix.gpu_request.visible import within
 
     return within(host, gpus)
+
+
+def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | None = None) -> None:
+    """Raise UsageError if a saved host is given, and a captured tree or dump besides."""
+    for option, value in (("--root", root), ("--nvidia-smi", nvidia_smi)):
+        if file is not None and value is not None:
+            raise UsageError(
+                f"--host and {option} are mutually exclusive: a saved host has all facts of its node",
+                remedy=f"use one of them; `imagematrix probe {option} ... --json` saves a host",
+            )
 
 
 def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
@@ -41,9 +54,55 @@ def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> H
     return probe(root or "/", smi=nvidia_smi)
 
 
+def choose(
+    image: str,
+    catalog: str | None,
+    host: tuple[Host, str | None],
+    *,
+    where: Sequence[str] | None,
+    allow_cpu: bool,
+    json: bool,
+) -> Selection:
+    """Return the selection from a catalog, as `catalog_of` finds it, for a `host` of `node_of`.
+
+    Raises NothingFits; with `json`, the document with the reasons is printed before.
+    """
+    from imagematrix.cli.output import print_json
+    from imagematrix.selection.question import parse
+    from imagematrix.selection.select import select
+    from imagematrix.selection.selection import NothingFits
+
+    node, wanted = host
+    try:
+        return select(
+            node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
+        )
+    except NothingFits as error:
+        if json:
+            print_json(error.selection.to_json())
+        raise
+
+
+def remark(selection: Selection, wanted: str | None) -> None:
+    """Say which GPUs the answer is for, if it would be another for others that could serve the request.
+
+    `wanted` are the requested GPUs. What was assumed about the host is said, too.
+    """
+    from imagematrix.cli.output import info
+    from imagematrix.gpu_request.choice import label
+    from imagematrix.gpu_request.spec import candidates
+    from imagematrix.selection.hardware import kind
+
+    choice = candidates(selection.host.gpus, wanted)
+    if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
+        info(f"imagematrix: for {', '.join(map(label, selection.chosen_gpus))}")
+    if selection.doubt:
+        info(f"imagematrix: {selection.doubt}")
+
+
 def catalog_of(image: str | None, name: str | None) -> Catalog:
-    """Return the catalog that `open_catalog` opens; print a note if it is not the default one."""
-    return open_catalog(image, name, note=_note)
+    """Return the catalog `name`, or that of `image` where it is stored; print a note if it is elsewhere."""
+    return stored_catalog(image or "", _note) if name is None else open_catalog(name, image=image)
 
 
 def require_image(image: str | None, catalog: str | None) -> None:

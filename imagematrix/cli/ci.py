@@ -16,7 +16,7 @@ from pathlib import Path
 from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.output import info
 from imagematrix.reports.outcome import BUILT, DROPPED, MISSING
-from imagematrix.text import plain
+from imagematrix.text import headline, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,39 +37,42 @@ def system() -> str | None:
     return "gitlab" if os.environ.get("GITLAB_CI") == "true" else None
 
 
-def failed(where: str, name: str, headline: str, text: str) -> str:
+def failed(where: str, name: str, title: str, text: str) -> str:
     """Return the report of a failed cell for the system `where`: `text` folded, then a one-line error.
 
     Commands in `text`, which comes from others, have no effect on the system.
     """
-    text, headline = plain(text), plain(headline)
+    text, title = plain(text), plain(title)
     if where == "github":
         token = secrets.token_hex(16)  # unpredictable, so that `text` cannot end the section
         return (
             f"::group::{name}: failed\n::stop-commands::{token}\n{text}\n::{token}::\n::endgroup::\n"
-            f"::error title={_property(name)}::{_data(headline)}"
+            f"::error title={_property(name)}::{_data(title)}"
         )
     section = f"cell_{secrets.token_hex(8)}"
     now = int(time.time())
     return (
         f"\x1b[0Ksection_start:{now}:{section}[collapsed=true]\r\x1b[0K{name}: failed\n{text}\n"
-        f"\x1b[0Ksection_end:{now}:{section}\r\x1b[0K\n{name}: {headline}"
+        f"\x1b[0Ksection_end:{now}:{section}\r\x1b[0K\n{name}: {title}"
     )
 
 
-def write_summary(outcomes: Sequence[Outcome]) -> None:
-    """Append the table of `outcomes` to the job's summary, if GitHub provides one."""
+def write_summary(outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
+    """Append the table of `outcomes` to the job's summary, if GitHub provides one.
+
+    `fatal` is the error that ended the build as a whole.
+    """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path or system() != "github":
         return
     try:
         with Path(path).open("a", encoding="utf-8", errors="replace") as file:
-            file.write(table(outcomes))
+            file.write(table(outcomes, fatal))
     except OSError as error:  # the images are built anyway
         info(f"cannot write the summary for GitHub: {path}: {error.strerror}")
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     """Return a markdown table with the outcome of each cell, failures first."""
     shown = [outcome for outcome in outcomes if outcome.status in ORDER]
     shown.sort(key=lambda outcome: ORDER.index(outcome.status))
@@ -77,6 +80,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     counts |= Counter(outcome.status for outcome in outcomes if outcome.status in DROPPED)
     totals = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
     lines = [f"### imagematrix: {totals}"]
+    if fatal:
+        lines += ["", _cell(headline(fatal))]
     rows = [_row(outcome) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
     kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))

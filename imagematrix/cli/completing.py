@@ -64,13 +64,13 @@ def _rejoin(environment: MutableMapping[str, str]) -> str:
     current = int(environment["COMP_CWORD"])
     joined: list[str] = []
     position = 0
-    for number, part in enumerate(parts):
-        follows = number > 1 and (part.strip(BREAKS) == "" != part or parts[number - 1].strip(BREAKS) == "")
+    for index, part in enumerate(parts):
+        follows = index > 1 and (part.strip(BREAKS) == "" != part or parts[index - 1].strip(BREAKS) == "")
         if follows and joined:
             joined[-1] += part
         else:
             joined.append(part)
-        if number == current:
+        if index == current:
             position = len(joined) - 1
     environment["COMP_WORDS"], environment["COMP_CWORD"] = "\n".join(joined), str(position)
     return joined[position]
@@ -94,7 +94,7 @@ def only(ctx: typer.Context, incomplete: str) -> list[str]:
     from imagematrix.matrix.load import load
 
     try:
-        matrix = load(ctx.params.get("file") or "matrix.yaml")
+        matrix = load(ctx.params.get("file") or "matrix.yaml", contexts=None)
     except UsageError:
         return []
     images = {"image": [image.name for image in matrix.images]}

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from imagematrix import files
 from imagematrix.cli.choosing import catalog_of, require_image
 from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Where
-from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
-from imagematrix.errors import UsageError
+from imagematrix.cli.output import counted, escaped, folded, names, print_json, print_lines, table, writing
 from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from imagematrix.fleet.coverage import Coverage
     from imagematrix.fleet.upgrade import Upgrade
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-WIDTH = 100
 LISTED = 20  # reasons or changes listed before "and N more"
 
 Hosts = Annotated[
@@ -52,13 +50,14 @@ def command(
 ) -> None:
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
     from imagematrix.fleet.coverage import coverage
-    from imagematrix.fleet.hosts import load
+    from imagematrix.fleet.hosts import load_hosts
+    from imagematrix.fleet.page import page
     from imagematrix.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
     require_image(image, catalog)
     drivers = replaced(driver or ())
-    fleet = load(hosts, sys.stdin.buffer)
+    fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     report = coverage(
         fleet,
         catalog_of(image, catalog),
@@ -68,7 +67,8 @@ def command(
         where=parse(where or ()),
     )
     if html is not None:
-        _write(html, report)
+        with writing(html):
+            files.write(html, page(report).encode(errors="backslashreplace"))
     if json:
         print_json(report.to_json())
     else:
@@ -77,18 +77,10 @@ def command(
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _write(path: Path, report: Coverage) -> None:
-    from imagematrix import files
-    from imagematrix.fleet.page import page
-
-    try:
-        files.write(path, page(report).encode(errors="backslashreplace"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-
-
 def _print(report: Coverage) -> None:
-    short = _Short(report)
+    def short(reference: str) -> str:
+        return escaped(report.short(reference))
+
     print_lines(f"{report.image}:{report.version} serves {report.served} of {counted(report.hosts, 'host')}")
     if report.unserved:
         lacking = report.hosts - report.served
@@ -97,66 +89,58 @@ def _print(report: Coverage) -> None:
     table(
         ("variant", "hosts", "share", "fits"),
         [
-            (short(one.reference), str(len(one.hosts)), f"{one.share:.1%}", str(one.fits))
-            for one in report.variants
-            if one.hosts
+            (short(service.reference), str(len(service.hosts)), f"{service.share:.1%}", str(service.fits))
+            for service in report.variants
+            if service.hosts
         ],
     )
     if report.unused:
         print_lines(f"\n[yellow]no host would choose {counted(len(report.unused), 'variant')}[/]")
-        table(("variant", "fits"), [(short(one.reference), str(one.fits)) for one in report.unused])
+        rows = [(short(service.reference), str(service.fits)) for service in report.unused]
+        table(("variant", "fits"), rows)
     print_lines("", *_smallest(report, short))
     for upgrade in report.upgrades:
         _upgrade(upgrade, short)
 
 
-class _Short:
-    """Shortens references, and makes untrusted text safe to print."""
-
-    def __init__(self, report: Coverage) -> None:
-        self._prefix = f"{report.image}:{report.version}-"
-
-    def __call__(self, reference: str) -> str:
-        return escaped(reference.removeprefix(self._prefix))
-
-
-def _unserved(report: Coverage, short: _Short) -> Iterator[str]:
+def _unserved(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
     for unserved in report.unserved[:LISTED]:
-        yield from _folded("  ", names(unserved.hosts))
+        yield from folded("  ", names(unserved.hosts))
         yield from _miss(unserved.miss, short)
     if len(report.unserved) > LISTED:
         yield f"  {counted(len(report.unserved) - LISTED, 'more reason')}; --json has all"
 
 
-def _miss(miss: Miss, short: _Short) -> Iterator[str]:
+def _miss(miss: Miss, short: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines about the nearest variant, and its remedy."""
-    if not miss.relevant or miss.fix != miss.relevant[0].fix:
-        yield from _folded("       ", escaped(miss.why))
+    if not miss.told:
+        yield from folded("       ", escaped(miss.why))
         yield from _remedy("         ", miss.fix)
     if miss.nearest:
         yield f"       nearest is {short(miss.nearest)}"
     for rule in miss.relevant:
-        yield from _folded("         ", escaped(f"{rule.rule}: {rule.why}"))
+        yield from folded("         ", escaped(f"{rule.rule}: {rule.why}"))
         yield from _remedy("           ", rule.fix)
 
 
 def _remedy(indent: str, fix: str | None) -> list[str]:
-    return _folded(indent, f"-> {escaped(fix)}") if fix else []
+    return folded(indent, f"-> {escaped(fix)}") if fix else []
 
 
-def _smallest(report: Coverage, short: _Short) -> Iterator[str]:
+def _smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
     least = report.smallest
     many = counted(len(least.variants), "variant")
     if least.exact:
-        yield f"{many} would be enough for the same hosts, though some hosts would get a worse one:"
+        worse = f", though {counted(report.worse, 'host')} would get a worse one" if report.worse else ""
+        yield f"{many} would be enough for the same hosts{worse}:"
     else:
         yield f"{many} would be enough for the same hosts; perhaps fewer, but at least {least.least}:"
     yield from (f"  {short(reference)}" for reference in least.variants)
 
 
-def _upgrade(upgrade: Upgrade, short: _Short) -> None:
+def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
     lost, changed, gained = (
-        sum(len(one.hosts) for one in some) for some in (upgrade.lost, upgrade.changed, upgrade.gained)
+        sum(len(change.hosts) for change in some) for some in (upgrade.lost, upgrade.changed, upgrade.gained)
     )
     parts = [
         f"[red]{lost} would lose their image[/]" if lost else "",
@@ -184,14 +168,3 @@ def _upgrade(upgrade: Upgrade, short: _Short) -> None:
 def _fixes(miss: Miss) -> str:
     fixes = dict.fromkeys([rule.fix for rule in miss.relevant] or [miss.fix])
     return "; ".join(fix for fix in fixes if fix)
-
-
-def _folded(indent: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -9,7 +9,7 @@ import typer
 from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import HostFile, Json, Where
-from imagematrix.cli.output import print_json
+from imagematrix.cli.output import print_json, print_lines
 from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
@@ -44,6 +44,7 @@ def command(
     from imagematrix.node.probe import assemble
     from imagematrix.node.tree import Tree
     from imagematrix.selection.question import parse
+    from imagematrix.swarm.program import installed_locks
 
     conditions = parse(where or ())
     if host:
@@ -55,7 +56,7 @@ def command(
         node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
         image_facts = _image(node, image, conditions, live=True) if image else None
         restricted, error = _restricted(node)
-        findings = examine(gather(restricted, nvml, image_facts, environment=error))
+        findings = examine(gather(restricted, nvml, image_facts, environment=error, tasks=installed_locks))
     if json:
         print_json(to_json(findings))
     else:
@@ -68,7 +69,7 @@ def command(
 
 def _restricted(host: Host) -> tuple[Host, UsageError | None]:
     """Return the host as the environment limits it, and the error if the environment is invalid."""
-    from imagematrix.gpus.visible import within
+    from imagematrix.gpu_request.visible import within
 
     try:
         return within(host)[0], None
@@ -79,7 +80,7 @@ def _restricted(host: Host) -> tuple[Host, UsageError | None]:
 def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: bool) -> ImageFacts:
     from imagematrix.doctor.facts import ImageFacts
     from imagematrix.doctor.image import libcudas
-    from imagematrix.gpus.visible import within
+    from imagematrix.gpu_request.visible import within
     from imagematrix.selection.select import select
 
     try:
@@ -97,11 +98,7 @@ def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: b
 
 
 def _print(findings: Iterable[Finding]) -> None:
-    import sys
-
     from rich.markup import escape
-
-    from imagematrix.cli.output import console
 
     lines = []
     for finding in findings:
@@ -109,4 +106,4 @@ def _print(findings: Iterable[Finding]) -> None:
         lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escape(finding.saw)}")
         if finding.remedy:
             lines.append(f"{'':<25}-> {escape(finding.remedy)}")
-    console(sys.stdout).print("\n".join(lines), soft_wrap=True)
+    print_lines(*lines)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
 from collections import Counter
 
 import typer
 
-from imagematrix.catalog.catalog import CLAIM, UNKNOWN
+from imagematrix.catalog.catalog import CLAIM, TABLE, UNKNOWN
+from imagematrix.catalog.sources import confirm
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.options import (
     AllowCpu,
@@ -21,9 +20,10 @@ from imagematrix.cli.options import (
     Root,
     Where,
 )
-from imagematrix.cli.output import console, print_json
+from imagematrix.cli.output import folded, print_json, print_lines
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-WIDTH = 100
+NOTING = ("device-code", "driver-cuda")  # rules whose reason has more after a semicolon
 SHOWN = 3  # variants refused for one reason, or remedies, that are listed; further ones are counted
 
 
@@ -62,10 +62,12 @@ def command(
     if json:
         print_json(selection.to_json())
     else:
-        console(sys.stdout).print("\n".join(_lines(node, selection)), markup=True, soft_wrap=True)
+        print_lines(*_lines(node, selection))
+    if selection.selected:
+        confirm(image, catalog, [selection.selected])
     ambiguity = selection.decision.ambiguity
     if ambiguity:
-        raise UsageError(ambiguity[0], remedy=ambiguity[1])
+        raise UsageError(ambiguity[0], remedy=ambiguity[1].words)
     if selection.selected is None:
         raise typer.Exit(NothingFits.exit_code)
 
@@ -74,7 +76,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
     from rich.markup import escape
 
     name = f"{selection.image}:{selection.version}{selection.decision.question.words}"
-    yield from map(escape, _folded("", f"{name} on {_host(host, selection)}"))
+    yield from map(escape, folded("", f"{name} on {_host(host, selection)}"))
     candidates = selection.candidates  # computed on each access
     fitting = [candidate for candidate in candidates if candidate.fits]
     yield f"\n[green]{len(fitting)} fit[/], best first" if fitting else "\n[red]nothing fits[/]"
@@ -83,7 +85,9 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
         yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
         if unknown:
-            yield from map(escape, _folded("       ", f"some of its needs are unknown: {unknown}"))
+            yield from map(escape, folded("       ", f"some of its needs are unknown: {unknown}"))
+        for note in _notes(candidate):
+            yield from map(escape, folded("       ", note))
     groups: dict[tuple[str, ...], list[Candidate]] = {}
     for candidate in candidates:
         if not candidate.fits:
@@ -94,14 +98,22 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
         yield from map(escape, _group(members, selection))
 
 
+def _notes(candidate: Candidate) -> Iterator[str]:
+    """Yield what an image that fits depends on: files without code for a GPU, an assumed CUDA release."""
+    for rule in candidate.rules:
+        if rule.rule in NOTING:
+            yield from rule.why.split("; ")[1:]
+
+
 def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
     """Yield the rules that refuse all of `members`; the remedies may differ among them."""
-    yield from _folded("  ", _several([_short(candidate, selection) for candidate in members], ", "))
+    references = [_short(candidate, selection) for candidate in members]
+    yield from folded("  ", shortened(references, SHOWN, more=", {} more"))
     for position, rule in enumerate(members[0].failing):
-        yield from _folded("       ", _refusal(rule))
-        fixes = dict.fromkeys(candidate.failing[position].fix for candidate in members)
-        if any(fixes):
-            yield from _folded("         ", f"-> {_several([fix for fix in fixes if fix], ' or ')}")
+        yield from folded("       ", _refusal(rule))
+        fixes = dict.fromkeys(fix for candidate in members if (fix := candidate.failing[position].fix))
+        if fixes:
+            yield from folded("         ", f"-> {shortened([*fixes], SHOWN, ' or ', ' or {} more')}")
 
 
 def _refusal(rule: RuleResult) -> str:
@@ -109,23 +121,8 @@ def _refusal(rule: RuleResult) -> str:
 
     An image with unknown needs is refused only for needs proven by bytes.
     """
-    return f"{rule.rule}{'' if rule.source == CLAIM else ' (bytes)'}: {rule.why}"
-
-
-def _several(texts: list[str], glue: str) -> str:
-    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return glue.join(texts[:SHOWN] + more)
-
-
-def _folded(indent: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    source = {CLAIM: "", TABLE: " (table)"}.get(rule.source, " (bytes)")
+    return f"{rule.rule}{source}: {rule.why}"
 
 
 def _short(candidate: Candidate, selection: Selection) -> str:

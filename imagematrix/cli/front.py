@@ -1,8 +1,8 @@
 """The entry point: finds a command, calls it, and turns errors into exit codes.
 
-`select` and `run` are called on nodes, by jobs that wait for them, and loading typer takes longer than
-choosing an image. So this module reads plain command lines of `select`, according to its signature, and
-`launcher.options` reads those of `run`. Typer parses all others, and reports errors in them.
+`select`, `pull` and `run` are called on nodes, by jobs that wait for them, and loading typer takes longer
+than choosing an image. So this module reads plain command lines of `select` and `pull`, according to their
+signatures, and `launcher.options` reads those of `run`. Typer parses all others, and reports errors in them.
 
 A whole `select` may take 6 times as long as `python -c pass`. In processor time, importing typer alone takes
 5.7 times as long as that, and a `select` that typer reads 3 times as long as one read here. argparse would
@@ -68,7 +68,10 @@ def run(words: Sequence[str]) -> int:
 
 def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
     """Run a command; return its exit code, and the error if its answer could not be written."""
+    ends = signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     try:
+        if ends:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _call(words)
     except ImagematrixError as error:
         print_error(error)
@@ -81,6 +84,9 @@ def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
         if error.filename is None and error.errno in UNWRITTEN:
             return UNEXPECTED, error
         raise
+    finally:
+        if ends:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     return 0, None
 
 
@@ -90,14 +96,14 @@ def _open_streams() -> None:
     Otherwise the next opened file would get that descriptor, and messages would be written to the file. In
     this process, writing an answer to a closed stdout is still an error; in a child it is not.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(number, True)
-    os.close(number)
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
     if sys.stdout is None:
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    for number, name in ((0, "stdin"), (STDERR, "stderr")):
+    for descriptor, name in ((0, "stdin"), (STDERR, "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
@@ -128,9 +134,8 @@ def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] 
 
 
 def _call(words: Sequence[str]) -> None:
-    if words[:1] == ["select"]:
-        from imagematrix.cli.select import command
-
+    if words[:1] in (["select"], ["pull"]):
+        command = __import__(f"imagematrix.cli.{words[0]}", fromlist=["command"]).command
         parameters = plain(command, words[1:])
         if parameters is not None:
             command(**parameters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from imagematrix.allocation.report import Status
+    from imagematrix.allocation.report import GpuStatus
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Host
 
@@ -36,7 +35,7 @@ def command(
     if json and metrics:
         raise UsageError("--json and --metrics are mutually exclusive")
     from imagematrix.allocation.report import statuses, to_json
-    from imagematrix.allocation.survey import query_nvml, survey
+    from imagematrix.allocation.survey import node_leases, query_nvml, survey
     from imagematrix.allocation.usage import combined
     from imagematrix.node.host import Host
     from imagematrix.node.probe import assemble
@@ -44,12 +43,15 @@ def command(
 
     nvml = query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
-    node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
-    containers, engine_warnings = _containers()
+    query = (lambda: nvml) if nvml else None
+    node = Host.load(host) if host else assemble(Tree("/"), query=query)
+    leased = node_leases()
+    containers, engine_warnings = _containers(node, leased, saved=host is not None)
     pods, pod_warnings = _pods(node)
     # On a node of Kubernetes all containers belong to pods, and there is often no engine.
     warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
-    usage = combined(_leases(), pods or {}, survey(node.gpus, lambda: containers, lambda: nvml))
+    warnings = [*warnings, *_lock_warnings()]
+    usage = combined(leased, pods or {}, survey(node.gpus, lambda: containers, lambda: nvml))
     gpus = statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
         print_json(to_json(gpus, (*node.warnings, *warnings)))
@@ -66,14 +68,40 @@ def command(
         info(f"warning: {warning}")
 
 
-def _containers() -> tuple[list[dict[str, Any]], list[str]]:
-    from imagematrix import engine
+def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the containers that may use GPUs of `node`, and warnings; `saved` if it is a saved host."""
+    from imagematrix.allocation import other_engines, pods
+    from imagematrix.allocation.survey import attendance, running_containers
+    from imagematrix.engine import system
+    from imagematrix.engine.containers import running_or_starting
     from imagematrix.errors import EngineError
 
+    gpus, in_pods = node.gpus, not pods.access()
     try:
-        return engine.running_or_starting(), []
+        machine = system.remote()
+        if machine and saved:
+            warning = f"the engine runs on {machine}: GPU usage by processes and leases there unknown"
+            return running_or_starting(attendance(gpus, leased)), [warning]
+        if not machine:
+            return running_containers(gpus, attendance(gpus, leased), pods=in_pods), []
+        warning = f"the engine runs on {machine}: GPU usage by containers here unknown"
     except EngineError as error:
-        return [], [f"{error}: GPU usage by containers unknown"]
+        warning = f"{error}: GPU usage by containers unknown"
+    return other_engines.containers(gpus, tuple, pods=in_pods), [warning]
+
+
+def _lock_warnings() -> list[str]:
+    from imagematrix.allocation.lock_folder import require_shared
+    from imagematrix.allocation.locks import folder
+    from imagematrix.errors import EngineError, ProbeError
+
+    try:
+        require_shared(folder())
+    except EngineError:  # it has a warning of its own
+        pass
+    except ProbeError as error:
+        return [f"{error}: GPU usage by leases unknown"]
+    return []
 
 
 def _pods(node: Host) -> tuple[Usage | None, list[str]]:
@@ -83,25 +111,14 @@ def _pods(node: Host) -> tuple[Usage | None, list[str]]:
 
     access = pods.access()
     if not access:
-        return None, [] if access is None else [pods.DENIED]
+        return None, [] if access is None else [pods.denied()]
     try:
         return pods.usage(node.gpus), []
     except EngineError as error:
         return None, [f"{error}: GPU usage by pods unknown"]
 
 
-def _leases() -> Usage:
-    from imagematrix import endpoint
-    from imagematrix.allocation.locks import Locks, folder
-    from imagematrix.allocation.survey import leases
-
-    if not os.path.isdir(folder()):  # noqa: PTH112 - it takes a string
-        return {}
-    with Locks(folder(), endpoint.group()) as locks:
-        return leases(locks)
-
-
-def _rows(status: Status) -> Iterator[tuple[str, ...]]:
+def _rows(status: GpuStatus) -> Iterator[tuple[str, ...]]:
     from rich.markup import escape
 
     gpu, live = status.gpu, status.live
@@ -122,7 +139,7 @@ def _rows(status: Status) -> Iterator[tuple[str, ...]]:
         yield (name, escape(device.profile or ""), escape(device.uuid or ""), *_usage(part), "", memory, "")
 
 
-def _usage(status: Status) -> tuple[str, str]:
+def _usage(status: GpuStatus) -> tuple[str, str]:
     from rich.markup import escape
 
     if status.used_by:

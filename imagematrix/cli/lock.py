@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import File, Json
+from imagematrix.cli.options import AllowContext, File, Json
 from imagematrix.cli.output import counted, info, print_json
 
 __all__ = ["command"]
@@ -20,6 +20,7 @@ def command(
     upgrade: Annotated[
         bool, typer.Option("--upgrade", "-U", help="Resolve every base image again in its registry.")
     ] = False,
+    allow_context: AllowContext = None,
     json: Json = False,
 ) -> None:
     """Write imagematrix.lock: the digest of every base image, which builds use until the next upgrade.
@@ -29,22 +30,24 @@ def command(
     from imagematrix.matrix.load import load
     from imagematrix.planning import lock
     from imagematrix.planning.planner import Against, plan
-    from imagematrix.stores.engine import Engine
+    from imagematrix.stores.engine import EngineStore
 
     path = lock.beside(file)
     locked = lock.read(path)
-    matrix = load(file)
+    matrix = load(file, contexts=allow_context or ())
     with ExitStack() as stack:
 
         @cache
-        def engine() -> Engine:  # not needed if the lock has all of them
-            return stack.enter_context(Engine())
+        def engine() -> EngineStore:  # not needed if the lock has all of them
+            return stack.enter_context(EngineStore())
 
         def resolve(name: str) -> str:
             return engine().newest(name) if upgrade else engine().resolve(name)
 
-        bases = dict(plan(matrix, Against(resolve=resolve, locked={} if upgrade else locked)).bases)
-    bases = lock.renew(path, locked, bases)
+        planned = plan(matrix, Against(resolve=resolve, locked={} if upgrade else locked))
+    for error in planned.unresolved.values():
+        raise error
+    bases = lock.renew(path, locked, planned.bases)
     for name in sorted({*bases, *locked}):
         if bases.get(name) != locked.get(name):
             info(f"{name}: {locked.get(name, 'new')} -> {bases.get(name, 'removed')}")

@@ -12,6 +12,7 @@ from imagematrix.cli.options import CatalogName, Json, Where
 from imagematrix.cli.output import counted, print_json, print_text, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
+from imagematrix.selection.rules.device_code import served
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+SCHEMA = "imagematrix.versions/v1"
 MEGABYTE = 1_000_000
 
 
@@ -34,36 +36,46 @@ def command(
         bool,
         typer.Option("--size", help="Show the size that each variant adds to the others, and the total."),
     ] = False,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OLD",
+            help="Add what a node with the version or image OLD still pulls; implies --size.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the variants of all images or of one image in the engine, or of IMAGE:VERSION in a registry.
 
     For an image in a registry without a version, list the versions.
     """
-    from imagematrix.catalog.sources import list_catalogs
+    from imagematrix.catalog.sources import confirm, list_catalogs
     from imagematrix.cli.choosing import catalog_of
     from imagematrix.reference import names_registry, split
     from imagematrix.selection.question import parse
 
     name, version = split(image) if image else (None, None)
-    one = version is not None or catalog is not None
-    versions = name is not None and not one and names_registry(name)
-    catalogs = [catalog_of(image, catalog)] if one else list_catalogs(name)
+    single = version is not None or catalog is not None
+    if before is not None and not single:
+        raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
+    versions = name is not None and not single and names_registry(name)
+    catalogs = [catalog_of(image, catalog)] if single else list_catalogs(name)
+    confirm(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
     catalogs = _narrowed(catalogs, parse(where or ()))
-    if size:
+    if before is not None:
+        _upgrade(catalogs[0], before, json=json)
+    elif size:
         from imagematrix.stores.sizes import sizes
 
         weighed = [sizes(each) for each in catalogs]
         if json:
-            listed = [each.to_json() for each in weighed]
-            print_json(listed[0] if one else listed)
+            print_json(_document(weighed, single=single))
         else:
             for each in weighed:
                 _weights(each)
     elif json:
-        # For one version it is the Catalog document itself, as `--catalog` reads it.
-        documents = [each.to_json() for each in catalogs]
-        print_json(documents[0] if one else documents)
+        print_json(_document(catalogs, single=single))
     elif versions:
         table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
     else:
@@ -73,21 +85,52 @@ def command(
         table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
 
 
-def _weights(weights: Sizes) -> None:
-    """Print a table of the sizes of a version's variants, and their total."""
-    pull = any(one.pull is not None for one in weights.variants)
+def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
+    """Return the document of a single version, as `--catalog` reads it, or that of several."""
+    documents = [each.to_json() for each in versions]
+    return documents[0] if single else {"schema": SCHEMA, "versions": documents}
+
+
+def _upgrade(catalog: Catalog, before: str, *, json: bool) -> None:
+    """Print the sizes of a version with what a node that has the version or image `before` still pulls."""
+    from imagematrix.catalog.sources import open_catalog
+    from imagematrix.stores.predecessor import predecessors
+    from imagematrix.stores.sizes import sizes
+
+    whole = any(mark in before for mark in ":/@")
+    old = open_catalog(before if whole else f"{catalog.image}:{before}")
+    weights = sizes(catalog)
+    found = predecessors(weights, sizes(old))
+    if not json:
+        _weights(weights, [_amount(one.pull if one else None) for one in found], f"from {before}")
+        return
+    document = weights.to_json()
+    document["variants"] = [
+        {**row, "from": one.pull if one else None, "replaces": one.reference if one else None}
+        for row, one in zip(weights.rows(), found, strict=True)
+    ]
+    print_json(document)
+
+
+def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> None:
+    """Print a table of the sizes of a version's variants, and their total; `upgrade` is one more column."""
+    pull = any(weight.pull is not None for weight in weights.variants)
     rows = [
         (
-            escape(one.variant.reference),
-            _amount(one.size),
+            escape(weight.variant.reference),
+            _amount(weight.size),
             _amount(adds),
-            *([_amount(one.pull)] if pull else []),
+            *([_amount(weight.pull)] if pull else []),
+            *upgrade[row : row + 1],
         )
-        for one, adds in zip(weights.variants, weights.added(), strict=True)
+        for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
     ]
-    table(("reference", "size", "adds", *(["to pull"] if pull else [])), rows)
-    kinds = {one.compressed for one in weights.variants}
-    kind = "compressed" if kinds == {True} else "uncompressed" if kinds == {False} else "partly compressed"
+    headings = [*(["to pull"] if pull else []), *([escape(heading)] if upgrade else [])]
+    table(("reference", "size", "adds", *headings), rows)
+    kinds = {weight.compressed for weight in weights.variants}
+    kind = "partly compressed"
+    if len(kinds) == 1:
+        kind = "compressed" if kinds == {True} else "uncompressed"
     name = f"{weights.catalog.image}:{weights.catalog.version}"
     layers = counted(len(weights.layers), "layer")
     print_text(f"\n{name}: {_amount(weights.total)} {kind} in {layers}, each counted once")
@@ -130,7 +173,7 @@ def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
         escape(variant.reference),
         variant.cuda or "-",
         "-" if driver is None else escape(driver.version or driver.mode),
-        ", ".join(f"sm_{cubin}" for cubin in variant.cubins) or "-",
+        ", ".join(f"sm_{cubin}" for cubin in served(variant)) or "-",
         escape(variant.march or "-"),
         *(dict(variant.axes).get(axis, "-") for axis in axes),
         f"{variant.size / MEGABYTE:.0f} MB" if variant.size is not None else "?",

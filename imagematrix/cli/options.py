@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "AllowContext",
     "AllowCpu",
     "BuildArgs",
     "CatalogName",
@@ -66,6 +67,14 @@ BuildArgs = Annotated[
 Proxy = Annotated[
     bool,
     typer.Option("--proxy", help="Pass the proxy variables to builds; only their names are build inputs."),
+]
+AllowContext = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--allow-context",
+        metavar="DIR",
+        help="Allow contexts in DIR, which is not in the matrix's folder; repeatable.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 HostFile = Annotated[

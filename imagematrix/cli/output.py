@@ -7,10 +7,13 @@ import os
 import sys
 
 from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.text import line, shortened, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
     from typing import Any, TextIO
 
     from rich.console import Console
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
+
 __all__ = [
     "console",
     "counted",
     "escaped",
+    "folded",
     "info",
     "info_raw",
     "names",
@@ -30,23 +35,15 @@ __all__ = [
     "print_lines",
     "print_text",
     "table",
-    "visible",
     "warn",
+    "writing",
 ]
 
 RED, YELLOW, DIM, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
-# Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
-# the direction of text, which can disguise a line.
-CONTROL = (*range(9), *range(11, 32), *range(127, 160), 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F))
-REPLACED = dict.fromkeys((*CONTROL, *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
 NAMED = 4  # names listed before "N more"
+WIDTH = 100  # columns of paragraphs
 WIDE = 1_000  # columns of output that does not go to a terminal
 WIDEST = 100_000  # columns of a table with long words
-
-
-def visible(text: str) -> str:
-    """Return `text`, which may come from others, with control characters replaced."""
-    return text.translate(REPLACED)
 
 
 def info(text: str) -> None:
@@ -54,14 +51,14 @@ def info(text: str) -> None:
     info_raw(visible(text))
 
 
-def info_raw(text: str) -> None:
+def info_raw(text: str, end: str = "\n") -> None:
     """Print a message with intended control characters, and no others, to stderr."""
     if sys.stderr is None:  # closed by the caller
         return
     with contextlib.suppress(OSError):  # which is reported at the end
         sys.stdout.flush()  # an answer comes before the warnings about it, also where both go to one file
     try:
-        sys.stderr.write(f"{text}\n")  # in one call: builds print from several threads
+        sys.stderr.write(f"{text}{end}")  # in one call: builds print from several threads
         sys.stderr.flush()
     except OSError:
         return
@@ -72,22 +69,44 @@ def print_text(text: str) -> None:
     print(visible(text))
 
 
+@contextlib.contextmanager
+def writing(path: Path | None = None) -> Iterator[None]:
+    """Raise UsageError if a file cannot be written: `path`, or else the file that the error names."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path or error.filename}: {error.strerror}") from error
+
+
 def counted(number: int, noun: str) -> str:
     """Return "1 image" or "2 images"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def escaped(text: str) -> str:
-    """Return untrusted text without control characters, and with rich's markup escaped."""
+    """Return untrusted text as one line without control characters, and with rich's markup escaped."""
     from rich.markup import escape
 
-    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+    return escape(line(text))
 
 
 def names(every: Sequence[str]) -> str:
     """Return the first of these untrusted names and the number of the others, as text for print_lines."""
-    more = [f"{len(every) - NAMED} more"] if len(every) > NAMED else []
-    return escaped(", ".join([*every[:NAMED], *more]))
+    return escaped(shortened(every, NAMED, more=", {} more"))
+
+
+def folded(indent: str, text: str) -> list[str]:
+    """Return the lines of a paragraph with this indent; further lines have two more blanks."""
+    import textwrap
+
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_lines(*lines: str) -> None:
@@ -141,8 +160,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, stream: Text
 
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     cells = list(rows)
-    for number, name in enumerate(columns):
-        single_words = all(" " not in row[number] for row in cells)
+    for column, name in enumerate(columns):
+        single_words = all(" " not in row[column] for row in cells)
         grid.add_column(name, overflow="fold", no_wrap=single_words)
     for row in cells:
         grid.add_row(*row)

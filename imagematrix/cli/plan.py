@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
+from imagematrix.cli.options import AllowContext, BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
 from imagematrix.cli.output import counted, info, print_json, table
-from imagematrix.cli.planning import compared, sharding, warn_of_lost
-from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.cli.planning import compared, sharding, warn_of_lost, warn_of_unseen
+from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
 
 TYPE_CHECKING = False
@@ -41,28 +41,36 @@ def command(
     durations: DurationsFiles = None,
     build_arg: BuildArgs = None,
     proxy: Proxy = False,
+    allow_context: AllowContext = None,
     json: Json = False,
 ) -> None:
     """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
     from imagematrix.planning.given import parse
 
     narrow = sharding(shard, durations)
-    plan = narrow(compared(file, only, push=push, given=parse(args=build_arg or (), proxy=proxy)))
+    given = parse(args=build_arg or (), proxy=proxy)
+    plan = narrow(compared(file, only, push=push, given=given, contexts=allow_context or ()))
     if json:
         print_json(plan.to_json())
     else:
         _print(plan)
     warn_of_lost(plan)
+    warn_of_unseen(plan)
+    failed = plan.with_status(PlanStatus.FAILED)
+    errors = [item.error for item in failed if item.error]
+    for remedy in dict.fromkeys(error.remedy for error in errors if error.remedy):
+        info(f"  {remedy}")
     if plan.with_status(PlanStatus.REFUSED):
         raise typer.Exit(TagMovedError.exit_code)
-    if plan.with_status(PlanStatus.FAILED):
-        raise typer.Exit(UsageError.exit_code)
+    if failed:
+        lost = any(isinstance(error, EngineError) for error in errors)
+        raise typer.Exit(EngineError.exit_code if lost else UsageError.exit_code)
 
 
 def _print(plan: Plan) -> None:
     from rich.markup import escape
 
-    from imagematrix.planning.naming import naming
+    from imagematrix.planning.plan import naming
 
     name = naming(plan.items)
     rows: list[tuple[str, PlanStatus | DropStatus, str]] = [

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from functools import cached_property, partial
 
-from imagematrix.cli.output import info
+from imagematrix.cli.output import info, warn
 from imagematrix.documents import natural
 from imagematrix.errors import EngineError, UsageError
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from imagematrix.planning.given import Given
     from imagematrix.planning.plan import Plan
     from imagematrix.planning.planner import Against
-    from imagematrix.stores.engine import Engine
-    from imagematrix.stores.registry import Remote
+    from imagematrix.stores.engine import EngineStore
+    from imagematrix.stores.registry import RegistryStore
 
 __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "sharding", "workshop"]
 
@@ -40,8 +40,8 @@ class Workshop:
         wanted: Sequence[tuple[str | None, int]],
         attest: Sequence[str],
         given: Given | None,
-        engine: Engine,
-        remote: Remote | None,
+        engine: EngineStore,
+        remote: RegistryStore | None,
         layers: Layers,
         stack: ExitStack,
     ) -> None:
@@ -61,6 +61,10 @@ class Workshop:
         from imagematrix.builder.pool import Pool
 
         return Pool([(self._builder_of(name), jobs) for name, jobs in self._wanted])
+
+    def lasting(self, base: str, digest: str) -> str:
+        """Return the source of a base image that stays the same for builds of other tools."""
+        return self.builder.pinned(base, digest) or self._engine.lasting(base, digest)
 
     def _builder_of(self, name: str | None) -> Builder:
         """Return the builder called `name`, or the engine's own if it is None."""
@@ -97,38 +101,45 @@ def workshop(
         raise UsageError("attestations need a registry", remedy="add --push")
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers
-    from imagematrix.stores.engine import Engine
-    from imagematrix.stores.registry import Remote
+    from imagematrix.stores.engine import EngineStore
+    from imagematrix.stores.registry import RegistryStore
 
     wanted = [_builder_and_jobs(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(Engine())
+        engine = stack.enter_context(EngineStore())
         layers = Layers(Cache(place()))
-        remote = stack.enter_context(Remote(engine, layers)) if push else None
+        remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
         yield Workshop(wanted, attest, given, engine, remote, layers, stack)
 
 
 def _builder_and_jobs(text: str, jobs: int) -> tuple[str | None, int]:
-    name, equals, number = text.partition("=")
-    count = natural(number) if equals else jobs
+    name, equals, given_jobs = text.partition("=")
+    count = natural(given_jobs) if equals else jobs
     if not name or not count:
         raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
     return name, count
 
 
 def planned(
-    file: Path, against: Against, only: str | None, *, push: bool = False, frozen: bool = False
+    file: Path,
+    against: Against,
+    only: str | None,
+    *,
+    push: bool = False,
+    frozen: bool = False,
+    contexts: Sequence[Path] = (),
 ) -> Plan:
     """Return the plan of the matrix in `file`, with the base images in its lock.
 
-    Raises UsageError if `--only` is invalid, or if an image to push has no registry.
+    Contexts may be in the matrix' folder and in the folders `contexts`. Raises UsageError if `--only` is
+    invalid, or if an image to push has no registry.
     """
-    from imagematrix.conditions import ConditionError
+    from imagematrix.axis_conditions import ConditionError
     from imagematrix.matrix.load import load
     from imagematrix.planning import context, lock
     from imagematrix.planning.planner import plan
 
-    matrix = load(file)
+    matrix = load(file, contexts=contexts)
     if against.given:
         against.given.require_known(matrix.images)
     if push:
@@ -145,17 +156,32 @@ def planned(
         raise UsageError(f"--only: {error}") from error
 
 
-def locked(file: Path, against: Against, only: str | None, *, push: bool, frozen: bool) -> Plan:
+def locked(
+    file: Path,
+    against: Against,
+    only: str | None,
+    *,
+    push: bool,
+    frozen: bool,
+    contexts: Sequence[Path] = (),
+) -> Plan:
     """Return the plan as `planned` does, after adding missing base images to the lock."""
     from imagematrix.planning import lock
 
     while True:
-        plan = planned(file, against, only, push=push, frozen=frozen)
+        plan = planned(file, against, only, push=push, frozen=frozen, contexts=contexts)
         if lock.extend(lock.beside(file), plan.bases):  # otherwise another build has locked another digest
             return plan
 
 
-def compared(file: Path, only: str | None, *, push: bool = False, given: Given | None = None) -> Plan:
+def compared(
+    file: Path,
+    only: str | None,
+    *,
+    push: bool = False,
+    given: Given | None = None,
+    contexts: Sequence[Path] = (),
+) -> Plan:
     """Return the plan compared with the engine or the registries, or with nothing if no engine answers."""
     from imagematrix.planning.planner import Against
 
@@ -166,13 +192,31 @@ def compared(file: Path, only: str | None, *, push: bool = False, given: Given |
             # A plan is also useful on machines that cannot build, such as a laptop.
             info(f"{error}; every feasible cell is shown as to build")
             against = Against(given=given)
-        return planned(file, against, only, push=push)
+        return planned(file, against, only, push=push, contexts=contexts)
 
 
 def warn_of_lost(plan: Plan) -> None:
     """Report lost images that `plan` does not rebuild."""
     for reference in plan.lost:
         info(f"the registry lost {reference}, which is not in this plan: build it, or run `publish --repair`")
+
+
+def warn_of_unseen(plan: Plan) -> None:
+    """Report the marches whose images would fit no host."""
+    from imagematrix.matrix.feasibility import unseen
+    from imagematrix.planning.plan import Planned
+
+    kinds = {
+        (item.cell.axes.get("march"), item.cell.properties.get("compiler")): item.cell
+        for item in plan.items
+        if isinstance(item, Planned)
+    }
+    unknown = {march: flags for (march, _), cell in kinds.items() if (flags := unseen(cell))}
+    for march, flags in unknown.items():
+        warn(
+            f"march {march} needs CPU flags that are seen on no host: {', '.join(sorted(flags))}",
+            "check their names; kernels do not print them, and the probe does not read them from CPUID",
+        )
 
 
 def _require_pushable(matrix: Matrix) -> None:

@@ -9,8 +9,7 @@ import time
 
 from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.output import console, info
-from imagematrix.planning.naming import naming
-from imagematrix.planning.plan import PlanStatus
+from imagematrix.planning.plan import PlanStatus, naming
 from imagematrix.text import plain
 
 TYPE_CHECKING = False
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "progress"]
 
-COLOURS = {
+COLOURS: dict[str, str] = {
     BuildStatus.BUILT: "green",
     BuildStatus.ADOPTED: "green",
     BuildStatus.VERIFIED: "green",

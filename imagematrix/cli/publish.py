@@ -10,13 +10,14 @@ import typer
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import counted, info, print_json, print_text
 from imagematrix.cli.planning import never_pushed
+from imagematrix.compression import DOCKER
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from imagematrix.stores.plain_pull import Plain
+    from imagematrix.stores.plain_pull import PlatformDefault
     from imagematrix.stores.publish import Published
 
 __all__ = ["command"]
@@ -34,7 +35,7 @@ def command(
             "--file",
             "-f",
             metavar="FILE",
-            help="Read plain_pull from this matrix; default: matrix.yaml, if it exists.",
+            help="Read plain_pull and versions from this matrix; default: matrix.yaml, if it exists.",
         ),
     ] = None,
     choose: Annotated[
@@ -56,11 +57,20 @@ def command(
     if version is None or "/" not in image or "@" in name:
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
-    named = _named(image, version, file)
+    named, versions = _of_matrix(image, version, file)
+    # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
     _push(image, version, chosen)
     with Registry(image) as registry:
-        done = publish(registry, version, alias or (), named=named, chosen=chosen, repair=repair)
+        done = publish(
+            registry,
+            version,
+            alias or (),
+            named=named,
+            versions=versions,
+            chosen=chosen,
+            repair=repair,
+        )
     _report(name, done)
     if json:
         print_json(_document(image, version, alias or [], done))
@@ -68,22 +78,23 @@ def command(
         print_text(f"{name}@{done.digest}")
 
 
-def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
-    """Return the cells, by platform, that the matrix names for a plain pull of this version."""
+def _of_matrix(image: str, version: str, file: Path | None) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the cells, by platform, that the matrix names for a plain pull, and the image's versions."""
     from imagematrix.matrix.expand import expand, plain_pull
     from imagematrix.matrix.load import load
 
     path = file or Path("matrix.yaml")
     if file is None and not path.exists():
-        return {}
-    matrix = load(path)
-    stated = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
-    if stated:
-        return plain_pull(matrix, expand(matrix), stated)
+        return {}, frozenset()
+    matrix = load(path, contexts=None)
+    declared = {each.version: each for each in matrix.images if each.name == image}
+    versions = frozenset(declared)
+    if version in declared:
+        return plain_pull(matrix, expand(matrix), declared[version]), versions
     if file:
-        names = ", ".join(f"{one.name}:{one.version}" for one in matrix.images)
+        names = ", ".join(f"{each.name}:{each.version}" for each in matrix.images)
         raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {names}")
-    return {}
+    return {}, versions
 
 
 def _report(name: str, done: Published) -> None:
@@ -94,18 +105,20 @@ def _report(name: str, done: Published) -> None:
         info(f"the registry does not allow {reference} to be deleted; until it is, builds treat it as pushed")
     for tag in done.others:
         info(f"{tag} skipped: its cell is published with other inputs")
-    for one in done.plain:
-        info(_plain_pull(one))
+    for plain in done.plain:
+        info(_plain_pull(plain))
 
 
-def _plain_pull(one: Plain) -> str:
+def _plain_pull(plain: PlatformDefault) -> str:
     """Return a line with what a plain pull gets on a platform, and what that needs beyond the baseline."""
-    if one.variant is None:
-        return f"{one.platform}: `docker pull` gets nothing: {one.why}"
-    needs = ", ".join(filter(None, [one.variant.cuda and f"CUDA {one.variant.cuda} and a GPU", *one.needs]))
+    if plain.variant is None:
+        return f"{plain.platform}: `docker pull` gets nothing: {plain.why}"
+    gpu = plain.variant.cuda and f"CUDA {plain.variant.cuda} and a GPU"
+    engine = f"Docker {DOCKER} or newer, or another engine that unpacks zstd" if plain.zstd else None
+    needs = ", ".join(filter(None, [gpu, *plain.needs, engine]))
     beyond = f"it needs {needs}" if needs else "it runs on every CPU"
-    tag = one.variant.reference.rpartition(":")[2]
-    return f"{one.platform}: `docker pull` gets {tag} ({one.why}); {beyond}"
+    tag = plain.variant.reference.rpartition(":")[2]
+    return f"{plain.platform}: `docker pull` gets {tag} ({plain.why}); {beyond}"
 
 
 def _push(image: str, version: str, chosen: Collection[str]) -> None:
@@ -115,34 +128,35 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
     """
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers
-    from imagematrix.stores.engine import Engine
-    from imagematrix.stores.registry import Remote
+    from imagematrix.stores.engine import EngineStore
+    from imagematrix.stores.registry import RegistryStore
 
     try:
-        engine = Engine()
+        engine = EngineStore()
     except EngineError as error:
         info(f"{error}: publishing only what is in the registry")
         return
-    with engine, Remote(engine, Layers(Cache(place()))) as remote:
+    with engine, RegistryStore(engine, Layers(Cache(place()))) as remote:
         in_engine = engine.present(image, version)
         in_registry = remote.present(image, version)
         # Once a cell has a final image, its remaining development images do not count.
-        final = [one for one in in_engine if not one.development]
-        cells = {one.cell for one in (*final, *in_registry) if not one.lost}
-        if any(one.cell not in cells for one in in_engine):
+        final = [present for present in in_engine if not present.development]
+        cells = {present.cell for present in (*final, *in_registry) if not present.lost}
+        if any(present.cell not in cells for present in in_engine):
             raise never_pushed(image, version)
-        pushed = {one.reference for one in in_registry if not one.lost}
-        for one in final:
-            others = {other.reference for other in in_registry if other.cell == one.cell} - {one.reference}
-            if one.reference in pushed or any(f"{image}:{tag}" in others for tag in chosen):
+        pushed = {present.reference for present in in_registry if not present.lost}
+        for present in final:
+            others = {other.reference for other in in_registry if other.cell == present.cell}
+            others.discard(present.reference)
+            if present.reference in pushed or any(f"{image}:{tag}" in others for tag in chosen):
                 continue
             if others:
                 raise TagMovedError(
-                    f"{one.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
+                    f"{present.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
                     remedy="raise the version, or pass the tag in the registry to --choose",
                 )
-            info(f"pushing {one.reference}")
-            remote.adopt(one.reference)
+            info(f"pushing {present.reference}")
+            remote.adopt(present.reference)
 
 
 def _document(image: str, version: str, aliases: list[str], done: Published) -> dict[str, object]:
@@ -154,7 +168,7 @@ def _document(image: str, version: str, aliases: list[str], done: Published) -> 
         "variants": done.variants,
         "new": done.new,
         "aliases": aliases,
-        "plain_pull": [one.to_json() for one in done.plain],
+        "plain_pull": [plain.to_json() for plain in done.plain],
         "dropped": list(done.dropped),
         "stuck": list(done.stuck),
         "others": list(done.others),

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import File, Only
-from imagematrix.cli.output import info
+from imagematrix import files
+from imagematrix.cli.options import AllowContext, File, Only
+from imagematrix.cli.output import info, writing
 from imagematrix.cli.planning import planned
 from imagematrix.errors import UsageError
 
@@ -23,25 +24,28 @@ def command(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Write one file for each cell to DIR."),
     ] = None,
+    allow_context: AllowContext = None,
 ) -> None:
     """Write the Dockerfiles to a folder, or that of a single cell to stdout."""
     from imagematrix.planning.plan import PlanStatus
     from imagematrix.planning.planner import Against
 
     # A cell fails here if it lacks files; its Dockerfile does not need them.
-    items = planned(file, Against(), only).with_status(PlanStatus.BUILD, PlanStatus.FAILED)
+    items = planned(file, Against(), only, contexts=allow_context or ()).with_status(
+        PlanStatus.BUILD, PlanStatus.FAILED
+    )
     if output is None:
         if len(items) != 1:
             remedy = "select one with --only, or write them to a folder with -o DIR"
             raise UsageError(f"cannot write {len(items)} Dockerfiles to stdout", remedy=remedy)
         sys.stdout.write(items[0].dockerfile)
         return
-    try:
+    with writing():
         for item in items:
             image = item.cell.image
             folder = output / image.name / f"{image.version}-{item.cell.id}"
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "Dockerfile").write_text(item.dockerfile, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from error
+            file = folder / "Dockerfile"
+            with files.named(file):
+                file.write_text(item.dockerfile, encoding="utf-8")
     info(f"wrote {len(items)} Dockerfiles to {output}")

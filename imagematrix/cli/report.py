@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.builder.result import BuildStatus
+from imagematrix.cli import progress
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import info, print_json, table
 from imagematrix.planning.plan import PlanStatus
@@ -20,16 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-COLOURS: dict[str, str] = {
-    BuildStatus.BUILT: "green",
-    BuildStatus.ADOPTED: "green",
-    BuildStatus.VERIFIED: "green",
-    PlanStatus.UP_TO_DATE: "dim",
-    BuildStatus.FAILED: "red",
-    BuildStatus.SKIPPED: "yellow",
-    BuildStatus.STOPPED: "yellow",
-    MISSING: "red",
-}
+COLOURS: dict[str, str] = {**progress.COLOURS, PlanStatus.UP_TO_DATE: "dim", MISSING: "red"}
 
 
 def command(

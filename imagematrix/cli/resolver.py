@@ -79,8 +79,8 @@ def command(
     has one image name for all nodes. Everything else passes through.
     """
     if sweep:
-        from imagematrix.resolver.held import Containerd, Docker
         from imagematrix.resolver.mirror import mirrored
+        from imagematrix.resolver.sweep import Containerd, Docker
         from imagematrix.resolver.sweep import sweep as remove
 
         names = Containerd(mirrored(_given(upstream)), namespace) if namespace else Docker(listen)
@@ -97,7 +97,7 @@ def command(
         print_text(str(write(containerd, upstream, str(Address.parse(listen)))))
         return
     from imagematrix.resolver.node import Probed, Saved
-    from imagematrix.resolver.serving import Settings, serve
+    from imagematrix.resolver.server import ResolverSettings, serve
 
     token = _token(token_file)
     classes = {}
@@ -107,7 +107,7 @@ def command(
             raise UsageError(f"invalid class {text!r}: expected NAME=FILE")
         classes[name] = Saved(Path(file))
     serve(
-        Settings(
+        ResolverSettings(
             upstream=upstream,
             listen=listen,
             node=Saved(host) if host else Probed(),

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.errors import UsageError
-from imagematrix.spelling import nearest
+from imagematrix.spelling import require_known
 
 __all__ = ["command"]
 
@@ -25,7 +24,5 @@ def command(
     if kind is None:
         print("\n".join(names))
         return
-    if kind not in names:
-        remedy = nearest(kind, names) or f"one of {', '.join(names)}"
-        raise UsageError(f"invalid schema: {kind!r}", remedy=remedy)
+    require_known(kind, names, "schema")
     print((schemas / f"{kind}.json").read_text(encoding="utf-8"), end="")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.choosing import catalog_of, node_of
+from imagematrix.catalog.sources import confirm
+from imagematrix.cli.choosing import choose, node_of, remark
 from imagematrix.cli.output import print_json, print_text
 
 TYPE_CHECKING = False
@@ -34,20 +35,11 @@ def command(
     json: Json = False,
 ) -> None:
     """Print the reference of the variant that fits this node best."""
-    from imagematrix.selection.question import parse
-    from imagematrix.selection.select import select
-    from imagematrix.selection.selection import NothingFits
-
-    try:
-        node, wanted = node_of(host, root, nvidia_smi, gpus)
-        selection = select(
-            node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
-        )
-    except NothingFits as error:
-        if json:
-            print_json(error.selection.to_json())
-        raise
+    node, wanted = node_of(host, root, nvidia_smi, gpus)
+    selection = choose(image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json)
+    confirm(image, catalog, [str(selection.selected)])
     if json:
         print_json(selection.to_json())
     else:
         print_text(str(selection.selected))
+        remark(selection, wanted)

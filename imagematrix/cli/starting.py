@@ -7,9 +7,10 @@ import shlex
 import time
 from contextlib import ExitStack
 
-from imagematrix import engine
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.pulling import PullDisplay
+from imagematrix.engine import system
 from imagematrix.errors import UsageError
 from imagematrix.launcher.options import JSON
 
@@ -42,25 +43,43 @@ def start(args: RunArgs, image: str) -> int:
         return 0
     for doubt, remedy in requested.doubts(chosen, launch):
         warn(doubt, remedy)
+    if "@" in launch.reference:  # it will be pulled
+        from imagematrix.launcher.unpacking import require_unpackable
+
+        require_unpackable(launch.reference)
     waits: list[str] = []
+    latest: Host | None = None
 
     def report(reason: str) -> None:
         waits.append(reason)
         info(reason)
 
+    def now() -> Host | None:
+        """Return this node's host as it is after a wait, None before one, or if the host was given."""
+        nonlocal latest
+        if waits and not (args.host or args.nvidia_smi):
+            latest = node_of(None, None, None, args.gpus)[0]
+        return latest
+
     with ExitStack() as stack:
         if launch.gpus or requested.passed:
-            claimed = stack.enter_context(requested.claim(launch, report))
-            chosen, launch = requested.on(claimed, _now(args) if waits else None)
+            claimed = stack.enter_context(requested.claim(launch, report, now))
+            chosen, launch = requested.on(claimed, chosen, launch, latest or now())
             claimed.pass_on()
+        _pull(launch, args)
         if args.detached:
             _exec(launch, args)
         return _run(launch, args, chosen)
 
 
-def _now(args: RunArgs) -> Host | None:
-    """Return this node's host as it is now, None if it was given."""
-    return None if args.host or args.nvidia_smi else node_of(None, None, None, args.gpus)[0]
+def _pull(launch: Launch, args: RunArgs) -> None:
+    """Pull the image of a registry if the engine lacks it, unless docker's command is to decide."""
+    if "@" not in launch.reference or not args.pulls:
+        return
+    from imagematrix.launcher.pull import ensure
+
+    with PullDisplay(launch.reference, quiet=args.quiet) as display:
+        ensure(launch.reference, launch.digest, launch.platform, report=display)
 
 
 def _print(launch: Launch, args: RunArgs) -> None:
@@ -80,7 +99,7 @@ def _exec(launch: Launch, args: RunArgs) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606 - without a shell, on purpose
     except OSError as error:
-        raise engine.cannot_start(error) from error
+        raise system.cannot_start(error) from error
 
 
 def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
@@ -93,7 +112,7 @@ def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
     try:
         code = foreground.run(docker_run(launch.with_labels({LAUNCH: token}), args.docker), observer.start)
     except OSError as error:
-        raise engine.cannot_start(error) from error
+        raise system.cannot_start(error) from error
     observer.report(code, chosen)
     return code
 

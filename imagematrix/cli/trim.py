@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.trim.examine import Amount
-    from imagematrix.trim.trim import Report
+    from imagematrix.trim.trim import TrimReport
 
 __all__ = ["command"]
 
@@ -61,7 +61,6 @@ def command(
     Every cubin that runs on one of them is kept, and PTX if no cubin does. Files keep their length, and
     wheels stay valid.
     """
-    from imagematrix.trim.document import document
     from imagematrix.trim.rules import Rules, capabilities
     from imagematrix.trim.trim import trim
 
@@ -70,7 +69,7 @@ def command(
     )
     report = trim(paths, rules, output=output, dry_run=dry_run, measure=_compressed if dry_run else None)
     if json:
-        print_json(document(report))
+        print_json(report.to_json())
     else:
         _show(report)
     _warn(report)
@@ -83,23 +82,23 @@ def _compressed(pieces: Iterable[bytes]) -> int:
     return sum(len(writer.compress(piece)) for piece in pieces) + len(writer.flush())
 
 
-def _show(report: Report) -> None:
+def _show(report: TrimReport) -> None:
     from rich.markup import escape
 
     columns = ("file", "status", "keeps", "removes", "removed", *(["compressed"] if report.dry_run else []))
     rows = []
-    for one in report.findings:
-        row = [escape(one.path), one.status.value, _targets(one.kept), _targets(one.dropped)]
-        row.append(f"{_megabytes(one.removed)} of {_megabytes(one.size)} MB")
+    for result in report.results:
+        row = [escape(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
+        row.append(f"{_megabytes(result.removed)} of {_megabytes(result.size)} MB")
         if report.dry_run:
-            row.append("-" if one.compressed is None else f"{_megabytes(one.compressed)} MB")
+            row.append("-" if result.compressed is None else f"{_megabytes(result.compressed)} MB")
         rows.append(row)
     if rows:
         table(columns, rows)
-    removed = sum(one.removed for one in report.findings)
+    removed = sum(result.removed for result in report.results)
     verb = "would be removed" if report.dry_run else "removed"
-    files = counted(sum(bool(one.edits) for one in report.findings), "file")
-    info(f"{_megabytes(removed)} MB {verb} from {files}, of {len(report.findings)} with device code")
+    files = counted(sum(bool(result.edits) for result in report.results), "file")
+    info(f"{_megabytes(removed)} MB {verb} from {files}, of {len(report.results)} with device code")
 
 
 def _megabytes(size: int) -> str:
@@ -108,22 +107,24 @@ def _megabytes(size: int) -> str:
 
 def _targets(amounts: Sequence[Amount]) -> str:
     prefixes = {"cubin": "sm_", "ptx": "PTX ", "other": "other "}
-    return ", ".join(f"{prefixes[one.kind]}{one.target}" for one in amounts) or "-"
+    return ", ".join(f"{prefixes[amount.kind]}{amount.target}" for amount in amounts) or "-"
 
 
-def _warn(report: Report) -> None:
+def _warn(report: TrimReport) -> None:
     computes = ", ".join(report.rules.computes)
-    for one in report.findings:
-        if one.status == "unsupported":
-            warn(f"{one.path} does not run on {computes}: it has no device code for it")
-        elif one.status == "damaged":
-            warn(f"{one.path} is unchanged: its device code is damaged")
-        elif one.missing:
-            warn(f"{one.path} has no device code that runs on {', '.join(one.missing)}")
-    dead = [one for one in report.findings if one.dead and one.status != "unsupported"]
+    for result in report.results:
+        if result.status == "unsupported":
+            warn(f"{result.path} does not run on {computes}: it has no device code for it")
+        elif result.status == "damaged":
+            warn(f"{result.path} is unchanged: {result.why or 'its device code is damaged'}")
+        elif result.missing:
+            warn(f"{result.path} has no device code that runs on {', '.join(result.missing)}")
+    dead = [result for result in report.results if result.dead and result.status != "unsupported"]
     if dead and not report.rules.drop_dead:
-        number = counted(sum(one.dead for one in dead), "fatbin")
+        fatbins = counted(sum(result.dead for result in dead), "fatbin")
         files = counted(len(dead), "file")
-        info(f"{number} in {files} with nothing that runs on {computes} are unchanged")
+        info(f"{fatbins} in {files} with nothing that runs on {computes} are unchanged")
+    for path in report.recorded:
+        warn(f"{path} has another hash in RECORD, which now has its own: was it altered, or trimmed before?")
     for path in report.linked:
         warn(f"{path} has a hard link outside the given paths, which keeps the original content")

@@ -26,24 +26,25 @@ def command(
 
     Nothing is started. Images built by other tools are supported too.
     """
-    from imagematrix.audit import march, runtime
+    from imagematrix.audit import doubts
     from imagematrix.audit.claims import claimed, contradictions
-    from imagematrix.audit.document import document
-    from imagematrix.audit.fat import fat
+    from imagematrix.audit.document import document, fat
 
     audits = audited(references, platform)
     judged: list[tuple[Audit, list[Contradiction], list[str]]] = []
-    for one in audits:
-        variant = claimed(one)
-        broken = contradictions(one, variant) if variant else []
-        warnings = [*march.doubts(one, variant), *runtime.doubts(one, variant)] if variant else []
-        judged.append((one, broken, warnings))
+    for audit in audits:
+        variant = claimed(audit)
+        broken = contradictions(audit, variant) if variant else []
+        warnings = list(doubts.of_unlabelled(audit))
+        if variant:
+            warnings = [*doubts.of_march(audit, variant), *doubts.of_runtime(audit, variant)]
+        judged.append((audit, broken, warnings))
     whole = fat(audits)
     if json:
-        written = [document(one, broken, audits, warnings, whole) for one, broken, warnings in judged]
+        written = [document(audit, broken, audits, warnings, whole) for audit, broken, warnings in judged]
         print_json(written[0] if len(written) == 1 else written)
     else:
-        print_text("\n\n".join([*(_text(*one) for one in judged), *_together(audits, whole)]))
+        print_text("\n\n".join([*(_text(*row) for row in judged), *_together(audits, whole)]))
     wrong = sum(1 for _, broken, _ in judged if broken)
     if wrong:
         raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
@@ -54,7 +55,7 @@ def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
     from rich.filesize import decimal
 
     if whole is not None:
-        sizes = sorted(sum(one.image.sizes.values()) for one in audits)
+        sizes = sorted(sum(audit.image.sizes.values()) for audit in audits)
         yield (
             f"one image with the device code of all {len(audits)} would have about {decimal(whole)} "
             f"compressed; these have {decimal(sizes[0])} to {decimal(sizes[-1])}"
@@ -68,13 +69,14 @@ def _text(audit: Audit, broken: Sequence[Contradiction], warnings: Sequence[str]
         ("digest", image.digest),
         ("platform", image.platform),
         ("device code", _code(audit)),
+        *(("optional", line) for line in _optional(audit)),
         *(("driver", line) for line in _drivers(audit)),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
         *_cpu(audit),
-        *(("damaged", one.path) for one in audit.files if one.file.damaged or one.file.code.damaged),
-        *(("contradiction", str(one)) for one in broken),
-        *(("warning", one) for one in warnings),
+        *(("damaged", found.path) for found in audit.files if found.file.damaged or found.file.code.damaged),
+        *(("contradiction", str(contradiction)) for contradiction in broken),
+        *(("warning", warning) for warning in warnings),
     ]
     return "\n".join(f"{name:<13}  {line}" for name, line in rows)
 
@@ -89,16 +91,24 @@ def _code(audit: Audit) -> str:
     return f"{', '.join(words) or 'no target common to all'}; {counted(files, 'file')}"
 
 
+def _optional(audit: Audit) -> Iterator[str]:
+    for code in audit.device_code:
+        if code.optional:
+            more = f" and {code.files - 1} more" if code.files > 1 else ""
+            yield f"{code.name}{more}: {', '.join(code.targets)}"
+
+
 def _drivers(audit: Audit) -> Iterator[str]:
-    for one in audit.drivers:
-        loaded = ", which the dynamic loader uses" if one.loaded else ""
-        yield f"{one.driver.name} {one.driver.version or ''} {one.driver.kind} {one.path}{loaded}"
+    for found in audit.drivers:
+        loaded = ", which the dynamic loader uses" if found.loaded else ""
+        yield f"{found.driver.name} {found.driver.version or ''} {found.driver.kind} {found.path}{loaded}"
 
 
 def _libraries(audit: Audit) -> Iterator[str]:
-    for one in audit.libraries:
-        oldest = f", driver {one.oldest_driver} or newer" if one.oldest_driver else ""
-        yield f"{one.name} {one.version or 'static' if one.static else one.version or '?'} {one.path}{oldest}"
+    for library in audit.libraries:
+        oldest = f", driver {library.oldest_driver} or newer" if library.oldest_driver else ""
+        version = library.version or ("static" if library.static else "?")
+        yield f"{library.name} {version} {library.path}{oldest}"
 
 
 def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
@@ -109,5 +119,6 @@ def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
 
 
 def _stacks(audit: Audit) -> Iterator[str]:
-    for one in audit.stacks:
-        yield f"{one.name} {one.version}, CUDA {one.cuda or '?'}: {' '.join(one.arch_list) or 'no cubins'}"
+    for stack in audit.stacks:
+        cubins = " ".join(stack.arch_list) or "no cubins"
+        yield f"{stack.name} {stack.version}, CUDA {stack.cuda or '?'}: {cubins}"

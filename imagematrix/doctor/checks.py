@@ -9,16 +9,18 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.allocation import pods
+from imagematrix.compression import without_zstd
 from imagematrix.launcher.plan import SELECTED
 from imagematrix.node import fabric
+from imagematrix.node.nvidia import mismatch
 from imagematrix.node.nvml import MISMATCH, NO_LIBRARY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from imagematrix.doctor.facts import Facts
-    from imagematrix.doctor.kernel import Kernel
+    from imagematrix.doctor.facts import NodeFacts
+    from imagematrix.doctor.kernel import KernelFacts
     from imagematrix.node.host import Gpu
 
     Verdict = tuple[str, str, str | None]  # severity, observation, remedy
@@ -52,7 +54,7 @@ class Finding:
         return {"check": self.check, "severity": self.severity, "saw": self.saw, "remedy": self.remedy}
 
 
-def examine(facts: Facts) -> tuple[Finding, ...]:
+def examine(facts: NodeFacts) -> tuple[Finding, ...]:
     """Return the findings of all checks, in order."""
     return tuple(
         Finding(check=name, severity=severity, saw=saw, remedy=remedy)
@@ -84,7 +86,7 @@ def _error(saw: str, remedy: str | None) -> Verdict:
     return ERROR, saw, remedy
 
 
-def _module(facts: Facts) -> Verdicts:
+def _module(facts: NodeFacts) -> Verdicts:
     driver, gpus = facts.host.driver, facts.host.gpus
     if driver:
         yield _ok(f"kernel module {driver.version} loaded")
@@ -94,7 +96,7 @@ def _module(facts: Facts) -> Verdicts:
         yield _ok("no NVIDIA GPU and no kernel module: CPU-only images")
 
 
-def _unloaded(facts: Facts) -> tuple[str, str]:
+def _unloaded(facts: NodeFacts) -> tuple[str, str]:
     """Return why NVIDIA's module is not loaded, and the remedy."""
     kernel = facts.kernel
     saw = f"{len(facts.host.gpus)} NVIDIA GPUs, but NVIDIA's kernel module is not loaded"
@@ -108,14 +110,14 @@ def _unloaded(facts: Facts) -> tuple[str, str]:
     return saw, "modprobe nvidia"
 
 
-def _library(facts: Facts) -> Verdicts:
+def _library(facts: NodeFacts) -> Verdicts:
     nvml, driver = facts.nvml, facts.host.driver
     if nvml is None or driver is None:
         return
-    if nvml.error == MISMATCH:
+    if nvml.error == MISMATCH or driver.user_mode_differs:
+        library = driver.user_mode or nvml.library
         yield _warning(
-            f"driver mismatch: the host's user-mode driver is {nvml.library or 'another version'}, the "
-            f"kernel module {driver.version}: NVML and images without a driver (driver: host) fail",
+            f"{mismatch(library, driver.version)}: NVML and images without a driver (driver: host) fail",
             "reboot, or: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
         )
     elif nvml.error == NO_LIBRARY:
@@ -129,7 +131,7 @@ def _library(facts: Facts) -> Verdicts:
         yield _ok(f"NVML works, driver {nvml.driver}")
 
 
-def _uvm(facts: Facts) -> Verdicts:
+def _uvm(facts: NodeFacts) -> Verdicts:
     if facts.host.driver is None or not facts.host.gpus or facts.modules is None:
         return
     if "nvidia_uvm" in facts.modules:
@@ -138,7 +140,7 @@ def _uvm(facts: Facts) -> Verdicts:
         yield _error("module nvidia-uvm not loaded: CUDA cannot start without it", "modprobe nvidia-uvm")
 
 
-def _states(facts: Facts) -> Verdicts:
+def _states(facts: NodeFacts) -> Verdicts:
     if facts.environment:
         yield _error(str(facts.environment), facts.environment.remedy)
     for gpu in facts.host.gpus:
@@ -151,7 +153,7 @@ def _states(facts: Facts) -> Verdicts:
             yield _error(f"{gpu.label} is in state {gpu.state}", _state_remedy(gpu, facts.kernel))
 
 
-def _accelerators(facts: Facts) -> Verdicts:
+def _accelerators(facts: NodeFacts) -> Verdicts:
     for accelerator in facts.host.accelerators:
         yield _warning(
             f"accelerator that images do not support: {accelerator.label}",
@@ -159,7 +161,8 @@ def _accelerators(facts: Facts) -> Verdicts:
         )
 
 
-def _nodes(facts: Facts) -> Verdicts:
+def _nodes(facts: NodeFacts) -> Verdicts:
+    # Without a driver, no node can work, and `_module` has said so.
     for saw, remedy in facts.problems if facts.host.driver else ():
         yield _error(saw, remedy)
     for saw, remedy in facts.doubts if facts.host.driver else ():
@@ -173,7 +176,7 @@ def _nodes(facts: Facts) -> Verdicts:
         yield _ok(f"device nodes {'work' if facts.live else 'exist'}")
 
 
-def _fabric(facts: Facts) -> Verdicts:
+def _fabric(facts: NodeFacts) -> Verdicts:
     gpus = facts.nvml.gpus if facts.nvml else ()
     count, managed = len(facts.kernel.switches), facts.kernel.fabric_manager
     problem = fabric.problem(count, gpus, managed=managed) if facts.host.driver and facts.host.gpus else None
@@ -183,13 +186,14 @@ def _fabric(facts: Facts) -> Verdicts:
         yield _ok(f"{count} NVSwitches, fabric manager running")
 
 
-def _xids(facts: Facts) -> Verdicts:
+def _xids(facts: NodeFacts) -> Verdicts:
+    # Warnings only: it may be long ago, and programs can cause some of these errors.
     for (address, number), count in sorted(facts.kernel.xids.items()):
         times = f", {count} times" if count > 1 else ""
         yield _warning(f"kernel log: Xid {number} of the GPU at {address}{times}", f"see {XIDS}")
 
 
-def _security(facts: Facts) -> Verdicts:
+def _security(facts: NodeFacts) -> Verdicts:
     for path in facts.kernel.denied:
         yield _warning(
             f"kernel log: SELinux or AppArmor denied a process access to {path}",
@@ -202,12 +206,12 @@ def _security(facts: Facts) -> Verdicts:
         )
 
 
-def _probe(facts: Facts) -> Verdicts:
+def _probe(facts: NodeFacts) -> Verdicts:
     for warning in () if facts.live else facts.host.warnings:
         yield _warning(warning, "on that node: imagematrix doctor")
 
 
-def _persistence(facts: Facts) -> Verdicts:
+def _persistence(facts: NodeFacts) -> Verdicts:
     off = [str(gpu.index) for gpu in (facts.nvml.gpus if facts.nvml else ()) if gpu.persistence == 0]
     if off:
         yield _warning(
@@ -216,14 +220,14 @@ def _persistence(facts: Facts) -> Verdicts:
         )
 
 
-def _command(facts: Facts) -> Verdicts:
+def _command(facts: NodeFacts) -> Verdicts:
     if facts.docker:
         yield _ok(f"`docker` is {facts.docker}")
     else:
         yield _error("`docker` not found on PATH", "apt-get install docker-cli")
 
 
-def _engine(facts: Facts) -> Verdicts:
+def _engine(facts: NodeFacts) -> Verdicts:
     engine = facts.engine
     if engine.error:
         yield _error(engine.error, engine.remedy)
@@ -241,6 +245,9 @@ def _engine(facts: Facts) -> Verdicts:
             f"GPUs are not the engine's",
             "env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor",
         )
+    elif not engine.podman and (lacks := without_zstd(engine.version)):
+        saw = "layers compressed with zstd, which builds write by default"
+        yield _warning(f"the engine at {engine.address} is Docker {name}: it cannot unpack {saw}", lacks[1])
     elif not engine.devices and facts.host.gpus:
         yield _error(
             f"the engine at {engine.address} is {name}, to which `docker` passes no devices, because it does "
@@ -251,7 +258,7 @@ def _engine(facts: Facts) -> Verdicts:
         yield _ok(f"the engine at {engine.address} is {name}")
 
 
-def _cgroup(facts: Facts) -> Verdicts:
+def _cgroup(facts: NodeFacts) -> Verdicts:
     # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
     if not facts.host.gpus or facts.engine.cgroup_driver != "systemd":
         return
@@ -266,22 +273,28 @@ def _cgroup(facts: Facts) -> Verdicts:
         yield _ok("systemd manages the containers' cgroups and finds the GPUs' device nodes")
 
 
-def _kubelet(facts: Facts) -> Verdicts:
+def _kubelet(facts: NodeFacts) -> Verdicts:
     if facts.kubelet is None or not facts.host.gpus:
         return
     if not facts.kubelet:
-        yield _warning(pods.DENIED, "run `imagematrix gpus` and launches as root")
+        yield _warning(pods.denied(), "run `imagematrix gpus` and launches as root")
     elif facts.kubelet_error:
         yield _error(str(facts.kubelet_error), facts.kubelet_error.remedy)
     else:
         yield _ok("kubelet lists the GPUs of pods")
 
 
-def _locks(facts: Facts) -> Verdicts:
+def _locks(facts: NodeFacts) -> Verdicts:
     if not facts.host.gpus:
         return
     if facts.locks_error:
-        yield _error(facts.locks_error, facts.locks_remedy)
+        yield _error(str(facts.locks_error), facts.locks_error.remedy)
+    elif facts.engine.tasks_locks not in (None, facts.locks):
+        yield _error(
+            f"tasks of Swarm use the GPU locks in {facts.engine.tasks_locks}, launches those in "
+            f"{facts.locks}: a GPU can be given out twice",
+            f"IMAGEMATRIX_LOCKS={facts.locks} imagematrix swarm node-config, or unset IMAGEMATRIX_LOCKS",
+        )
     elif facts.locks.startswith("/run/user/"):
         yield _warning(
             f"locks in {facts.locks}: launches of other users do not see them",
@@ -291,7 +304,7 @@ def _locks(facts: Facts) -> Verdicts:
         yield _ok(f"locks in {facts.locks}")
 
 
-def _image(facts: Facts) -> Verdicts:
+def _image(facts: NodeFacts) -> Verdicts:
     image = facts.image
     if image is None:
         return
@@ -311,7 +324,7 @@ def _image(facts: Facts) -> Verdicts:
         yield _ok(f"{image.selected} fits this node")
 
 
-def _mounts(facts: Facts) -> Verdicts:
+def _mounts(facts: NodeFacts) -> Verdicts:
     for container in facts.engine.containers:
         if SELECTED not in ((container.get("Config") or {}).get("Labels") or {}):
             continue
@@ -326,7 +339,7 @@ def _mounts(facts: Facts) -> Verdicts:
                 )
 
 
-def _state_remedy(gpu: Gpu, kernel: Kernel) -> str:
+def _state_remedy(gpu: Gpu, kernel: KernelFacts) -> str:
     address = gpu.pci_bus_id or str(gpu.index)
     instances = kernel.uncomputed.get(-1 if gpu.minor is None else gpu.minor)
     if gpu.state == "mig-empty" and instances:
@@ -344,7 +357,7 @@ def _state_remedy(gpu: Gpu, kernel: Kernel) -> str:
     }.get(gpu.state, "nvidia-smi")
 
 
-CHECKS: dict[str, Callable[[Facts], Verdicts]] = {
+CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "module": _module,
     "library": _library,
     "nvidia-uvm": _uvm,

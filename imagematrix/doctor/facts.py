@@ -8,10 +8,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagematrix import endpoint, engine
 from imagematrix.allocation import locks, pods
+from imagematrix.allocation.lock_folder import require_shared
 from imagematrix.doctor import kernel
-from imagematrix.doctor.kernel import Kernel
+from imagematrix.doctor.kernel import KernelFacts
+from imagematrix.engine import containers, endpoint, system
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.launcher import devices
 from imagematrix.selection.selection import NothingFits
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     Remedied = tuple[tuple[str, str], ...]  # problems, each with its remedy
 
-__all__ = ["EngineFacts", "Facts", "ImageFacts", "gather", "saved"]
+__all__ = ["EngineFacts", "ImageFacts", "NodeFacts", "gather", "saved"]
 
 MODULES = "/proc/modules"
 
@@ -37,8 +38,9 @@ class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
     `cgroup_driver` manages their cgroups: "systemd" or "cgroupfs". `podman` is true for Podman, `devices` if
-    docker's command can pass devices to the engine, `selinux` if the engine labels containers. If the engine
-    does not respond, `error` and `remedy` are set and the rest is empty.
+    docker's command can pass devices to the engine, `selinux` if the engine labels containers. `tasks_locks`
+    is the lock folder of Swarm's tasks, None without our runtime. If the engine does not respond, `error` and
+    `remedy` are set and the rest is empty.
     """
 
     address: str = ""
@@ -48,6 +50,7 @@ class EngineFacts:
     podman: bool = False
     devices: bool = True
     selinux: bool = False
+    tasks_locks: str | None = None
     containers: tuple[Mapping[str, Any], ...] = ()
     error: str | None = None
     remedy: str | None = None
@@ -71,7 +74,7 @@ class ImageFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class NodeFacts:
     """All facts that the checks examine.
 
     `modules` are the loaded kernel modules, None if unknown. `problems` are the problems of the device nodes
@@ -96,16 +99,15 @@ class Facts:
     kubelet: bool | None = None
     kubelet_error: EngineError | None = None
     locks: str = ""
-    locks_error: str | None = None
-    locks_remedy: str | None = None
+    locks_error: ProbeError | None = None
     image: ImageFacts | None = None
-    kernel: Kernel = field(default_factory=Kernel)
+    kernel: KernelFacts = field(default_factory=KernelFacts)
     live: bool = True
 
 
-def saved(host: Host, image: ImageFacts | None = None) -> Facts:
+def saved(host: Host, image: ImageFacts | None = None) -> NodeFacts:
     """Return the facts about a saved host, without facts about this machine."""
-    return Facts(
+    return NodeFacts(
         host=host,
         nvml=None,
         modules=None,
@@ -120,15 +122,20 @@ def saved(host: Host, image: ImageFacts | None = None) -> Facts:
 
 
 def gather(
-    host: Host, nvml: Nvml | None, image: ImageFacts | None = None, *, environment: UsageError | None = None
-) -> Facts:
+    host: Host,
+    nvml: Nvml | None,
+    image: ImageFacts | None = None,
+    *,
+    environment: UsageError | None = None,
+    tasks: Callable[[Mapping[str, Any]], str | None] = lambda _: None,
+) -> NodeFacts:
     """Return the facts about this node, given its Host and NVML's reading, and about an image.
 
-    `environment` is the error in variables that name GPUs, if there is one.
+    `environment` is the error in variables that name GPUs, if there is one. `tasks` returns the lock folder
+    that tasks of Swarm use, given the engine's information.
     """
-    locks_error = _locks_error() if host.gpus else None
-    problems, doubts = _problems(host)
-    return Facts(
+    problems, doubts = _with_remedies(host, devices.check)
+    return NodeFacts(
         host=host,
         nvml=nvml,
         modules=_modules(),
@@ -137,13 +144,12 @@ def gather(
         unlinked=_unlinked(host.devices),
         machine=os.uname().nodename,
         docker=shutil.which("docker"),
-        engine=_engine(),
+        engine=_engine(tasks),
         environment=environment,
         kubelet=pods.access(),
         kubelet_error=_kubelet_error(host),
         locks=locks.folder(),
-        locks_error=str(locks_error) if locks_error else None,
-        locks_remedy=locks_error.remedy if locks_error else None,
+        locks_error=_locks_error() if host.gpus else None,
         image=image,
         kernel=kernel.read(host),
     )
@@ -159,10 +165,14 @@ def _kubelet_error(host: Host) -> EngineError | None:
 
 def _locks_error() -> ProbeError | None:
     try:
-        with locks.Locks(locks.folder(), endpoint.group()):
-            return None
+        with locks.Locks(locks.folder(), endpoint.group()) as opened:
+            opened.require_writable()
+        require_shared(locks.folder())
+    except EngineError:  # a finding of its own
+        return None
     except ProbeError as error:
         return error
+    return None
 
 
 def _modules() -> frozenset[str] | None:
@@ -173,10 +183,6 @@ def _modules() -> frozenset[str] | None:
         return None
 
 
-def _problems(host: Host) -> tuple[Remedied, Remedied]:
-    return _with_remedies(host, devices.check)
-
-
 def _missing(host: Host) -> tuple[Remedied, Remedied]:
     """Return the problems of nodes that a saved host lacks."""
     return _with_remedies(
@@ -185,7 +191,7 @@ def _missing(host: Host) -> tuple[Remedied, Remedied]:
 
 
 def _with_remedies(
-    host: Host, check: Callable[[Iterable[str]], tuple[devices.Problem, ...]]
+    host: Host, check: Callable[[Iterable[str]], tuple[devices.DeviceProblem, ...]]
 ) -> tuple[Remedied, Remedied]:
     """Return the problems that stop a launch, and the doubts that do not."""
     usable = tuple(gpu for gpu in host.gpus if gpu.usable)
@@ -205,25 +211,26 @@ def _unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str], ..
     unlinked = []
     for path in paths:
         with contextlib.suppress(OSError):
-            number = Path(root + path).stat().st_rdev
-            link = f"/dev/char/{os.major(number)}:{os.minor(number)}"
+            device = Path(root + path).stat().st_rdev
+            link = f"/dev/char/{os.major(device)}:{os.minor(device)}"
             if not os.path.lexists(root + link):
                 unlinked.append((path, link))
     return tuple(unlinked)
 
 
-def _engine() -> EngineFacts:
+def _engine(tasks: Callable[[Mapping[str, Any]], str | None]) -> EngineFacts:
     try:
-        info = engine.info()
+        info = system.info()
         return EngineFacts(
             address=endpoint.address(),
             version=str(info.get("ServerVersion") or ""),
             machine=str(info.get("Name") or ""),
             cgroup_driver=str(info.get("CgroupDriver") or ""),
-            podman=engine.is_podman(),
-            devices=engine.reports_system(),
+            podman=system.is_podman(),
+            devices=system.reports_system(),
             selinux=any("name=selinux" in str(option) for option in info.get("SecurityOptions") or ()),
-            containers=tuple(engine.running()),
+            containers=tuple(containers.running()),
+            tasks_locks=tasks(info),
         )
     except EngineError as error:
         return EngineFacts(error=str(error), remedy=error.remedy)

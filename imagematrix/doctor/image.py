@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import tarfile
 
-from imagematrix import engine
-from imagematrix.audit.driver_file import named
+from imagematrix.engine import system
 from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.facts.user_mode import named
 
 __all__ = ["libcudas"]
 
@@ -27,6 +27,7 @@ def libcudas(reference: str) -> tuple[str, ...]:
         ) as process:
             with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 names = [f"/{member.name.lstrip('/')}" for member in archive if member.isfile()]
+            # tarfile stops at the mark of the end. Docker would wait for somebody to read the rest.
             process.communicate()
         if process.returncode:
             raise EngineError(f"cannot read the files of {reference}: docker export failed")
@@ -47,7 +48,7 @@ def _docker(*words: str) -> str:
     try:
         done = subprocess.run(["docker", *words], check=False, capture_output=True, text=True)
     except OSError as error:
-        raise engine.cannot_start(error) from error
+        raise system.cannot_start(error) from error
     if done.returncode:
         problem = done.stderr.strip()
         if any(text in problem.lower() for text in ABSENT):

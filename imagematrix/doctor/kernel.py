@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
 
-__all__ = ["Kernel", "read"]
+__all__ = ["KernelFacts", "read"]
 
 KMSG = "dev/kmsg"
 LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of this
@@ -30,9 +30,12 @@ REFUSED = re.compile(
     r"Loading of (?:unsigned module|module with un\S+ \w+) is rejected|unsigned module loading is restricted"
     r"|Loading of module with unavailable key is rejected"
 )
-DENIED = re.compile(r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\"")
+# SELinux shows only the last part of a path if it denies access to an inode.
+DENIED = re.compile(
+    r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\""
+    r"|avc: +denied.* name=\"(nvidia(?:\d+|ctl|-[\w-]+))\".* tclass=chr_file"
+)
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-PCI_DEVICES = "sys/bus/pci/devices"
 SELINUX = "sys/fs/selinux/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
 # For device nodes: the names of their driver in /proc/devices, and the command that creates the nodes again.
@@ -44,7 +47,7 @@ MAJORS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelFacts:
     """The kernel's facts.
 
     `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies
@@ -69,7 +72,7 @@ class Kernel:
     selinux: bool = False
 
 
-def read(host: Host, root: str = "/") -> Kernel:
+def read(host: Host, root: str = "/") -> KernelFacts:
     """Return the facts of this machine's kernel about `host`'s GPUs, without those that cannot be read."""
     top, tree = Path(root), Tree(root)
     functions = signs.find(tree).functions
@@ -79,16 +82,16 @@ def read(host: Host, root: str = "/") -> Kernel:
         if match := XID.search(message):
             key = match[1].lower(), int(match[2])
             xids[key] = xids.get(key, 0) + 1
-    return Kernel(
+    return KernelFacts(
         drivers={
             gpu.pci_bus_id: driver
             for gpu in host.gpus
-            if gpu.pci_bus_id and (driver := _driver(top / PCI_DEVICES / gpu.pci_bus_id))
+            if gpu.pci_bus_id and (driver := _driver(top / pci.PCI_DEVICES.lstrip("/") / gpu.pci_bus_id))
         },
         secure_boot=_bytes(top / SECURE_BOOT)[-1:] == b"\1",
         refused=next((message for message in log if REFUSED.search(message)), None),
         xids=xids,
-        denied=tuple(dict.fromkeys(match[1] for message in log if (match := DENIED.search(message)))),
+        denied=tuple(dict.fromkeys(filter(None, map(_denied, log)))),
         stale=tuple(_stale(host, top)),
         switches=tuple(function.bus_id for function in pci.scan(tree, functions) if function.switch),
         fabric_manager=fabric.is_managed(tree),
@@ -99,6 +102,16 @@ def read(host: Host, root: str = "/") -> Kernel:
         },
         selinux=_text(top / SELINUX).startswith("0"),
     )
+
+
+def _denied(message: str) -> str | None:
+    """Return the device node to which a message says that access was denied."""
+    match = DENIED.search(message)
+    if match is None:
+        return None
+    name = match[2]
+    folder = "/dev/nvidia-caps" if name and name.startswith("nvidia-cap") else "/dev"
+    return f"{folder}/{name}" if name else match[1]
 
 
 def _log(path: Path) -> Iterator[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 from imagematrix import documents
+from imagematrix.catalog.labels import annotated
 from imagematrix.errors import UsageError
-from imagematrix.export.target import Target
+from imagematrix.export.target import ExportTarget
 from imagematrix.planning import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.export.target import Source
+    from imagematrix.export.target import ExportSource
     from imagematrix.planning.backend import Order
 
 __all__ = ["LIMIT", "TARGET", "bake", "name"]
@@ -28,7 +29,7 @@ def bake(orders: Sequence[Order]) -> dict[str, str]:
         raise UsageError("image names that differ only in / and _ are the same name for bake")
     names = list(targets)
     parts = [names[start : start + LIMIT] for start in range(0, len(names), LIMIT)]
-    digits = len(str(len(parts)))
+    digits = len(str(len(parts)))  # of equal length, so that shells list the files in order
     return {
         f"docker-bake-{number:0{digits}}.json" if len(parts) > 1 else "docker-bake.json": documents.dump(
             {"group": {"default": {"targets": part}}, "target": {name: targets[name] for name in part}}
@@ -45,7 +46,7 @@ def _target(order: Order) -> dict[str, object]:
         "platforms": [order.sources.platform],
         "tags": [_literal(order.reference)],
         "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},
-        "annotations": [f"{key}={_literal(value)}" for key, value in order.annotations.items()],
+        "annotations": [f"{key}={_literal(value)}" for key, value in annotated(order.labels).items()],
         "args": {"SOURCE_DATE_EPOCH": identity.EPOCH}
         | {key: _literal(value) for key, value in order.sources.args.items()},
         **({"secret": list(map(_literal, order.sources.secrets))} if order.sources.secrets else {}),
@@ -68,10 +69,10 @@ def _literal(text: str) -> str:
     return text.replace("${", "$${").replace("%{", "%%{")
 
 
-def _files(source: Source, wanted: int | None) -> dict[str, str]:
+def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
     if wanted is not None:
         raise UsageError("--jobs is for CI systems; bake decides how many targets it builds at once")
     return bake(source.orders(lambda reference: f"target:{name(reference)}"))
 
 
-TARGET = Target(name="bake", help="JSON for docker buildx bake", files=_files)
+TARGET = ExportTarget(name="bake", help="JSON for docker buildx bake", files=_files)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 from imagematrix.export.jobs import jobs
-from imagematrix.export.target import Target
+from imagematrix.export.target import ExportTarget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from imagematrix.export.jobs import Job
-    from imagematrix.export.target import Source
+    from imagematrix.export.target import ExportSource
 
 __all__ = ["LIMIT", "TARGET", "github"]
 
@@ -33,8 +33,8 @@ def github(jobs: Iterable[Job]) -> str:
     return json.dumps({"include": include}, separators=(",", ":")) + "\n"
 
 
-def _files(source: Source, wanted: int | None) -> dict[str, str]:
+def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
     return {"github.json": github(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
 
 
-TARGET = Target(name="github", help="JSON for a job matrix", files=_files)
+TARGET = ExportTarget(name="github", help="JSON for a job matrix", files=_files)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from imagematrix.export.jobs import jobs
-from imagematrix.export.target import Target
+from imagematrix.export.target import ExportTarget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from imagematrix.export.jobs import Job
-    from imagematrix.export.target import Source
+    from imagematrix.export.target import ExportSource
 
 __all__ = ["LIMIT", "TARGET", "gitlab"]
 
@@ -29,8 +29,8 @@ def gitlab(jobs: Iterable[Job]) -> str:
     return str(yaml.safe_dump(pipeline, sort_keys=False, width=1_000))
 
 
-def _files(source: Source, wanted: int | None) -> dict[str, str]:
+def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
     return {"gitlab.yml": gitlab(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
 
 
-TARGET = Target(name="gitlab", help="a child pipeline", files=_files)
+TARGET = ExportTarget(name="gitlab", help="a child pipeline", files=_files)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix import conditions
+from imagematrix import axis_conditions
 from imagematrix.errors import UsageError
 from imagematrix.planning.shard import Shard
 
@@ -48,11 +48,12 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
         raise UsageError(f"invalid number of jobs: {wanted} exceeds the limit of {limit} for one matrix")
     count = min(len(by_id), wanted or limit)
     if count == len(by_id):
-        by_image = "image" in conditions.parse_only(expression) if expression else False
+        by_image = "image" in axis_conditions.parse_only(expression) if expression else False
         return tuple(
             Job(name=name, only=_only(group, images=by_image), shard=WHOLE, platforms=(group[0].platform,))
             for name, group in by_id.items()
         )
+    # The build distributes the cells, by durations too, so each shard may get cells of every platform.
     platforms = tuple(dict.fromkeys(cell.platform for cell, *_ in by_id.values()))
     return tuple(
         Job(

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.backend import Order
 
-__all__ = ["Source", "Target"]
+__all__ = ["ExportSource", "ExportTarget"]
 
 
-class Source(Protocol):
+class ExportSource(Protocol):
     """The matrix to export. Its methods raise UsageError if it is invalid."""
 
     @property
@@ -27,7 +27,7 @@ class Source(Protocol):
         """Return the feasible cells, without an engine; the files of some may be missing on this machine."""
         ...
 
-    def orders(self, place: Callable[[str], str]) -> Sequence[Order]:
+    def orders(self, source_of: Callable[[str], str]) -> Sequence[Order]:
         """Return the orders for this machine's engine.
 
         `place` returns the source of an image that others build on, by its reference. Raises EngineError
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ExportTarget:
     """A tool that a matrix is exported for: its name on the command line, and a short description.
 
     `files` returns the files by name, given the matrix and the requested number of jobs, or None.
@@ -45,4 +45,4 @@ class Target:
 
     name: str
     help: str
-    files: Callable[[Source, int | None], Mapping[str, str]]
+    files: Callable[[ExportSource, int | None], Mapping[str, str]]

@@ -6,11 +6,11 @@ from imagematrix.export import bake, github, gitlab
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.export.target import Target
+    from imagematrix.export.target import ExportTarget
 
 __all__ = ["TARGETS"]
 
-TARGETS: dict[str, Target] = {
+TARGETS: dict[str, ExportTarget] = {
     target.name: target
     for target in (
         github.TARGET,

@@ -16,24 +16,27 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 __all__ = [
     "COMPRESSED_FATBIN_DRIVER",
-    "Release",
+    "CudaRelease",
+    "changes",
     "driver_cuda",
     "driver_runs",
+    "drivers",
     "lowest_driver",
     "ptx_isa",
     "release",
     "releases",
+    "runs_from",
 ]
 
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
 
 
-class Release(Record):
+class CudaRelease(Record):
     """A CUDA toolkit release such as "12.4", with its updates. Unknown facts are None.
 
     `toolkit_driver` is the oldest Linux driver that NVIDIA lists for one of its updates, `floor` the oldest
@@ -54,13 +57,13 @@ class Release(Record):
 
 
 @cache
-def releases() -> Mapping[str, Release]:
+def releases() -> Mapping[str, CudaRelease]:
     """Return the known CUDA releases by name, oldest first."""
     table = _data.load("cuda.json")["releases"]
     return MappingProxyType({name: _release(name, row) for name, row in table.items()})
 
 
-def release(name: str) -> Release | None:
+def release(name: str) -> CudaRelease | None:
     """Return the CUDA release `name` ("12.4"), or None if it is unknown."""
     return releases().get(name)
 
@@ -75,7 +78,8 @@ def driver_cuda(driver: str) -> str | None:
     """
     if versions.is_tegra(driver):
         return None
-    supported = [name for name, row in releases().items() if _supports(driver, row)]
+    key = versions.order(driver)
+    supported = [name for name, first in _first_drivers().items() if versions.order(first) <= key]
     return supported[-1] if supported else None
 
 
@@ -101,16 +105,46 @@ def lowest_driver(cuda: str, stated: str | None = None) -> str | None:
     return min((driver for driver in listed if driver), key=versions.order, default=stated)
 
 
+@cache
+def drivers() -> tuple[str, ...]:
+    """Return the drivers that NVIDIA lists for some release, oldest first."""
+    listed = {driver for row in releases().values() for driver in (row.toolkit_driver, row.floor) if driver}
+    return tuple(sorted(listed, key=versions.order))
+
+
+def changes(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
+    """Return the drivers from which on a condition on what `driver_cuda` returns gives another verdict."""
+    verdict, found = holds(None), []
+    for name, first in _first_drivers().items():
+        if holds(name) is not verdict:
+            verdict = not verdict
+            found.append(first)
+    return tuple(found)
+
+
+def runs_from(cuda: str, stated: str | None = None) -> tuple[str, ...]:
+    """Return the drivers from which on `driver_runs` may give another verdict."""
+    wanted = versions.order(cuda)
+    newer = changes(lambda supported: supported is not None and versions.order(supported) >= wanted)
+    return tuple(filter(None, (*newer, _floor(cuda), stated)))
+
+
 def ptx_isa(driver: str) -> str | None:
     """Return the newest PTX ISA version that `driver` compiles, or None if its CUDA release is unknown."""
     supported = driver_cuda(driver)
     return None if supported is None else releases()[supported].ptx_isa
 
 
-def _supports(driver: str, row: Release) -> bool:
-    oldest = row.toolkit_driver or row.floor or "0"
-    branch = row.branch is not None and row.branch <= versions.branch(driver)
-    return branch and versions.order(oldest) <= versions.order(driver)
+@cache
+def _first_drivers() -> Mapping[str, str]:
+    """Return the first driver that supports each release, by the release's name, oldest first."""
+    listed = {
+        # From 13.0 on, NVIDIA lists a driver for the major version alone.
+        name: max(row.toolkit_driver or row.floor or "0", f"{row.branch}.0", key=versions.order)
+        for name, row in releases().items()
+        if row.branch is not None
+    }
+    return MappingProxyType(listed)
 
 
 def _floor(cuda: str) -> str | None:
@@ -118,8 +152,8 @@ def _floor(cuda: str) -> str | None:
     return floors.get(cuda.partition(".")[0])
 
 
-def _release(name: str, row: dict[str, Any]) -> Release:
-    return Release(
+def _release(name: str, row: dict[str, Any]) -> CudaRelease:
+    return CudaRelease(
         name=name,
         toolkit_driver=row.get("toolkit_driver"),
         floor=_floor(name),

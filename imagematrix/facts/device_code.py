@@ -11,7 +11,18 @@ from functools import cache, lru_cache
 
 from imagematrix.facts import _data, cuda, versions
 
-__all__ = ["capability", "cubin_runs", "distance", "gpus", "known", "order", "ptx_runs", "target"]
+__all__ = [
+    "bounds",
+    "capability",
+    "cubin_runs",
+    "distance",
+    "gpus",
+    "known",
+    "order",
+    "own",
+    "ptx_runs",
+    "target",
+]
 
 
 def target(compute: str) -> str:
@@ -27,7 +38,12 @@ def capability(target: str) -> str:
 
 def gpus(compute: str) -> frozenset[str]:
     """Return the capabilities of the GPUs a capability word is about: "10.0f" gives 10.0 and 10.3."""
-    return _specific(target(compute)) if _suffix(compute) else frozenset([compute])
+    return own(target(compute))
+
+
+def own(target: str) -> frozenset[str]:
+    """Return the capabilities of the GPUs a target is about: "100f" gives 10.0 and 10.3, "80" only 8.0."""
+    return _specific(target) if _suffix(target) else frozenset([capability(target)])
 
 
 @cache
@@ -60,6 +76,14 @@ def ptx_runs(target: str, compute: str) -> bool:
     if _suffix(target):
         return compute in _specific(target)
     return versions.order(capability(target)) <= versions.order(compute)
+
+
+def bounds(target: str) -> frozenset[str]:
+    """Return the capabilities at which code made for `target` may start or cease to run."""
+    if _suffix(target):
+        return _specific(target)
+    made_for = capability(target)
+    return frozenset([made_for, f"{int(made_for.partition('.')[0]) + 1}.0"]) | _tegra()
 
 
 def distance(target: str, compute: str) -> int:

@@ -27,6 +27,7 @@ __all__ = [
     "is_vgpu",
     "last_branch",
     "last_branches",
+    "module_bounds",
     "product",
 ]
 
@@ -82,17 +83,17 @@ def product(pci_device_id: str) -> Product | None:
 
     The id is a fallback for NVML's readings: a virtual function may have another one.
     """
-    number = pci_device_id.lower().removeprefix("0x")
+    device_id = pci_device_id.lower().removeprefix("0x")
     table = _data.load("gpus.json")
     for chip, row in table["chips"].items():
-        name = row["devices"].get(number)
+        name = row["devices"].get(device_id)
         if name is not None:
             return Product(
-                pci_device_id=number,
+                pci_device_id=device_id,
                 chip=chip,
                 name=name,
                 compute=row["compute"],
-                last_branch=table["last_branches"].get(number, row["last_branch"]),
+                last_branch=table["last_branches"].get(device_id, row["last_branch"]),
             )
     return None
 
@@ -112,11 +113,17 @@ def drives(kind: str | None, compute: str | None) -> bool:
 
     True if either is unknown.
     """
-    bounds: dict[str, str] = _data.load("gpus.json")["kernel_modules"]
-    if compute is None or kind not in bounds:
+    limit = module_bounds().get(kind or "")
+    if compute is None or limit is None:
         return True
-    bound, capability = versions.order(bounds[kind]), versions.order(compute)
+    bound, capability = versions.order(limit), versions.order(compute)
     return capability >= bound if kind == "open" else capability <= bound
+
+
+def module_bounds() -> Mapping[str, str]:
+    """Return, for each kind of kernel modules, the first or the last capability that it supports."""
+    bounds: dict[str, str] = _data.load("gpus.json")["kernel_modules"]
+    return bounds
 
 
 def brand(name: str | None) -> str | None:

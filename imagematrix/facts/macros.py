@@ -6,8 +6,7 @@ gcc (gcc/config/i386/i386-c.cc) and clang (clang/lib/Basic/Targets) define, and 
 Language Extensions.
 
 Some x86 flags of recent instruction sets (amx_fp8, apx, avx10_2, movrs, ...) are the kernel's internal names,
-or modelled on them: no kernel shows them yet. Code with these instructions cannot be proved to run, so it
-fits no host.
+or modelled on them, because kernels do not print them: the probe reads them from CPUID (cpuid.json).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ libnvidia-container, src/cli/dsl.c.
 
 from __future__ import annotations
 
-import operator
 import re
 from functools import lru_cache
 
@@ -17,20 +16,12 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Condition", "holds", "parse", "text"]
+__all__ = ["Condition", "conditions", "holds", "parse", "text"]
 
 CONDITION = re.compile(r"(cuda|driver|arch|brand)(=|!=|<|<=|>|>=)([A-Za-z0-9.]+)", re.ASCII)
 NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*\.?", re.ASCII)
-COMPARE = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 class Condition(Record):
@@ -43,13 +34,11 @@ class Condition(Record):
     def __str__(self) -> str:
         return f"{self.name}{self.compare}{self.value}"
 
-    def met(self, have: str | None) -> bool:
-        """Whether a value meets the condition; an unknown one does, as in NVIDIA's runtime."""
-        if have is None:
-            return True
+    def met(self, have: str) -> bool:
+        """Whether a value meets the condition."""
         if self.name == "brand":
-            return bool(COMPARE[self.compare](have.lower(), self.value.lower()))
-        return bool(COMPARE[self.compare](_numbers(have), _numbers(self.value)))
+            return bool(versions.COMPARISONS[self.compare](have.lower(), self.value.lower()))
+        return bool(versions.COMPARISONS[self.compare](_numbers(have), _numbers(self.value)))
 
 
 Expression = tuple[tuple[Condition, ...], ...]
@@ -64,16 +53,21 @@ def parse(expression: str) -> Expression:
     )
 
 
+def conditions(expressions: Iterable[str]) -> Iterator[Condition]:
+    """Yield all conditions of some expressions."""
+    for expression in expressions:
+        for alternative in parse(expression):
+            yield from alternative
+
+
 def text(expression: Expression) -> str:
     """Return the text of an expression."""
     return " ".join(",".join(map(str, alternative)) for alternative in expression)
 
 
-def holds(expression: Expression, have: Mapping[str, str | None]) -> bool:
-    """Whether an expression holds for the values of cuda, driver, arch and brand; an empty one does."""
-    return not expression or any(
-        all(condition.met(have[condition.name]) for condition in alternative) for alternative in expression
-    )
+def holds(expression: Expression, met: Callable[[Condition], bool]) -> bool:
+    """Whether an expression holds, given which conditions are met; an empty one does."""
+    return not expression or any(all(map(met, alternative)) for alternative in expression)
 
 
 def _condition(word: str, expression: str) -> Condition:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from imagematrix.selection.index import bits
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-__all__ = ["WORK", "Cover", "bits", "cover"]
+__all__ = ["WORK", "Cover", "cover"]
 
 WORK = 10_000_000  # comparisons of sets, a few seconds
 DEEPEST = 400  # members, which is the depth of the recursion
@@ -51,14 +53,6 @@ def cover(demands: Iterable[int], *, work: int = WORK) -> Cover:
         members |= part_cover.members
         least += part_cover.least
     return Cover(members=members, least=least)
-
-
-def bits(some: int) -> Iterator[int]:
-    """Yield the members of a set as sets of one member, lowest first."""
-    while some:
-        lowest = some & -some
-        yield lowest
-        some ^= lowest
 
 
 class _OutOfWorkError(Exception):
@@ -134,23 +128,23 @@ def _minimal(rows: list[int], budget: _Budget) -> list[int]:
     kept: list[int] = []
     for row in sorted(set(rows), key=lambda row: (row.bit_count(), row)):
         budget.spend(len(kept) + 1)
-        if not any(one & row == one for one in kept):
+        if not any(other & row == other for other in kept):
             kept.append(row)
     return kept
 
 
 def _useful(rows: list[int], budget: _Budget) -> int:
     """Return the members that no other member can replace: none is in all of the same rows."""
-    places: dict[int, int] = {}
-    for number, row in enumerate(rows):
+    rows_of: dict[int, int] = {}  # of each member, the mask of the rows that contain it
+    for index, row in enumerate(rows):
         for member in bits(row):
-            places[member] = places.get(member, 0) | 1 << number
+            rows_of[member] = rows_of.get(member, 0) | 1 << index
     kept: list[int] = []
     useful = 0
-    for member in sorted(places, key=lambda member: (-places[member].bit_count(), member)):
+    for member in sorted(rows_of, key=lambda member: (-rows_of[member].bit_count(), member)):
         budget.spend(len(kept) + 1)
-        if not any(one & places[member] == places[member] for one in kept):
-            kept.append(places[member])
+        if not any(other & rows_of[member] == rows_of[member] for other in kept):
+            kept.append(rows_of[member])
             useful |= member
     return useful
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.fleet.cover import bits, cover
+from imagematrix.fleet.cover import cover
 from imagematrix.fleet.kinds import Kind, kinds, miss
-from imagematrix.fleet.unserved import Unserved, gather
 from imagematrix.fleet.upgrade import Upgrade, upgrade
-from imagematrix.selection.index import differing
+from imagematrix.selection.index import bits, differing
 from imagematrix.selection.question import asked
 from imagematrix.selection.select import Selector
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.fleet.kinds import Answer
     from imagematrix.node.host import Host
+    from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Where
 
 __all__ = ["SCHEMA", "Coverage", "Service", "Smallest", "Unserved", "Upgrade", "coverage"]
@@ -48,6 +48,18 @@ class Service:
             "share": self.share,
             "fits": self.fits,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """Hosts that nothing fits, all for one reason; `hosts` are their names, sorted."""
+
+    hosts: tuple[str, ...]
+    miss: Miss
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Coverage document's `unserved`."""
+        return {"hosts": list(self.hosts), **self.miss.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +109,20 @@ class Coverage:
         """The image's version, as the catalog has it."""
         return self.catalog.version
 
+    def short(self, reference: str) -> str:
+        """Return a variant's reference without the prefix that all in the catalog share."""
+        return reference.removeprefix(f"{self.image}:{self.version}-")
+
     @property
     def served(self) -> int:
         """How many hosts get an image."""
         return sum(len(service.hosts) for service in self.variants)
+
+    @property
+    def worse(self) -> int:
+        """How many hosts would get a worse variant than now from the smallest set of variants."""
+        kept = {*self.smallest.variants}
+        return sum(len(kind.hosts) for kind in self.kinds if kind.selected and kind.selected not in kept)
 
     @property
     def unused(self) -> tuple[Service, ...]:
@@ -145,7 +167,7 @@ def coverage(
     """
     if not hosts:
         raise UsageError("no hosts given")
-    selector = Selector(catalog, asked(where), keep=len(hosts))
+    selector = Selector(catalog, asked(where), keep=len(hosts))  # so that nothing is decided twice
 
     def answer(host: Host) -> Answer:
         try:
@@ -161,7 +183,7 @@ def coverage(
         catalog=catalog,
         hosts=len(hosts),
         kinds=fleet,
-        unserved=gather((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
+        unserved=_unserved((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
         variants=variants,
         smallest=_smallest({kind.fits for kind in fleet if kind.fits}, variants),
         upgrades=tuple(upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())),
@@ -176,13 +198,22 @@ def _require_unambiguous(kinds: Iterable[Kind]) -> None:
             continue
         ambiguity = kind.answer.decision.ambiguity
         if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1])
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].words)
         chosen += [kind.answer.variant] if kind.answer.variant else []
     for axis, values in differing(chosen).items():
         raise UsageError(
             f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",
             remedy=f"choose one, such as --where {axis}={values[-1]}",
         )
+
+
+def _unserved(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[Unserved, ...]:
+    """Group the hosts of equal misses, the most hosts first."""
+    groups: dict[Miss, list[str]] = {}
+    for reason, names in misses:
+        groups.setdefault(reason, []).extend(names)
+    unserved = [Unserved(hosts=tuple(sorted(names)), miss=reason) for reason, names in groups.items()]
+    return tuple(sorted(unserved, key=lambda one: (-len(one.hosts), one.hosts)))
 
 
 def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Service, ...]:
@@ -204,7 +235,7 @@ def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Serv
 
 def _smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> Smallest:
     """Return the smallest set; among equally good variants, those are taken that serve the most hosts now."""
-    numbers = {service.reference: 1 << number for number, service in enumerate(variants)}
-    names = {number: reference for reference, number in numbers.items()}
-    smallest = cover(sum(numbers[reference] for reference in demand) for demand in demands)
-    return Smallest(variants=tuple(names[member] for member in bits(smallest.members)), least=smallest.least)
+    bit = {service.reference: 1 << index for index, service in enumerate(variants)}
+    smallest = cover(sum(bit[reference] for reference in demand) for demand in demands)
+    chosen = [variants[member.bit_length() - 1].reference for member in bits(smallest.members)]
+    return Smallest(variants=tuple(chosen), least=smallest.least)

@@ -1,43 +1,55 @@
-"""Reading a fleet: saved hosts from files, from folders of them, and from a stream."""
+"""Reading many saved hosts: from files, from folders of them, and from a stream.
+
+Nodes of one kind differ only in UUIDs, so everything else of their documents is parsed once.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 from functools import partial
 from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.node.host import Host
-from imagematrix.node.many import ADVICE, Reader, joined, lines
+from imagematrix.record import replace
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
-__all__ = ["STREAM", "load"]
+    from imagematrix.node.host import Cpu, Gpu, MigDevice
+
+__all__ = ["STREAM", "HostReader", "load_hosts"]
 
 STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
+# A whole JSON string: inside another string the quotes are escaped.
+UUID = re.compile(rb'"((?:GPU|MIG)-[0-9A-Za-z/-]{8,64})"')
+CACHED = 4096  # kinds of documents
+SHOWN = 20  # invalid documents that are listed; further ones are counted
+ADVICE = "write one host per line, as `jq -c . FILE...` does"
 
 
-def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
+def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, Host]:
     """Return the saved hosts in `paths`, by name.
 
-    A path is a file, a folder with such files, or "-" for `stream`, which has one host on each line or a JSON
-    list of them. A file that ends in .ndjson or .jsonl has one on each line, any other file is one host. The
-    name of a host is the path without .json, or NAME:N for the host on line N or at position N of a list.
-    Duplicate paths count once. Raises UsageError that lists every unreadable host, or names a file of lines
-    without any.
+    A path is a file or a folder with such files; with `stream`, "-" is the stream, which has one host on each
+    line or a JSON list of them. A file that ends in .ndjson or .jsonl has one on each line, any other file is
+    one host. The name of a host is the path without .json, or NAME:N for the host on line N or at position N
+    of a list. Duplicate paths count once. Raises UsageError that lists every unreadable host, or names a file
+    of lines without any.
     """
     hosts: dict[str, Host] = {}
     errors: list[UsageError] = []
-    reader = Reader()
-    for name, read in _sources(paths, stream, reader):
+    reader = HostReader()
+    for name, read in _sources(map(_path, paths), stream, reader):
         try:
             host = read()
         except UsageError as error:
@@ -47,17 +59,62 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
             errors.append(UsageError(f"duplicate host name: {name}"))
         hosts[name] = host
     if errors:
-        raise joined(errors)
+        raise _joined(errors)
     return hosts
 
 
+class HostReader:
+    """Reads Host documents, and caches the result for documents that differ only in UUIDs."""
+
+    __slots__ = ("_cache", "_cpus")
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[bytes, ...], tuple[Host, tuple[int, ...]]] = {}
+        self._cpus: dict[Cpu, Cpu] = {}
+
+    def read(self, raw: bytes, where: str) -> Host:
+        """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
+        if len(raw) > documents.LIMIT:
+            raise UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
+        parts = UUID.split(raw)
+        kind, uuids = tuple(parts[::2]), parts[1::2]
+        cached = self._cache.get(kind)
+        # A UUID that occurs twice is an error, which only reading the whole document reports.
+        if cached is not None and len({uuid.lower() for uuid in uuids}) == len(uuids):
+            host, positions = cached
+            return _with_uuids(host, [uuids[position].decode() for position in positions]) if uuids else host
+        host = self.share(Host.from_json(_parsed(raw, where), where))
+        if cached is None:
+            self._store(kind, host, [uuid.decode() for uuid in uuids])
+        return host
+
+    def share(self, host: Host) -> Host:
+        """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
+        return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
+
+    def _store(self, kind: tuple[bytes, ...], host: Host, uuids: list[str]) -> None:
+        """Cache a host if each string that looks like a UUID is that of a GPU or of a MIG device."""
+        expected = _uuids(host)
+        if len(set(uuids)) == len(uuids) and sorted(uuids) == sorted(uuid for uuid in expected if uuid):
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            self._cache[kind] = host, tuple(uuids.index(uuid) for uuid in expected if uuid)
+
+
+def _path(path: str | Path) -> Path:
+    try:
+        return Path(path)
+    except TypeError as error:
+        raise UsageError(f"{path!r:.80} is not the path of a file") from error
+
+
 def _sources(
-    paths: Iterable[Path], stream: BinaryIO, reader: Reader
+    paths: Iterable[Path], stream: BinaryIO | None, reader: HostReader
 ) -> Iterator[tuple[str, Callable[[], Host]]]:
     """Yield each host's name with a function that reads the host."""
     seen: set[Path] = set()
     for path in paths:
-        if path == STREAM:
+        if stream is not None and path == STREAM:
             yield from _streamed(stream, STREAM_NAME, reader)
             continue
         for file in _files(path):
@@ -85,14 +142,16 @@ def _opened(file: Path) -> BinaryIO:
         return file.open("rb")
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
+    except ValueError as error:  # a null character
+        raise UsageError(f"{str(file)!r:.80} is not the path of a file") from error
 
 
-def _saved(file: Path, reader: Reader) -> Host:
+def _saved(file: Path, reader: HostReader) -> Host:
     return reader.share(Host.load(file))
 
 
-def _streamed(stream: BinaryIO, name: str, reader: Reader) -> Iterator[tuple[str, Callable[[], Host]]]:
-    parsed = lines(stream, name)
+def _streamed(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
+    parsed = _lines(stream, name)
     first = next(parsed, None)
     if first is None:  # most likely, what should have written them failed
         raise UsageError(f"{name}: no hosts found")
@@ -103,7 +162,17 @@ def _streamed(stream: BinaryIO, name: str, reader: Reader) -> Iterator[tuple[str
         yield where, partial(reader.read, raw, where)
 
 
-def _listed(raw: bytes, name: str, reader: Reader) -> Iterator[tuple[str, Callable[[], Host]]]:
+def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield each non-empty line as NAME:NUMBER and its bytes; an oversized one is cut after LIMIT + 1."""
+    for number, line in enumerate(iter(partial(stream.readline, documents.LIMIT + 1), b""), 1):
+        rest = line
+        while len(rest) > documents.LIMIT and not rest.endswith(b"\n"):
+            rest = stream.readline(documents.LIMIT + 1)
+        if line.strip():
+            yield f"{name}:{number}", line.rstrip(b"\r\n")
+
+
+def _listed(raw: bytes, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
     if len(raw) > documents.LIMIT:
         raise UsageError(f"{name}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
     items = documents.parse(raw, name)
@@ -112,5 +181,40 @@ def _listed(raw: bytes, name: str, reader: Reader) -> Iterator[tuple[str, Callab
         yield where, partial(_item, item, where, reader)
 
 
-def _item(item: object, where: str, reader: Reader) -> Host:
+def _item(item: object, where: str, reader: HostReader) -> Host:
     return reader.share(Host.from_json(item, where))
+
+
+def _parsed(raw: bytes, where: str) -> object:
+    try:
+        return documents.parse(raw, where)
+    except UsageError as error:
+        raise UsageError(str(error), remedy=ADVICE) from error
+
+
+def _joined(errors: list[UsageError]) -> UsageError:
+    """Return one error for all, with a line for each."""
+    if len(errors) == 1:
+        return errors[0]
+    listed = shortened([*map(str, errors)], SHOWN, "\n  ", "\n  and {} more")
+    remedy = next((error.remedy for error in errors if error.remedy), None)
+    return UsageError(f"cannot read {len(errors)} hosts:\n  {listed}", remedy=remedy)
+
+
+def _uuids(host: Host) -> list[str | None]:
+    """Return the UUIDs of a host's GPUs, each followed by those of its MIG devices."""
+    return [uuid for gpu in host.gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig or ()))]
+
+
+def _with_uuids(host: Host, uuids: list[str]) -> Host:
+    """Return `host` with its UUIDs replaced, in order."""
+    following = iter(uuids)
+
+    def new_gpu(old: Gpu) -> Gpu:
+        gpu = replace(old, uuid=next(following)) if old.uuid else old
+        return replace(gpu, mig=tuple(map(new_device, gpu.mig))) if gpu.mig else gpu
+
+    def new_device(old: MigDevice) -> MigDevice:
+        return replace(old, uuid=next(following)) if old.uuid else old
+
+    return replace(host, gpus=tuple([new_gpu(gpu) for gpu in host.gpus]))

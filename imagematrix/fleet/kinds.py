@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
+from imagematrix.selection.hardware import hardware
 from imagematrix.selection.miss import Miss
+from imagematrix.selection.rule import Remedy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,14 +83,17 @@ def kinds(hosts: Mapping[str, Host], answer: Callable[[Host], Answer]) -> tuple[
 def miss(answer: Answer) -> Miss | None:
     """Return why a host gets no image, or None if it gets one."""
     if isinstance(answer, UsageError):
-        return Miss(why=str(answer), fix=answer.remedy)
+        return Miss(why=str(answer), remedy=Remedy(words=answer.remedy) if answer.remedy else None)
     return answer.miss
 
 
 def _key(host: Host, answer: Answer) -> Hashable:
     if isinstance(answer, UsageError):
         return str(answer), answer.remedy, host.driver and host.driver.version
-    return answer.decision.hardware
+    if answer.chosen_gpus in ((), host.gpus):
+        return answer.decision.hardware
+    # Which of its GPUs serve a count depends on all of them, also after an upgrade.
+    return answer.decision.hardware, hardware(host, host.gpus, allow_cpu=False)
 
 
 def _gpu(gpu: Gpu) -> str:

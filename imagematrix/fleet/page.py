@@ -8,6 +8,8 @@ from itertools import groupby
 
 from imagematrix.errors import UsageError
 from imagematrix.facts import versions
+from imagematrix.selection.rules.device_code import served
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ NAMED = 12  # hosts in a list, which then says how many were omitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
+class _PageColumn:
     """One variant; `group` is the heading that it shares with its neighbours."""
 
     group: str
@@ -42,7 +44,7 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
+class _PageCell:
     """The state of a variant for a row, "selected", "fits" or "refused", and its tooltip."""
 
     state: str
@@ -50,12 +52,12 @@ class _Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _PageRow:
     """Hosts with the same description, selected variant and fitting variants."""
 
     names: tuple[str, ...]
     kind: Kind
-    cells: tuple[_Cell, ...]
+    cells: tuple[_PageCell, ...]
 
 
 def page(coverage: Coverage, *, cells: int = CELLS) -> str:
@@ -64,7 +66,7 @@ def page(coverage: Coverage, *, cells: int = CELLS) -> str:
     groups = _groups(coverage.kinds, columns)
     rows = [_row(kinds, columns) for kinds in groups[: max(1, cells // max(1, len(columns)))]]
     return _template().render(
-        short=_Short(coverage),
+        short=coverage.short,
         coverage=coverage,
         columns=columns,
         headlines=[(name, len(list(some))) for name, some in groupby(columns, lambda one: one.group)],
@@ -87,17 +89,7 @@ def _template() -> Template:
     return environment.from_string((files(__package__) / TEMPLATE).read_text("utf-8"))
 
 
-class _Short:
-    """Shortens references by the prefix that all in the catalog share."""
-
-    def __init__(self, coverage: Coverage) -> None:
-        self._prefix = f"{coverage.image}:{coverage.version}-"
-
-    def __call__(self, reference: str) -> str:
-        return reference.removeprefix(self._prefix)
-
-
-def _columns(coverage: Coverage) -> list[_Column]:
+def _columns(coverage: Coverage) -> list[_PageColumn]:
     """Return the variants, grouped by driver and CUDA release."""
     smallest = frozenset(coverage.smallest.variants)
     services = {
@@ -106,7 +98,7 @@ def _columns(coverage: Coverage) -> list[_Column]:
         if service.fits or len(coverage.variants) <= COLUMNS
     }
     return [
-        _Column(
+        _PageColumn(
             group=_group(variant),
             label=_label(variant),
             service=services[variant.reference],
@@ -120,7 +112,7 @@ def _columns(coverage: Coverage) -> list[_Column]:
 def _place(variant: Variant) -> tuple[Any, ...]:
     cuda = versions.order(variant.cuda) if variant.cuda else ()
     driver = versions.order(variant.driver.version) if variant.driver and variant.driver.version else ()
-    cubins = [(int(cubin.rstrip("af")), cubin) for cubin in variant.cubins]
+    cubins = [(int(cubin.rstrip("af")), cubin) for cubin in served(variant)]
     # The group comes before the rest, so that it is not split.
     return not variant.gpu, cuda, driver, _group(variant), cubins, len(variant.cpu_flags), variant.reference
 
@@ -138,13 +130,13 @@ def _group(variant: Variant) -> str:
 
 
 def _label(variant: Variant) -> str:
-    codes = [f"sm_{cubin}" for cubin in variant.cubins] + [f"PTX {ptx.target}" for ptx in variant.ptx]
+    codes = [f"sm_{cubin}" for cubin in served(variant)] + [f"PTX {ptx.target}" for ptx in variant.ptx]
     more = f" +{len(codes) - 1}" if len(codes) > 1 else ""
     march = variant.march or variant.platform.removeprefix("linux/")
     return f"{codes[0]}{more} {march}" if codes else march
 
 
-def _groups(kinds: Iterable[Kind], columns: Sequence[_Column]) -> list[tuple[Kind, ...]]:
+def _groups(kinds: Iterable[Kind], columns: Sequence[_PageColumn]) -> list[tuple[Kind, ...]]:
     """Return kinds with equal descriptions as groups: most hosts first, then by selected variant."""
     groups: dict[Hashable, list[Kind]] = {}
     for kind in kinds:
@@ -161,30 +153,29 @@ def _groups(kinds: Iterable[Kind], columns: Sequence[_Column]) -> list[tuple[Kin
     )
 
 
-def _row(kinds: Sequence[Kind], columns: Sequence[_Column]) -> _Row:
+def _row(kinds: Sequence[Kind], columns: Sequence[_PageColumn]) -> _PageRow:
     answer = kinds[0].answer
     if isinstance(answer, UsageError):
-        cells = tuple(_Cell(state="refused", tip=str(answer)) for _ in columns)
+        cells = tuple(_PageCell(state="refused", tip=str(answer)) for _ in columns)
     else:
         candidates = {candidate.reference: candidate for candidate in answer.candidates}
         cells = tuple(_cell(candidates[column.service.reference]) for column in columns)
     names = tuple(sorted(name for kind in kinds for name in kind.hosts))
-    return _Row(names=names, kind=kinds[0], cells=cells)
+    return _PageRow(names=names, kind=kinds[0], cells=cells)
 
 
-def _cell(candidate: Candidate) -> _Cell:
+def _cell(candidate: Candidate) -> _PageCell:
     if candidate.rank is None:
         state, lines = "refused", [f"{rule.rule}: {rule.why}" for rule in candidate.failing]
     elif candidate.rank == 1:
         state, lines = "selected", ["selected: it fits best"]
     else:
         state, lines = "fits", [f"fits, rank {candidate.rank}"]
-    return _Cell(state=state, tip="\n".join([candidate.reference, *lines]))
+    return _PageCell(state=state, tip="\n".join([candidate.reference, *lines]))
 
 
 def _named(hosts: Sequence[str], count: int = NAMED) -> str:
-    more = [f"{len(hosts) - count} more"] if len(hosts) > count else []
-    return ", ".join([*hosts[:count], *more])
+    return shortened(hosts, count, more=", {} more")
 
 
 def _brief(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.facts import versions
+from imagematrix.facts import cuda, versions
 from imagematrix.fleet.kinds import miss
 from imagematrix.record import replace
 from imagematrix.spelling import nearest
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from imagematrix.selection.miss import Miss
 
 __all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
+
+AHEAD = 200  # branches after the newest known one, some four years of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str,
     if old not in current:
         available = f"the fleet has {', '.join(sorted(current, key=versions.order)) or 'no driver'}"
         raise UsageError(f"no host has driver {old}", remedy=nearest(old, current) or available)
+    _check_plausible(old, new)
     losses: dict[tuple[str, Miss], list[str]] = {}
     changes: dict[tuple[str | None, str], list[str]] = {}
     unchanged = hosts = 0
@@ -137,9 +140,22 @@ def _check(version: str) -> None:
         )
 
 
+def _check_plausible(old: str, new: str) -> None:
+    """Raise UsageError if `new` looks like a typo; drivers that are newer than all tables are none."""
+    newest = max(row.branch for row in cuda.releases().values() if row.branch)
+    if versions.branch(new) > newest + AHEAD or versions.is_tegra(new) is not versions.is_tegra(old):
+        raise UsageError(
+            f"{new} cannot follow driver {old}",
+            remedy=f"check the version: the newest known branch is {newest}, and this release of imagematrix "
+            f"accepts up to {newest + AHEAD}",
+        )
+
+
 def _most_hosts(some: Loss | Change) -> tuple[int, tuple[str, ...]]:
     return -len(some.hosts), some.hosts
 
 
 def _upgraded(host: Host, new: str) -> Host:
-    return replace(host, driver=host.driver and replace(host.driver, version=new))
+    """Return a host after an upgrade of its driver, in the kernel and in user mode."""
+    own = host.driver and host.driver.user_mode and new
+    return replace(host, driver=host.driver and replace(host.driver, version=new, user_mode=own))

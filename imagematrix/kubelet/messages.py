@@ -86,11 +86,11 @@ def _pool() -> Any:
         described = file.message_type.add(name=name)
         for number, key, kind in fields:
             word = kind.removesuffix("*")
-            one = described.field.add(name=key, number=number)
-            one.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
-            one.type = scalars.get(word, field.TYPE_MESSAGE)
+            entry = described.field.add(name=key, number=number)
+            entry.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+            entry.type = scalars.get(word, field.TYPE_MESSAGE)
             if word not in scalars:
-                one.type_name = f".{PACKAGE}.{word}"
+                entry.type_name = f".{PACKAGE}.{word}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return pool

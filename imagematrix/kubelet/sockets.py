@@ -1,12 +1,66 @@
-"""The paths of kubelet's sockets on a node.
+"""The sockets of a node's kubelet: where device plugins register, and where it lists the devices of its pods.
 
-See https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins.
+The folder of device plugins is a constant in kubelet (DevicePluginPath of k8s.io/kubelet). The folder
+pod-resources is in its root directory, which --root-dir sets (getPodResourcesDir in pkg/kubelet). See
+https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins.
 """
+# os is imported faster than pathlib.
+# ruff: noqa: PTH112, PTH116, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
-__all__ = ["DEVICE_PLUGINS", "FOLDER", "POD_RESOURCES", "SOCKET"]
+import os
 
-FOLDER = "/var/lib/kubelet"
-DEVICE_PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"  # folders in it
-SOCKET = "kubelet.sock"  # kubelet's own socket in each folder
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DEVICE_PLUGINS", "POD_RESOURCES", "ROOT_DIR", "SOCKET", "pods", "root_dir"]
+
+ROOT_DIR = "/var/lib/kubelet"  # the default of kubelet's --root-dir
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+POD_RESOURCES = "pod-resources"  # a folder in the root directory
+PODS = "pods"  # another, which tells a kubelet's root directory from other folders
+SOCKET = "kubelet.sock"  # kubelet's own socket in both folders
+TABLE = "/proc/net/unix"
+
+
+def pods(root: str) -> str:
+    """Return the socket at which a kubelet with this root directory lists the devices of its pods."""
+    return f"{root}/{POD_RESOURCES}/{SOCKET}"
+
+
+def root_dir(table: str = TABLE) -> str:
+    """Return the root directory of the kubelet that runs on this node, by default ROOT_DIR.
+
+    The kernel's table of sockets shows where kubelet listens. Folders of other users do not count: anybody
+    can give a socket any name.
+    """
+    return next((root for root in _listening(table) if _is_trusted(root)), ROOT_DIR)
+
+
+def _listening(table: str) -> Iterator[str]:
+    """Yield the folders whose pod-resources has a listening socket.
+
+    Kubelet binds a socket of a temporary name, which stays in the table, and renames it.
+    """
+    try:
+        with open(table, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().split("\n")
+    except OSError:
+        return
+    for line in lines:
+        path = line[line.find("/") :] if "/" in line else ""
+        folder = os.path.dirname(path)
+        if os.path.basename(folder) == POD_RESOURCES:
+            yield os.path.dirname(folder)
+
+
+def _is_trusted(root: str) -> bool:
+    try:
+        folder = os.stat(f"{root}/{POD_RESOURCES}")
+        return folder.st_uid in {0, os.geteuid()} and os.path.isdir(f"{root}/{PODS}")
+    except PermissionError:  # kubelet's own folders are closed to other users
+        return True
+    except (OSError, ValueError):
+        return False

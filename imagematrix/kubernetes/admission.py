@@ -1,7 +1,7 @@
 """Admission: which image a new pod gets, according to the classes of nodes that it may run on.
 
-`admit` is a pure function of a pod and a Policy. The module `policy` expresses the same in CEL, which API
-servers evaluate.
+`admit` is a pure function of a pod and an AdmissionPolicy. The module `policy` expresses the same in CEL,
+which API servers evaluate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.affinity import integer, isin, required
+from imagematrix.kubernetes.affinity import REQUIRED, integer, isin, required
 from imagematrix.kubernetes.labels import CLASS, FLAG
 from imagematrix.kubernetes.placed import image
 
@@ -31,8 +31,8 @@ __all__ = [
     "SHOWN",
     "WIDEST",
     "Admission",
+    "AdmissionPolicy",
     "PodClass",
-    "Policy",
     "admit",
     "policy",
 ]
@@ -40,7 +40,6 @@ __all__ = [
 LISTS = ("initContainers", "containers", "ephemeralContainers")
 EPHEMERAL = "ephemeralcontainers"  # the subresource whose update only adds an ephemeral container
 NODE = "metadata.name"  # the field by which a DaemonSet's pods name their node
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NODE_TERMS = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
 ABSENT = "!"  # among the values of a label if some nodes lack it; no label has this value
 WIDEST = 40  # containers in one list of a pod, or terms of its affinity; a pod with more is left alone
@@ -62,7 +61,7 @@ class PodClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AdmissionPolicy:
     """What to do with pods that use the image `name`: replace it with the image of their class.
 
     A pod that may run on classes with different images is refused if `deny`, and left alone otherwise.
@@ -82,7 +81,7 @@ class Admission:
     refused: bool = False
 
 
-def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
+def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolicy:
     """Return the policy for an image and the classes of a cluster.
 
     Raises UsageError if a class gets an image but its nodes lack the class label, which distinguishes them.
@@ -94,7 +93,7 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
                 remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
             )
     keys = _distinguishing(grouped.classes)
-    return Policy(
+    return AdmissionPolicy(
         name=name,
         classes=tuple(
             PodClass(
@@ -108,7 +107,7 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
     )
 
 
-def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
+def admit(pod: Json, policy: AdmissionPolicy, *, subresource: str = "") -> Admission:
     """Return the decision about a pod that is created, or that gets an ephemeral container by a subresource.
 
     The pod's node selector, affinity, node name and label imagematrix.io/class limit the classes on which it
@@ -117,9 +116,9 @@ def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
     """
     spec = pod["spec"]
     uses = [
-        f"/spec/{name}/{place}/image"
+        f"/spec/{name}/{index}/image"
         for name in LISTS
-        for place, container in enumerate(spec.get(name) or ())
+        for index, container in enumerate(spec.get(name) or ())
         if container.get("image") == policy.name
     ]
     if not uses:
@@ -131,7 +130,7 @@ def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
     if wide or len(set(images)) != 1:
         return Admission(reason=_reason(policy.name, possible, images, wide=wide), refused=policy.deny)
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
-    if subresource != EPHEMERAL:
+    if subresource != EPHEMERAL:  # that pod has its node, and its affinity cannot change
         names = [each.name for each in policy.classes if each.image == images[0]]
         patch += _affinity_operations(spec, terms, isin(CLASS, *names))
     return Admission(patch=tuple(patch))
@@ -155,7 +154,7 @@ def _may_run(pod: Json, each: PodClass) -> bool:
 def _may_match(term: Json, values: Mapping[str, tuple[str, ...]]) -> bool:
     asked = [*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ())]
     return bool(asked) and all(
-        one["key"] not in values or _may_meet(one, values[one["key"]]) for one in asked
+        every["key"] not in values or _may_meet(every, values[every["key"]]) for every in asked
     )
 
 
@@ -169,14 +168,16 @@ def _may_meet(requirement: Json, label_values: Collection[str]) -> bool:
         "DoesNotExist": lambda value: value == ABSENT,
         "Gt": lambda value: _comparison(value, values) > 0,
         "Lt": lambda value: _comparison(value, values) < 0,
-    }.get(requirement["operator"], lambda _: True)
+    }.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
     return any(map(meets, label_values))
 
 
 def _comparison(value: str, values: Sequence[str]) -> int:
     """Return whether a label is above a bound (1) or below it (-1); 0 if either is not a number."""
-    number, bound = integer(value), integer(values[0]) if values else None
-    return 0 if number is None or bound is None else (number > bound) - (number < bound)
+    have, bound = integer(value), integer(values[0] if values else None)
+    if have is None or bound is None:
+        return 0
+    return (have > bound) - (have < bound)
 
 
 def _reason(name: str, possible: Sequence[PodClass], images: Sequence[str], *, wide: bool) -> str:
@@ -205,11 +206,11 @@ def _affinity_operations(
         else:
             yield _add(f"/spec/affinity/nodeAffinity/{REQUIRED}", selector)
         return
-    for place, term in enumerate(terms):
+    for index, term in enumerate(terms):
         if term.get("matchExpressions"):
-            yield _add(f"{NODE_TERMS}/{place}/matchExpressions/-", expression)
+            yield _add(f"{NODE_TERMS}/{index}/matchExpressions/-", expression)
         elif term.get("matchFields"):
-            yield _add(f"{NODE_TERMS}/{place}/matchExpressions", [expression])
+            yield _add(f"{NODE_TERMS}/{index}/matchExpressions", [expression])
         # A term without either matches no node, and must not start to match.
 
 
@@ -226,6 +227,7 @@ def _distinguishing(classes: Iterable[Class]) -> list[str]:
     distinct = []
     for key in sorted({*keys, NODE}):
         values = [_values(each, key) for each in some]
+        # The class label counts even if there is only one class: a pod may ask for another.
         if sum(map(len, values)) <= VALUES and (len(Counter(values)) > 1 or key == CLASS):
             distinct.append(key)
     return distinct

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from imagematrix.errors import UsageError
 from imagematrix.fleet.kinds import kinds, miss
 from imagematrix.fleet.upgrade import upgrade
-from imagematrix.kubernetes.labels import CLASS, facts
+from imagematrix.kubernetes.labels import CARRIED, CLASS, facts
 from imagematrix.selection.question import asked
+from imagematrix.selection.rules import RULES
 from imagematrix.selection.select import Selector
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.fleet.kinds import Answer, Kind
     from imagematrix.fleet.upgrade import Upgrade
-    from imagematrix.kubernetes.nodes import Node
+    from imagematrix.kubernetes.nodes import ClusterNode
     from imagematrix.node.host import Host
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Where
@@ -34,18 +35,27 @@ STALE = "a node's label imagematrix.io/class does not match its other labels: la
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Class:
-    """A class: its name, its nodes sorted by name, and the `kind` of hardware with the catalog's answer."""
+    """A class: its name, its nodes sorted by name, and the `kind` of hardware with the catalog's answer.
+
+    `strays` are nodes that have the class label with its name, but other facts.
+    """
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
     kind: Kind
+    strays: tuple[ClusterNode, ...] = ()
+
+    @property
+    def placeable(self) -> tuple[ClusterNode, ...]:
+        """Its nodes without those that have the class label of another class."""
+        return tuple(node for node in self.nodes if self.has_label(node) or CLASS not in node.labels)
 
     @property
     def labelled(self) -> bool:
         """Whether all nodes of the class have the class label with its name."""
         return all(map(self.has_label, self.nodes))
 
-    def has_label(self, node: Node) -> bool:
+    def has_label(self, node: ClusterNode) -> bool:
         """Whether a node has the class label with the name of this class."""
         return node.labels.get(CLASS) == self.name
 
@@ -73,6 +83,7 @@ class Class:
     def warnings(self) -> tuple[str, ...]:
         """The warnings of its nodes, without duplicates."""
         warnings = (warning for node in self.nodes for warning in node.host.warnings)
+        # Nodes without labels of ours have no class label that could be wrong.
         stale = [] if self.labelled or not any(node.described for node in self.nodes) else [STALE]
         return (*dict.fromkeys(warnings), *stale)
 
@@ -124,7 +135,7 @@ class Classes:
 
 
 def classes(
-    nodes: Iterable[Node],
+    nodes: Iterable[ClusterNode],
     catalog: Catalog,
     *,
     gpus: str | None = None,
@@ -138,6 +149,7 @@ def classes(
     version. Raises UsageError if `where` leaves one of the image's own axes open.
     """
     selector = Selector(catalog, asked(where))
+    _require_carried(selector.question.catalog)
 
     def answer(host: Host) -> Answer:
         try:
@@ -150,7 +162,7 @@ def classes(
     for kind in hardware:
         ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
         if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1])
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].words)
     return Classes(
         catalog=selector.question.catalog,
         classes=_named(hardware, by_name),
@@ -158,13 +170,35 @@ def classes(
     )
 
 
-def _named(hardware: Iterable[Kind], nodes: Mapping[str, Node]) -> tuple[Class, ...]:
+def _require_carried(catalog: Catalog) -> None:
+    """Raise UsageError if a rule reads a fact that labels do not have."""
+    lacking = [(rule, missing) for rule in RULES if (missing := {*rule.facts} - CARRIED)]
+    for rule, missing in lacking:
+        for variant in catalog.variants:
+            if rule.need(variant) is not None:
+                lack = f"{', '.join(sorted(missing))}, which labels of nodes do not have"
+                raise UsageError(
+                    f"{variant.reference}: the rule {rule.name} reads {lack}",
+                    remedy="leave this variant out with --where, or select on the node: `imagematrix run`",
+                )
+
+
+def _named(hardware: Iterable[Kind], nodes: Mapping[str, ClusterNode]) -> tuple[Class, ...]:
     """Return the kinds as classes: kinds that differ only in the order of their GPUs share a class."""
     by_name: dict[str, tuple[Kind, list[str]]] = {}
     for kind in hardware:
+        # The name follows from the facts, so that a node can state its class without knowing the others.
         by_name.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
+    by_label: dict[str, list[ClusterNode]] = {}
+    for name in sorted(nodes):
+        by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
     named = [
-        Class(name=name, nodes=tuple(nodes[host] for host in sorted(hosts)), kind=kind)
+        Class(
+            name=name,
+            nodes=tuple(nodes[host] for host in sorted(hosts)),
+            kind=kind,
+            strays=tuple(node for node in by_label.get(name, ()) if node.name not in set(hosts)),
+        )
         for name, (kind, hosts) in by_name.items()
     ]
     return tuple(sorted(named, key=lambda each: (-len(each.nodes), each.name)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from imagematrix.kubernetes import labels as own
 from imagematrix.kubernetes.affinity import isin, owned
-from imagematrix.kubernetes.needs import needs
+from imagematrix.needs.needs import needs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.kubernetes.affinity import Requirement, Term
 
-__all__ = ["ARTIFACT", "SPECIFICATION", "compatibility"]
+__all__ = ["compatibility"]
 
-ARTIFACT = "application/vnd.nfd.image-compatibility.v1alpha1"
-SPECIFICATION = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml"
 FEATURE = "local.feature"
 
 
 def compatibility(variant: Variant, *, allow_cpu: bool = False) -> dict[str, Any]:
     """Return the specification for a variant: a node is compatible if one of the alternatives matches."""
-    ways = needs(variant, allow_cpu=allow_cpu)
-    terms = [(isin(own.ARCH, way.arch), *term[1:]) for way, term in zip(ways, owned(ways), strict=True)]
+    ways = needs(variant, own.VOCABULARY, allow_cpu=allow_cpu)
+    terms = [
+        (isin(own.ARCH, way.arch), *(asked for asked in term if asked["key"].startswith(own.PREFIX)))
+        for way, term in zip(ways, owned(ways), strict=True)
+    ]
     rule = {"name": "imagematrix", "matchAny": [{"matchFeatures": _features(term)} for term in terms]}
     return {
         "version": "v1alpha1",
@@ -40,10 +41,10 @@ def _features(term: Term) -> list[dict[str, Any]]:
     features: list[dict[str, Any]] = []
     for requirement in term:
         key = requirement["key"]
-        place = next((one for one in features if key not in one), None)
-        if place is None:
-            features.append(place := {})
-        place[key] = _matcher(requirement)
+        matchers = next((some for some in features if key not in some), None)
+        if matchers is None:
+            features.append(matchers := {})
+        matchers[key] = _matcher(requirement)
     return [{"feature": FEATURE, "matchExpressions": expressions} for expressions in features]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import labels
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix import documents
-    from imagematrix.kubernetes.nodes import Node
+    from imagematrix.kubernetes.nodes import ClusterNode
 
 __all__ = ["SCHEMA", "Cluster", "Count", "NodeCounts", "Pending", "counts", "requested"]
 
@@ -52,13 +52,7 @@ class Count:
 
     def to_json(self) -> dict[str, object]:
         """Return one element of `resources` in the KubernetesGpus document."""
-        return {
-            "resource": self.resource,
-            "capacity": self.capacity,
-            "allocatable": self.allocatable,
-            "requested": self.requested,
-            "free": self.free,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +103,10 @@ class Cluster:
                 for node in self.nodes
             ],
             "classes": [
-                {"name": name, "nodes": number, "resources": [count.to_json() for count in sums]}
-                for name, (number, sums) in self.classes.items()
+                {"name": name, "nodes": nodes, "resources": [count.to_json() for count in sums]}
+                for name, (nodes, sums) in self.classes.items()
             ],
-            "pending": [
-                {"resource": one.resource, "pods": one.pods, "requested": one.requested}
-                for one in self.pending
-            ],
+            "pending": [asdict(each) for each in self.pending],
         }
 
 
@@ -140,13 +131,13 @@ def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
             continue
         node, request = spec.text_or_none("nodeName"), requested(spec)
         used.setdefault(node, Counter()).update(request)
-        if node is None:
+        if node is None:  # it waits to be scheduled
             waiting.update(request.keys())
     return Cluster(
         nodes=tuple(_node(node, raw[node.name], used.get(node.name, Counter())) for node in nodes),
         pending=tuple(
-            Pending(resource=resource, pods=waiting[resource], requested=number)
-            for resource, number in sorted(used.get(None, Counter()).items())
+            Pending(resource=resource, pods=waiting[resource], requested=devices)
+            for resource, devices in sorted(used.get(None, Counter()).items())
         ),
     )
 
@@ -178,7 +169,7 @@ def _request(container: documents.Fields) -> Counter[str]:
     return Counter(_gpus(resources.named_texts("limits")) | _gpus(resources.named_texts("requests")))
 
 
-def _node(node: Node, fields: documents.Fields, used: Mapping[str, int]) -> NodeCounts:
+def _node(node: ClusterNode, fields: documents.Fields, used: Mapping[str, int]) -> NodeCounts:
     status = fields.object_or_none("status")
     capacity = _gpus(status.named_texts("capacity")) if status else {}
     allocatable = _gpus(status.named_texts("allocatable")) if status else {}
@@ -193,6 +184,8 @@ def _node(node: Node, fields: documents.Fields, used: Mapping[str, int]) -> Node
                 capacity=capacity.get(resource, 0),
                 allocatable=allocatable.get(resource, 0),
                 requested=used.get(resource, 0),
+                # Pods keep devices that have become unhealthy, so that more may be requested than are
+                # allocatable.
                 free=max(0, allocatable.get(resource, 0) - used.get(resource, 0)) if schedulable else 0,
             )
             for resource in sorted(capacity.keys() | allocatable.keys() | used.keys())
@@ -206,20 +199,20 @@ def _schedulable(fields: documents.Fields, status: documents.Fields | None) -> b
         return False
     conditions = status.objects("conditions") if status else ()
     return all(
-        one.text_or_none("status") == "True" for one in conditions if one.text_or_none("type") == "Ready"
+        each.text_or_none("status") == "True" for each in conditions if each.text_or_none("type") == "Ready"
     )
 
 
 def _gpus(quantities: Mapping[str, str]) -> dict[str, int]:
     """Return the quantities of GPUs, without zeros: kubelet keeps resources that have no devices any more."""
     return {
-        resource: number
+        resource: quantity
         for resource, text in quantities.items()
-        if GPU.fullmatch(resource) and (number := _number(text))
+        if GPU.fullmatch(resource) and (quantity := _quantity(text))
     }
 
 
-def _number(text: str) -> int:
+def _quantity(text: str) -> int:
     match = QUANTITY.fullmatch(text)
     return int(match[1]) * FACTORS[match[2]] if match else 0
 

@@ -9,66 +9,82 @@ from __future__ import annotations
 
 from imagematrix.facts import gpus, versions
 from imagematrix.kubernetes import labels as own
-from imagematrix.kubernetes.affinity import TOP, runs
-from imagematrix.kubernetes.needs import listed
+from imagematrix.needs.atoms import TOP
+from imagematrix.needs.grid import runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from imagematrix.kubernetes.needs import Need
+    from imagematrix.needs.need import Need
 
 __all__ = ["DRIVER", "selector"]
 
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
+LISTED = ("ok",)
 PARTS = 3  # numbers in a semantic version
 
 
-def selector(needs: Iterable[Need]) -> str | None:
+def selector(listed: Iterable[Need]) -> str | None:
     """Return the CEL expression that admits a GPU only if it meets what one of the needs asks of a GPU.
 
-    It assumes that every GPU that the DRA driver publishes works with the loaded kernel modules. None if no
-    need asks for a GPU.
+    The needs are those of `listed` GPUs: it assumes that every GPU that the DRA driver publishes works with
+    the loaded kernel modules and the node's own user-mode driver. None if a need asks for no GPU.
     """
-    groups = dict.fromkeys(_conditions(need) for need in listed(needs) if need.gpus)
-    alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
-    if not groups:
+    needs = [*listed]
+    if not needs or not all(need.gpus for need in needs):
         return None
-    where = f'device.driver == "{DRIVER}"'
-    if len(alternatives) == 1:
-        return f"{where} && {alternatives[0]}"
-    return f"{where} && ({' || '.join(f'({one})' for one in alternatives)})" if alternatives else "false"
+    groups = dict.fromkeys(_conditions(need) for need in needs)
+    alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
+    return f'device.driver == "{DRIVER}" && {_either(alternatives)}' if alternatives else "false"
+
+
+def _either(conditions: Sequence[str]) -> str:
+    """Return the expression that one of some conditions holds."""
+    if len(conditions) == 1:
+        return conditions[0]
+    return f"({' || '.join(f'({condition})' for condition in conditions)})"
 
 
 def _conditions(need: Need) -> tuple[str, ...] | None:
     """Return the conditions of a need, or None if the attributes cannot express them."""
-    if own.OTHER not in need.brands and not need.data_centre:
+    if need.brands and not need.data_centre:
         return None  # the attributes write brands in another way
-    driver, compute = f"{ATTRIBUTES}.driverVersion", f"{ATTRIBUTES}.cudaComputeCapability"
-    expressions = []
+    if need.loaded is False or "ok" not in (need.states or LISTED):
+        return None
     if need.driver and len(versions.order(need.driver)) > PARTS:
         return None  # a semantic version has no fourth number
-    if need.driver:
-        expressions.append(f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0")
-    if need.oldest:
-        expressions.append(f"{driver}.compareTo({_semver(need.oldest)}) >= 0")
-    if need.below:
-        expressions.append(f"{driver}.compareTo({_semver(need.below)}) < 0")
     computes = _supported(need)
+    if computes == ():
+        return None
+    return (*_driver(need), *_computes(computes), *_data_centre(need))
+
+
+def _driver(need: Need) -> Iterator[str]:
+    driver = f"{ATTRIBUTES}.driverVersion"
+    if need.driver:
+        yield f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0"
+    if need.oldest:
+        yield f"{driver}.compareTo({_semver(need.oldest)}) >= 0"
+    if need.below:
+        yield f"{driver}.compareTo({_semver(need.below)}) < 0"
+    for other in sorted(need.other_than):
+        yield f"{driver}.compareTo({_semver(versions.order(other))}) != 0"
+
+
+def _computes(computes: tuple[int, ...] | None) -> Iterator[str]:
     if computes is not None:
-        if not computes:
-            return None
-        between = [" && ".join(_between(compute, *run)) for run in runs(computes)]
-        expressions.append(
-            between[0] if len(between) == 1 else f"({' || '.join(f'({one})' for one in between)})"
-        )
+        compute = f"{ATTRIBUTES}.cudaComputeCapability"
+        yield _either([" && ".join(_between(compute, *run)) for run in runs(computes)])
+
+
+def _data_centre(need: Need) -> Iterator[str]:
     if need.data_centre:
-        brands = ", ".join(f'"{brand}"' for brand in sorted({*need.brands} & gpus.DATA_CENTRE_BRANDS))
-        others = "|".join(gpus.OTHER_NAMES)
-        expressions.append(f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]")
-        expressions.append(f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")')
-    return tuple(expressions)
+        some = gpus.DATA_CENTRE_BRANDS.intersection(need.brands or own.BRANDS)
+        brands, others = ", ".join(f'"{brand}"' for brand in sorted(some)), "|".join(gpus.OTHER_NAMES)
+        yield f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]"
+        yield f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")'
 
 
 def _supported(need: Need) -> tuple[int, ...] | None:
@@ -80,9 +96,9 @@ def _supported(need: Need) -> tuple[int, ...] | None:
     if need.computes is None:
         return None
     codes = (code for code in need.computes if code >= 0)
-    if not need.data_centre or need.branch is None:
+    if need.limit is None:
         return tuple(codes)
-    ended = {compute for compute, last in gpus.first_ended().items() if last < need.branch}
+    ended = {compute for compute, last in gpus.first_ended().items() if last < need.limit}
     return tuple(code for code in codes if f"{code // 10}.{code % 10}" not in ended)
 
 

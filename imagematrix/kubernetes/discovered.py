@@ -31,13 +31,16 @@ __all__ = [
     "GPU_COUNT",
     "MAJOR",
     "MINOR",
+    "SYSTEM",
     "VGPU",
     "discovered",
+    "offered",
 ]
 
-ARCH = "kubernetes.io/arch"
+ARCH, SYSTEM = "kubernetes.io/arch", "kubernetes.io/os"
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
 VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
+# NFD names functions by class and vendor: here those of `node.signs.VENDORS`.
 PCI = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:\w+_)?(10de|1002|1da3)(?:_.*)?\.present", re.ASCII)
 PRODUCT, GPU_COUNT = "nvidia.com/gpu.product", "nvidia.com/gpu.count"
 MEMORY, REPLICAS = "nvidia.com/gpu.memory", "nvidia.com/gpu.replicas"
@@ -46,6 +49,7 @@ DRIVER_FULL = "nvidia.com/cuda.driver-version.full"
 DRIVER_MAJOR = "nvidia.com/cuda.driver-version.major"
 DRIVER_MINOR = "nvidia.com/cuda.driver-version.minor"
 DRIVER_REVISION = "nvidia.com/cuda.driver-version.revision"
+# The same in earlier releases of GPU feature discovery.
 OLD_DRIVER = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
 STRATEGY = "nvidia.com/mig.strategy"
 VGPU = "nvidia.com/vgpu.present"
@@ -54,9 +58,11 @@ ACCELERATORS = (
     *(own.PREFIX, "nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/"),
     "aws.amazon.com/neuron",
 )
+# NFD's words for the vendor_id of /proc/cpuinfo.
 VENDORS = {"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
 MIG = re.compile(r"-MIG-(?:\d+c\.)?\d+g\.\d+gb.*|-MIG-INVALID", re.ASCII)
 SHARED = "-SHARED"
+UNDESCRIBED = "no label describes it"
 SOURCE = "labels of NVIDIA's GPU feature discovery"
 
 
@@ -117,8 +123,13 @@ def _gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings: list
     if product is None:
         return
     mig = MIG.search(product)
+    # The discovery appends to the product's name how its GPUs are shared.
     name = MIG.sub("", product.removesuffix(SHARED))
-    count = min(natural(labels.get(GPU_COUNT, "")) or 0, GPUS)
+    count = min(natural(labels.get(GPU_COUNT, "")) or 0, GPUS)  # a label may state any number
+    if not count:
+        warnings.append(f"label {GPU_COUNT} missing or invalid: the number of GPUs is unknown")
+        yield Gpu(index=0, state="unconfirmed")
+        return
     if mig:
         warnings.append("the number of GPUs is unknown: their labels count MIG devices")
         count = 1
@@ -139,23 +150,26 @@ def _gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings: list
             compute=compute if valid else None,
             brand=products.brand(own.spaced(name)),
             memory_mib=None if mig else natural(labels.get(MEMORY, "")),
-            mig=() if mig else None,
+            mig=() if mig else None,  # in MIG mode, with devices that no label describes
             state="vgpu" if virtual else "ok",
         )
     shares = max(1, natural(labels.get(REPLICAS, "")) or 1)
     further = 0 if mig else min(natural(capacity.get(RESOURCE, "")) or 0, GPUS * shares) // shares - count
     if further > 0:
         warnings.append(f"{further} GPUs are of models that no label describes")
-    for index in range(count, count + further):
-        yield Gpu(index=index, state="unconfirmed")
+    yield from (Gpu(index=index, state="unconfirmed") for index in range(count, count + further))
 
 
 def _accelerators(labels: Mapping[str, str], capacity: Mapping[str, str]) -> Iterator[Accelerator]:
     """Yield the signs of accelerators on a node that has no label describing a GPU."""
-    why = "no label describes it"
     for key in sorted(labels):
         if PCI.fullmatch(key) and labels[key] == "true":
-            yield Accelerator(kind="label", where=key, why=why)
+            yield Accelerator(kind="label", where=key, why=UNDESCRIBED)
+    yield from offered(capacity)
+
+
+def offered(capacity: Mapping[str, str]) -> Iterator[Accelerator]:
+    """Yield the resources in a node's capacity that are accelerators, for a node without a known GPU."""
     for resource in sorted(capacity):
         if resource.startswith(ACCELERATORS) and capacity[resource] != "0":
-            yield Accelerator(kind="device", where=resource, why=why)
+            yield Accelerator(kind="device", where=resource, why=UNDESCRIBED)

@@ -11,30 +11,28 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.kubelet import sockets
-from imagematrix.kubernetes.admission import EPHEMERAL, Policy
-from imagematrix.kubernetes.manifests import LABEL, pulling
-from imagematrix.kubernetes.policy import used
+from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy
+from imagematrix.kubernetes.manifests import DNS_LABEL, LABEL, manifest, pulling
+from imagematrix.kubernetes.policy import API, used
 from imagematrix.kubernetes.webhook.review import PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
 
     from imagematrix.kubernetes.authority import Tls
-
-    Manifest = dict[str, Any]
+    from imagematrix.kubernetes.manifests import Manifest
 
 __all__ = ["Installation", "install", "service_names"]
 
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
-NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 NAMED = "kubernetes.io/metadata.name"  # the label with the name of a namespace
 HOOK = "images.imagematrix.io"
-PORT = 8443
+PORT = 8443  # below 1024, it would need a capability, and it has none
 USER = 65532  # "nonroot" of common base images; it needs no entry in /etc/passwd
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
+PATH_ON_NODE = re.compile(r"/[^\x00-\x1f:]*")  # Kubernetes allows no colon in the path of a mount
 SEEN = ("proc", "sys", "dev")  # folders of a node that the probe reads
 REPEAT_S = 300
 # NFD ignores hidden files, and a rename is atomic.
@@ -52,7 +50,7 @@ class Installation:
     of the webhook. `pull_secret` names a Secret in the namespace with the registries' credentials. With
     `conditions`, the API server sends only pods that use one of the images (Kubernetes 1.28 and newer).
     `plugin` lists the kinds of resource names, besides imagematrix.io/gpu, under which GPUs are offered; if
-    it is None, no device plugin is installed.
+    it is None, no device plugin is installed. `kubelet` is the root directory of the nodes' kubelets.
     """
 
     names: tuple[str, ...]
@@ -65,11 +63,14 @@ class Installation:
     options: tuple[str, ...] = ()
     conditions: bool = True
     plugin: tuple[str, ...] | None = None
+    kubelet: str = sockets.ROOT_DIR
 
     def __post_init__(self) -> None:
         for name in (self.namespace, *self.excluded):
-            if not NAMESPACE.fullmatch(name):
+            if not DNS_LABEL.fullmatch(name):
                 raise UsageError(f"invalid namespace {name[:80]!r}")
+        if not PATH_ON_NODE.fullmatch(self.kubelet):
+            raise UsageError(f"invalid --kubelet: {self.kubelet[:80]!r}", remedy="give an absolute path")
 
 
 def service_names(namespace: str) -> tuple[str, ...]:
@@ -79,31 +80,18 @@ def service_names(namespace: str) -> tuple[str, ...]:
 
 def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     """Yield the manifests in the order in which to apply them."""
-    space = installation.namespace
+    space, metadata = installation.namespace, _metadata(installation.namespace)
     # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
-    yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": {NAMED: space}}}
-    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(space)}
+    yield manifest("v1", "Namespace", space, labels={NAMED: space})
+    yield manifest("v1", "ServiceAccount", NAME, **metadata)
     yield from _permissions(space)
-    yield {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(space),
-        "type": "kubernetes.io/tls",
-        "data": {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)},
-    }
+    keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)}
+    yield manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
     yield _deployment(installation)
-    yield {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(space),
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {LABEL: NAME}}},
-    }
-    yield {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(space),
-        "spec": {"selector": {LABEL: NAME}, "ports": [{"port": 443, "targetPort": PORT}]},
-    }
+    budget = {"minAvailable": 1, "selector": {"matchLabels": {LABEL: NAME}}}
+    yield manifest("policy/v1", "PodDisruptionBudget", NAME, **metadata, spec=budget)
+    service = {"selector": {LABEL: NAME}, "ports": [{"port": 443, "targetPort": PORT}]}
+    yield manifest("v1", "Service", NAME, **metadata, spec=service)
     yield _labeller(installation)
     if installation.plugin is not None:
         yield _plugin(installation)
@@ -111,20 +99,17 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
 
 
 def _permissions(space: str) -> Iterator[Manifest]:
-    authority = "rbac.authorization.k8s.io"
-    yield {
-        "apiVersion": f"{authority}/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": NAME, "labels": {LABEL: NAME}},
-        "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}],
-    }
-    yield {
-        "apiVersion": f"{authority}/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": NAME, "labels": {LABEL: NAME}},
-        "roleRef": {"apiGroup": authority, "kind": "ClusterRole", "name": NAME},
-        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": space}],
-    }
+    authority, labels = "rbac.authorization.k8s.io", {LABEL: NAME}
+    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
+    yield manifest(f"{authority}/v1", "ClusterRole", NAME, labels=labels, rules=rules)
+    yield manifest(
+        f"{authority}/v1",
+        "ClusterRoleBinding",
+        NAME,
+        labels=labels,
+        roleRef={"apiGroup": authority, "kind": "ClusterRole", "name": NAME},
+        subjects=[{"kind": "ServiceAccount", "name": NAME, "namespace": space}],
+    )
 
 
 def _deployment(installation: Installation) -> Manifest:
@@ -153,7 +138,7 @@ def _deployment(installation: Installation) -> Manifest:
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
+        "whenUnsatisfiable": "ScheduleAnyway",  # a cluster may have a single node
         "labelSelector": {"matchLabels": {LABEL: NAME}},
     }
     user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
@@ -165,16 +150,8 @@ def _deployment(installation: Installation) -> Manifest:
         "containers": [container],
         "volumes": volumes,
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(installation.namespace),
-        "spec": {
-            "replicas": 2,
-            "selector": {"matchLabels": {LABEL: NAME}},
-            "template": {"metadata": {"labels": {LABEL: NAME}}, "spec": pod},
-        },
-    }
+    spec = {"replicas": 2, **_selecting(NAME, pod)}
+    return manifest("apps/v1", "Deployment", NAME, **_metadata(installation.namespace), spec=spec)
 
 
 def _labeller(installation: Installation) -> Manifest:
@@ -185,11 +162,13 @@ def _labeller(installation: Installation) -> Manifest:
 
 def _plugin(installation: Installation) -> Manifest:
     """Return the DaemonSet that offers each node's GPUs to its kubelet."""
-    words = ["kubernetes", "device-plugin", "--root", "/host"]
+    words = ["kubernetes", "device-plugin", "--root", "/host", "--kubelet", installation.kubelet]
     words += [word for kind in installation.plugin or () for word in ("--by", kind)]
     container = {"name": "device-plugin", "command": ["imagematrix"], "args": words}
-    names = {"devices": sockets.DEVICE_PLUGINS, "pods": sockets.POD_RESOURCES}
-    paths = {volume: f"{sockets.FOLDER}/{name}" for volume, name in names.items()}
+    paths = {
+        "devices": sockets.DEVICE_PLUGINS,
+        "pods": f"{installation.kubelet.rstrip('/')}/{sockets.POD_RESOURCES}",
+    }
     folders = {volume: (path, path) for volume, path in paths.items()}
     return _on_each_node(installation, PLUGIN, container, folders)
 
@@ -214,7 +193,7 @@ def _on_each_node(
         **pulling(installation.pull_secret),
         "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,
-        "tolerations": [{"operator": "Exists"}],
+        "tolerations": [{"operator": "Exists"}],  # nodes with GPUs are often tainted
         "containers": [
             {
                 "image": installation.program,
@@ -225,22 +204,17 @@ def _on_each_node(
         ],
         "volumes": [*read_volumes, *write_volumes],
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": _metadata(installation.namespace, name),
-        "spec": {
-            "selector": {"matchLabels": {LABEL: name}},
-            "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod},
-        },
-    }
+    metadata = _metadata(installation.namespace, name)
+    return manifest("apps/v1", "DaemonSet", name, **metadata, spec=_selecting(name, pod))
 
 
 def _configuration(installation: Installation, tls: Tls) -> Manifest:
     space = installation.namespace
+    # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
+    # starting.
     outside = sorted({"kube-system", space, *installation.excluded})
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
-    using = " || ".join(used(Policy(name=name, classes=())) for name in installation.names)
+    using = " || ".join(used(AdmissionPolicy(name=name, classes=())) for name in installation.names)
     selector = {"key": NAMED, "operator": "NotIn", "values": outside}
     service = {"name": NAME, "namespace": space, "path": PATH, "port": 443}
     conditions = [{"name": "uses-an-image", "expression": using}]
@@ -249,7 +223,7 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": "Fail" if installation.deny else "Ignore",
-        "reinvocationPolicy": "IfNeeded",
+        "reinvocationPolicy": "IfNeeded",  # a later webhook may add containers; `admit` changes nothing twice
         "timeoutSeconds": installation.timeout_s,
         "namespaceSelector": {"matchExpressions": [selector]},
         **({"matchConditions": conditions} if installation.conditions else {}),
@@ -259,16 +233,17 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
         ],
         "clientConfig": {"service": service, "caBundle": _base64(tls.authorities)},
     }
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": NAME, "labels": {LABEL: NAME}},
-        "webhooks": [hook],
-    }
+    return manifest(API, "MutatingWebhookConfiguration", NAME, labels={LABEL: NAME}, webhooks=[hook])
 
 
 def _metadata(space: str, name: str = NAME) -> Manifest:
-    return {"name": name, "namespace": space, "labels": {LABEL: name}}
+    return {"namespace": space, "labels": {LABEL: name}}
+
+
+def _selecting(name: str, pod: Manifest) -> Manifest:
+    """Return the fields of a workload that select its pods, and their template."""
+    template = {"metadata": {"labels": {LABEL: name}}, "spec": pod}
+    return {"selector": {"matchLabels": {LABEL: name}}, "template": template}
 
 
 def _probe(path: str) -> Manifest:

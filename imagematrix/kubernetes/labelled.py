@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["GPUS", "labelled"]
 
 SOURCE = "labels"
+ANOTHER = "another version"  # of the user-mode driver: the label does not have it
 GPUS = 1_024  # limit for the GPUs of one node; greater counts in labels are cut to it
 FIELDS = 6  # in the value of a label for a kind of GPU
 
@@ -24,7 +25,9 @@ FIELDS = 6  # in the value of a label for a kind of GPU
 def labelled(labels: Mapping[str, str]) -> Host:
     """Return the Host of a node with these labels.
 
-    A fact without a label is null. Missing CPU flags and GPUs have warnings.
+    A fact without a label is null. Missing CPU flags and GPUs have warnings. `labels.facts` always writes the
+    numbers of GPUs and of accelerators, so that "none" is read and never inferred: without a valid number
+    there is one more unknown GPU, or a sign of an accelerator.
     """
     arch = machine(labels[own.ARCH])
     flags = frozenset(key.removeprefix(own.FLAG) for key in labels if key.startswith(own.FLAG))
@@ -40,10 +43,7 @@ def labelled(labels: Mapping[str, str]) -> Host:
         ),
         driver=_driver(labels),
         gpus=gpus,
-        accelerators=tuple(
-            Accelerator(kind="label", where=own.ACCELERATORS)
-            for _ in range(_count(labels.get(own.ACCELERATORS, "0")))
-        ),
+        accelerators=tuple(_accelerators(labels)),
         warnings=tuple(warnings),
     )
 
@@ -52,20 +52,32 @@ def _driver(labels: Mapping[str, str]) -> Driver | None:
     version = labels.get(own.DRIVER, "")
     if not DRIVER.fullmatch(version):
         return None
-    return Driver(version=version, kind=labels.get(own.MODULES), source=SOURCE)
+    user_mode = {own.SAME: version, own.DIFFERS: ANOTHER}.get(labels.get(own.USER_MODE, ""))
+    return Driver(version=version, kind=labels.get(own.MODULES), source=SOURCE, user_mode=user_mode)
+
+
+def _accelerators(labels: Mapping[str, str]) -> Iterator[Accelerator]:
+    count = _count(labels.get(own.ACCELERATORS))
+    for _ in range(1 if count is None else count):
+        why = "missing or invalid" if count is None else None
+        yield Accelerator(kind="label", where=own.ACCELERATORS, why=why)
 
 
 def _gpus(labels: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
     """Yield the GPUs of each kind, then an unknown GPU for each that no label describes."""
-    index, count = 0, _count(labels.get(own.COUNT, "0"))
-    for number in range(own.KINDS):
-        values = labels.get(f"{own.KIND}{number}", "").split("_")
+    index, stated = 0, _count(labels.get(own.COUNT))
+    count = GPUS if stated is None else stated
+    for kind in range(own.KINDS):
+        values = labels.get(f"{own.KIND}{kind}", "").split("_")
         if len(values) == FIELDS:
-            name = labels.get(f"{own.NAME}{number}", "")
-            for _ in range(min(_count(values[0]), count - index)):
+            name = labels.get(f"{own.NAME}{kind}", "")
+            for _ in range(min(_count(values[0]) or 0, count - index)):
                 yield _gpu(index, name, values)
                 index += 1
-    if index < count:
+    if stated is None:
+        warnings.append(f"label {own.COUNT} missing or invalid: the number of GPUs is unknown")
+        count = index + 1
+    elif index < count:
         warnings.append(f"labels describe {index} of {count} GPUs")
     for further in range(index, count):
         yield Gpu(index=further, state="unconfirmed")
@@ -84,5 +96,6 @@ def _gpu(index: int, name: str, values: list[str]) -> Gpu:
     )
 
 
-def _count(text: str) -> int:
-    return min(natural(text) or 0, GPUS)
+def _count(text: str | None) -> int | None:
+    count = natural(text or "")
+    return None if count is None else min(count, GPUS)

@@ -8,27 +8,41 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections import Counter
 from functools import cache
 
 from imagematrix.documents import DIGITS
 from imagematrix.facts import gpus, macros, marches, versions
-from imagematrix.selection import drivers
+from imagematrix.needs.atoms import (
+    BRANCHES,
+    COMPUTES,
+    NEWEST,
+    NameScale,
+    TruthScale,
+    VersionScale,
+    Vocabulary,
+)
+from imagematrix.selection.hardware import FACTS
 from imagematrix.selection.target import ARCHITECTURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.node.host import Gpu, Host
 
 __all__ = [
     "BRANDS",
     "KINDS",
-    "NEWEST",
+    "SCHEMA",
     "STATES",
+    "VOCABULARY",
     "class_name",
+    "document",
     "facts",
+    "feature_file",
+    "kubectl",
     "rank",
     "safe",
     "spaced",
@@ -36,12 +50,14 @@ __all__ = [
     "vocabulary",
 ]
 
+SCHEMA = "imagematrix.labels/v1"
 PREFIX = "imagematrix.io/"
 ARCH = f"{PREFIX}arch"
 CLASS = f"{PREFIX}class"
 VENDOR, MODEL, LEVEL = f"{PREFIX}cpu.vendor", f"{PREFIX}cpu.model", f"{PREFIX}cpu.level"
 FLAG = f"{PREFIX}cpu-flag."
 DRIVER, RANK, MODULES = f"{PREFIX}driver", f"{PREFIX}driver.rank", f"{PREFIX}driver.modules"
+USER_MODE = f"{PREFIX}driver.user-mode"
 COUNT, GPU_STATES, DATA_CENTRE = f"{PREFIX}gpu.count", f"{PREFIX}gpu.states", f"{PREFIX}gpu.data-centre"
 LEAST, GREATEST = f"{PREFIX}gpu.compute-min", f"{PREFIX}gpu.compute-max"
 DRIVER_LIMIT = f"{PREFIX}gpu.driver-limit"
@@ -52,8 +68,8 @@ ACCELERATORS = f"{PREFIX}accelerators"
 LONGEST = 63  # characters of a value, and of a key after its prefix
 VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 DEVICE = re.compile("[0-9a-f]{4}", re.ASCII)
+MEMORY = "gpus.memory_mib"
 KINDS = 16  # kinds of GPUs in a node that labels describe
-NEWEST = 9999  # in place of a driver branch: the newest driver supports all GPUs
 NONE, OTHER, UNKNOWN = "none", "other", "unknown"  # no value; a value not listed here; an unknown value
 BRANDS = (*sorted(gpus.BRANDS.values()), NONE, OTHER)
 STATES = (
@@ -70,9 +86,20 @@ STATES = (
     "vgpu-host",
 )
 MODULE_KINDS = ("open", "proprietary")
+SAME, DIFFERS = "same", "differs"  # whether the user-mode driver has the version of the kernel modules
+# The facts that Hosts from these labels have.
+GPU_FACTS = ("brand", "compute", "index", "memory_mib", "name", "pci_device_id", "state")
+CARRIED = frozenset(
+    {
+        *("accelerators", "arch", "cpu.flags", "cpu.vendor"),
+        *("driver.kind", "driver.user_mode", "driver.version"),
+        *(f"gpus.{fact}" for fact in GPU_FACTS),
+    }
+)
 # Prefixes of the labels that distinguish classes: facts that rules read, without values from our tables,
 # which can differ between releases.
 DISTINGUISHING = (ACCELERATORS, ARCH, VENDOR, FLAG, COUNT, KIND, NAME)
+NODE_VARIABLE = "$NODE"  # which the shell must expand, in the kubectl command
 SHORT = 24  # characters of the GPU's name in the name of a class
 
 
@@ -95,6 +122,27 @@ def facts(host: Host) -> dict[str, str]:
     return dict(sorted((labels | {CLASS: class_name(labels)}).items()))
 
 
+def document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, object]:
+    """Return the Labels document."""
+    return {
+        "schema": SCHEMA,
+        "class": labels[CLASS],
+        "labels": dict(labels),
+        "warnings": list(warnings),
+    }
+
+
+def feature_file(labels: Mapping[str, str]) -> str:
+    """Return a feature file for Node Feature Discovery's source `local`, which reads up to 64 kB."""
+    return "\n".join(["# by imagematrix kubernetes labels", *(f"{key}={labels[key]}" for key in labels)])
+
+
+def kubectl(labels: Mapping[str, str], node: str) -> str:
+    """Return the command that sets the labels of a node."""
+    name = f'"{NODE_VARIABLE}"' if node == NODE_VARIABLE else shlex.quote(node)
+    return " ".join([f"kubectl label --overwrite node {name}", *(f"{key}={labels[key]}" for key in labels)])
+
+
 def class_name(labels: Mapping[str, str]) -> str:
     """Return the name of the class of nodes with these labels: GPUs, driver, CPU level, and a short hash.
 
@@ -103,7 +151,9 @@ def class_name(labels: Mapping[str, str]) -> str:
     distinguishing = [
         f"{key}={_without_memory(key, labels[key])}"
         for key in sorted(labels)
-        if key.startswith(DISTINGUISHING) or key in (DRIVER, MODULES)
+        if key.startswith(DISTINGUISHING)
+        or key in (DRIVER, MODULES)
+        or (key, labels[key]) == (USER_MODE, DIFFERS)
     ]
     digest = hashlib.sha256("\n".join(distinguishing).encode()).hexdigest()[:8]
     level = f"v{labels[LEVEL]}" if LEVEL in labels else labels.get(ARCH, UNKNOWN)
@@ -144,6 +194,23 @@ def vocabulary(arch: str) -> frozenset[str]:
     return announced - marches.IGNORED.get(arch, frozenset())
 
 
+VOCABULARY = Vocabulary(
+    carrier="labels of nodes",
+    scales={
+        "driver.kind": NameScale(names=MODULE_KINDS),
+        "driver.user_mode_differs": TruthScale(),
+        "accelerators": TruthScale(samples=(("a sign",), ())),
+        "driver.version": VersionScale(),
+        "gpus.compute": COMPUTES,
+        "gpus.state": NameScale(names=STATES, other=OTHER),
+        "gpus.brand": NameScale(names=BRANDS[:-2], unknown=NONE, other=OTHER),
+        "gpus.data_centre": TruthScale(),
+        "gpus.last_branch": BRANCHES,
+    },
+    flags=vocabulary,
+)
+
+
 def _cpu(host: Host) -> dict[str, str]:
     flags = host.cpu.flags & vocabulary(host.arch)
     level = marches.level(flags) if host.arch == "x86_64" else None
@@ -159,17 +226,20 @@ def _driver(host: Host) -> dict[str, str]:
     version, kind = host.driver.version, host.driver.kind
     # Versions of Tegra drivers cannot be ordered among others.
     ranked = {} if versions.is_tegra(version) else {RANK: str(rank(version))}
-    return {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
+    labels = {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
+    if host.driver.user_mode:  # schedulers cannot compare two labels
+        labels[USER_MODE] = DIFFERS if host.driver.user_mode_differs else SAME
+    return labels
 
 
 def _gpus(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
     each = [_labelled(gpu) for gpu in host_gpus]
     # An unknown capability is below any that an image has code for.
-    computes = [0 if one["compute"] == UNKNOWN else int(one["compute"].replace(".", "")) for one in each]
-    states = "_".join(sorted({one["state"] for one in each}))
-    limits = [limit for gpu in host_gpus if (limit := drivers.last_branch(gpu)) is not None]
+    computes = [0 if gpu["compute"] == UNKNOWN else int(gpu["compute"].replace(".", "")) for gpu in each]
+    states = "_".join(sorted({gpu["state"] for gpu in each}))
+    limits = [limit for gpu in host_gpus if (limit := gpu.last_branch) is not None]
     proved = all(
-        gpus.data_centre(None if one["brand"] == NONE else one["brand"], spaced(one["name"])) for one in each
+        gpus.data_centre(None if gpu["brand"] == NONE else gpu["brand"], spaced(gpu["name"])) for gpu in each
     )
     return {
         GPU_STATES: states if valid(states) else OTHER,
@@ -177,8 +247,8 @@ def _gpus(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
         GREATEST: str(max(computes)),
         DRIVER_LIMIT: str(min(limits, default=NEWEST)),
         DATA_CENTRE: str(proved).lower(),
-        **_counted(COMPUTE, (one["compute"] for one in each)),
-        **_counted(BRAND, (one["brand"] for one in each)),
+        **_counted(COMPUTE, (gpu["compute"] for gpu in each)),
+        **_counted(BRAND, (gpu["brand"] for gpu in each)),
         **_described(each),
     }
 
@@ -186,9 +256,10 @@ def _gpus(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
 def _labelled(gpu: Gpu) -> dict[str, str]:
     """Return the facts of a GPU as they appear in labels."""
     device = (gpu.pci_device_id or "").lower().removeprefix("0x")
+    brand = NONE if gpu.brand is None else gpu.brand
     return {
         "compute": gpu.compute or UNKNOWN,
-        "brand": NONE if gpu.brand is None else gpu.brand if gpu.brand in BRANDS else OTHER,
+        "brand": brand if brand in BRANDS else OTHER,
         "device": device if DEVICE.fullmatch(device) else NONE,
         "state": gpu.state if gpu.state in STATES else OTHER,
         "memory": str(gpu.memory_mib)[:DIGITS] if gpu.memory_mib is not None else UNKNOWN,
@@ -202,17 +273,18 @@ def _counted(key: str, values: Iterable[str]) -> dict[str, str]:
 
 def _described(each: list[dict[str, str]]) -> dict[str, str]:
     """Return the labels from which `labelled` reads the GPUs: one for each kind, and one with its name."""
-    counts = Counter(tuple(one.items()) for one in each)
+    counts = Counter(tuple(gpu.items()) for gpu in each)
     labels = {}
-    for number, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
+    for index, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
         *values, name = (value for _, value in kind)
-        labels[f"{KIND}{number}"] = "_".join([str(count), *values])
-        labels[f"{NAME}{number}"] = name
+        labels[f"{KIND}{index}"] = "_".join([str(count), *values])
+        labels[f"{NAME}{index}"] = name
     return labels
 
 
 def _without_memory(key: str, value: str) -> str:
-    return value.rpartition("_")[0] if key.startswith(KIND) else value
+    """Return a value without the memory of GPUs, unless a rule reads it."""
+    return value.rpartition("_")[0] if key.startswith(KIND) and MEMORY not in FACTS else value
 
 
 def _short(labels: Mapping[str, str]) -> str:
@@ -221,5 +293,7 @@ def _short(labels: Mapping[str, str]) -> str:
     if count == "0":
         return "cpu"
     names = {value for key, value in labels.items() if key.startswith(NAME)}
-    name = next(iter(names)) if len(names) == 1 else "mixed" if names else "gpu"
+    name = "gpu" if not names else "mixed"
+    if len(names) == 1:
+        (name,) = names
     return f"{re.sub('^(nvidia|tesla)-', '', name.lower())[:SHORT]}x{count}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.affinity import affinity
 from imagematrix.kubernetes.labels import CLASS
-from imagematrix.kubernetes.placed import each, gang
+from imagematrix.kubernetes.placed import for_each, for_gang, require_labels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-__all__ = ["LABEL", "WORKLOADS", "Workload", "flavors", "manifests", "pulling"]
+__all__ = ["DNS_LABEL", "LABEL", "WORKLOADS", "Workload", "flavors", "manifest", "manifests", "pulling"]
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LONGEST = 63
 HASH = 8  # characters of the hash at the end of a class's name
 LABEL = "app.kubernetes.io/name"
@@ -48,7 +48,7 @@ class Workload:
     pull_secret: str | None = None
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
+        if not DNS_LABEL.fullmatch(self.name):
             raise UsageError(
                 f"invalid name {self.name[:80]!r}",
                 remedy="use at most 63 of a-z, 0-9 and -, such as --name train",
@@ -63,9 +63,10 @@ def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[M
     """
     make, together, suffix = WORKLOADS[kind]
     longest = LONGEST - len(suffix(workload.pods))
-    placed = [gang(classes)] if together else each(classes)
+    placed = [for_gang(classes)] if together else for_each(classes)
     if len(placed) > 1:
-        return [make(workload, _joined(workload.name, one.classes[0].name, longest), one) for one in placed]
+        names = (_joined(workload.name, each.classes[0].name, longest) for each in placed)
+        return [make(workload, name, each) for name, each in zip(names, placed, strict=True)]
     if len(workload.name) > longest:
         raise UsageError(
             f"invalid name {workload.name}: the names of its pods would have more than {LONGEST} characters",
@@ -76,18 +77,15 @@ def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[M
 
 def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
     """Yield a ResourceFlavor for each class; Kueue copies its label into the pods that it admits."""
-    for one in classes:
-        if not one.labelled:
+    require_labels(classes)
+    for each in classes:
+        if not each.labelled:
             raise UsageError(
-                f"nodes of the class {one.name} lack the label {CLASS}",
+                f"nodes of the class {each.name} lack the label {CLASS}",
                 remedy="label them with `imagematrix kubernetes labels`",
             )
-        yield {
-            "apiVersion": "kueue.x-k8s.io/v1beta1",
-            "kind": "ResourceFlavor",
-            "metadata": {"name": one.name},
-            "spec": {"nodeLabels": {CLASS: one.name}},
-        }
+        spec = {"nodeLabels": {CLASS: each.name}}
+        yield manifest("kueue.x-k8s.io/v1beta1", "ResourceFlavor", each.name, spec=spec)
 
 
 def pulling(secret: str | None) -> Manifest:
@@ -95,13 +93,15 @@ def pulling(secret: str | None) -> Manifest:
     return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
+def manifest(version: str, kind: str, name: str, **fields: object) -> Manifest:
+    """Return an object of a cluster. `namespace` and `labels` are parts of its metadata."""
+    metadata = {key: fields.pop(key) for key in ("namespace", "labels") if key in fields}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **metadata}, **fields}
+
+
 def _job(workload: Workload, name: str, placed: Placed) -> Manifest:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": {LABEL: workload.name}},
-        "spec": _job_spec(workload, placed),
-    }
+    labels = {LABEL: workload.name}
+    return manifest("batch/v1", "Job", name, labels=labels, spec=_job_spec(workload, placed))
 
 
 def _job_spec(workload: Workload, placed: Placed) -> Manifest:
@@ -113,45 +113,29 @@ def _job_spec(workload: Workload, placed: Placed) -> Manifest:
 
 
 def _deployment(workload: Workload, name: str, placed: Placed) -> Manifest:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": {LABEL: workload.name}},
-        "spec": {
-            "replicas": workload.pods,
-            "selector": {"matchLabels": {LABEL: name}},
-            "template": _pod(workload, placed, name),
-        },
-    }
+    spec = {"replicas": workload.pods, **_selecting(workload, name, placed)}
+    return manifest("apps/v1", "Deployment", name, labels={LABEL: workload.name}, spec=spec)
 
 
 def _daemonset(workload: Workload, name: str, placed: Placed) -> Manifest:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": name, "labels": {LABEL: workload.name}},
-        "spec": {"selector": {"matchLabels": {LABEL: name}}, "template": _pod(workload, placed, name)},
-    }
+    spec = _selecting(workload, name, placed)
+    return manifest("apps/v1", "DaemonSet", name, labels={LABEL: workload.name}, spec=spec)
+
+
+def _selecting(workload: Workload, name: str, placed: Placed) -> Manifest:
+    return {"selector": {"matchLabels": {LABEL: name}}, "template": _pod(workload, placed, name)}
 
 
 def _jobset(workload: Workload, name: str, placed: Placed) -> Manifest:
     job = {"name": "ranks", "replicas": 1, "template": {"spec": _job_spec(workload, placed)}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name, "labels": {LABEL: workload.name}},
-        "spec": {"replicatedJobs": [job]},
-    }
+    labels, spec = {LABEL: workload.name}, {"replicatedJobs": [job]}
+    return manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, labels=labels, spec=spec)
 
 
 def _leaderworkerset(workload: Workload, name: str, placed: Placed) -> Manifest:
     template = {"size": workload.pods, "workerTemplate": _pod(workload, placed)}
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": name, "labels": {LABEL: workload.name}},
-        "spec": {"replicas": 1, "leaderWorkerTemplate": template},
-    }
+    labels, spec = {LABEL: workload.name}, {"replicas": 1, "leaderWorkerTemplate": template}
+    return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels=labels, spec=spec)
 
 
 def _index(pods: int) -> str:

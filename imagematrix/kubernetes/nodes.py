@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import labels as own
-from imagematrix.kubernetes.discovered import discovered
+from imagematrix.kubernetes.discovered import discovered, offered
 from imagematrix.kubernetes.labelled import labelled
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
 
-__all__ = ["Node", "described", "host", "load", "objects", "parse", "read"]
+__all__ = ["ClusterNode", "described", "host", "load", "objects", "parse", "read"]
 
 STREAM = "-"
 LISTS = ("List", "NodeList", "PodList")
@@ -33,7 +34,7 @@ LABELS = 2_000  # labels to read from one node; real nodes have about 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Node:
+class ClusterNode:
     """A node: its name, its valid labels, and the Host that they describe."""
 
     name: str
@@ -46,7 +47,7 @@ class Node:
         return own.ARCH in self.labels
 
 
-def load(path: Path, stream: BinaryIO) -> tuple[Node, ...]:
+def load(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
     """Return the nodes in a file, or in `stream` if the path is "-"; raise UsageError if there are none."""
     return parse(read(path, stream), "stdin" if str(path) == STREAM else str(path))
 
@@ -61,7 +62,7 @@ def read(path: Path, stream: BinaryIO) -> object:
     return documents.parse(raw, "stdin")
 
 
-def parse(data: object, where: str) -> tuple[Node, ...]:
+def parse(data: object, where: str) -> tuple[ClusterNode, ...]:
     """Return the nodes of a list, or of a single Node object, sorted by name."""
     return described(objects(data, where), where)
 
@@ -75,17 +76,17 @@ def objects(data: object, where: str) -> tuple[documents.Fields, ...]:
     # In a NodeList of an API server the items have no kind. In a List of kubectl they do.
     item_kind = {"kind": kind.removesuffix("List")} if kind != "List" else {}
     return tuple(
-        documents.Fields({**item_kind, **one.data}, f"{where}: items[{place}]")
-        for place, one in enumerate(fields.objects("items"))
+        documents.Fields({**item_kind, **item.data}, f"{where}: items[{index}]")
+        for index, item in enumerate(fields.objects("items"))
     )
 
 
-def described(items: Iterable[documents.Fields], where: str) -> tuple[Node, ...]:
+def described(items: Iterable[documents.Fields], where: str) -> tuple[ClusterNode, ...]:
     """Return the nodes that Node objects describe, sorted by name.
 
     Raises UsageError if an object is not a node, a name occurs twice, or there are no objects.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, ClusterNode] = {}
     for item in items:
         node = _node(item)
         if node.name in nodes:
@@ -101,7 +102,7 @@ def host(data: object, where: str = "node") -> Host:
     return _node(documents.Fields(data, where)).host
 
 
-def _node(fields: documents.Fields) -> Node:
+def _node(fields: documents.Fields) -> ClusterNode:
     if fields.text("kind") != "Node":
         raise fields.fail("kind", f"expected Node, found {fields.text('kind')[:80]!r}")
     metadata = fields.object_or_none("metadata")
@@ -111,14 +112,15 @@ def _node(fields: documents.Fields) -> Node:
     status = fields.object_or_none("status")
     if own.ARCH in labels:
         described = labelled(labels)
+        if not described.gpus:  # GPUs that somebody offers contradict labels without any
+            signs = (*described.accelerators, *offered(_capacity(status)))
+            described = replace(described, accelerators=signs)
     else:
         described = discovered(labels, _architecture(status), _capacity(status))
     if invalid:
-        from imagematrix.record import replace
-
         warning = f"{invalid} invalid labels were ignored"
         described = replace(described, warnings=(*described.warnings, warning))
-    return Node(name=metadata.text("name"), labels=labels, host=described)
+    return ClusterNode(name=metadata.text("name"), labels=labels, host=described)
 
 
 def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
@@ -131,7 +133,9 @@ def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
 
 def _valid_key(key: str) -> bool:
     prefix, slash, name = key.rpartition("/")
-    return bool(name) and own.valid(name) and (PREFIX.fullmatch(prefix) is not None if slash else not prefix)
+    if slash and not PREFIX.fullmatch(prefix):
+        return False
+    return bool(name) and own.valid(name)
 
 
 def _architecture(status: documents.Fields | None) -> str | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.affinity import admits, foreign, isin
-from imagematrix.kubernetes.labels import CLASS
-from imagematrix.kubernetes.needs import needs
+from imagematrix.kubernetes.labels import CLASS, VOCABULARY
+from imagematrix.needs.needs import needs
 from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.kubernetes.affinity import Term
+    from imagematrix.kubernetes.affinity import Requirement, Term
     from imagematrix.kubernetes.classes import Class
 
-__all__ = ["Placed", "chosen", "each", "gang", "image"]
+__all__ = ["RELABEL", "Placed", "chosen", "for_each", "for_gang", "image", "require_labels"]
+
+HOSTNAME = "kubernetes.io/hostname"  # kubelet sets this label
+ELSEWHERE = "all nodes have the labels of other classes"
+RELABEL = "label them again with `imagematrix kubernetes labels`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,56 +52,66 @@ def image(variant: Variant) -> str:
 def chosen(classes: Sequence[Class], names: Sequence[str]) -> tuple[Class, ...]:
     """Return the classes with these names, or all classes without names.
 
-    Raises UsageError if a class does not exist, or if a node of another class has the label of a chosen one:
-    pods for the chosen class could start there.
+    Raises UsageError if a class does not exist.
     """
     by_name = {each.name: each for each in classes}
     for name in names:
         if name not in by_name:
             raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(by_name))}")
-    selected = tuple(by_name[name] for name in names) if names else tuple(classes)
-    for each in classes:
-        for node in each.nodes:
-            if any(one.has_label(node) for one in selected if one is not each):
-                raise UsageError(
-                    f"node {node.name} has the label of the class {node.labels[CLASS]}, but the facts of "
-                    f"{each.name}",
-                    remedy="label it again with `imagematrix kubernetes labels`",
-                )
-    return selected
+    return tuple(by_name[name] for name in names) if names else tuple(classes)
 
 
-def each(classes: Iterable[Class]) -> tuple[Placed, ...]:
-    """Return the placement of each class that gets an image; raise NothingFits if no class does."""
+def require_labels(classes: Iterable[Class]) -> None:
+    """Raise UsageError, with all of them, if nodes have the label of one of the classes, but other facts.
+
+    It is for objects that select nodes by this label alone.
+    """
+    strays = [f"{node.name} ({each.name})" for each in classes for node in each.strays]
+    if strays:
+        raise UsageError(
+            f"{len(strays)} nodes have the label of a class, but other facts: {', '.join(strays)}",
+            remedy=RELABEL,
+        )
+
+
+def for_each(classes: Iterable[Class]) -> tuple[Placed, ...]:
+    """Return the placement of each class that gets an image; raise NothingFits if no class does.
+
+    Classes whose nodes all have the label of another class are left out.
+    """
     some = list(classes)
     placements = tuple(
-        Placed(classes=(one,), variant=one.variant, terms=_terms((one,), one.variant))
-        for one in some
-        if one.variant
+        Placed(classes=(each,), variant=each.variant, terms=_terms((each,), each.variant))
+        for each in some
+        if each.variant and each.placeable
     )
+    if not placements and any(each.variant for each in some):
+        raise UsageError(ELSEWHERE, remedy=RELABEL)
     if not placements:
         raise _nothing_fits(some, some[0].why)
     return placements
 
 
-def gang(classes: Sequence[Class]) -> Placed:
+def for_gang(classes: Sequence[Class]) -> Placed:
     """Return the placement of a gang: the variant that fits all classes, for every rank of the gang.
 
     Of several variants, the one whose worst place in the orders of the classes is best is taken. Raises
     NothingFits if no variant fits all classes.
     """
+    if not any(each.placeable for each in classes):
+        raise UsageError(ELSEWHERE, remedy=RELABEL)
     ranks: dict[str, list[int]] = {}
     variants: dict[str, Variant] = {}
-    for one in classes:
-        if isinstance(one.kind.answer, UsageError):
-            raise _nothing_fits(classes, f"{one.name}: {one.why}")
-        for candidate in one.kind.answer.candidates:
+    for each in classes:
+        if isinstance(each.kind.answer, UsageError):
+            raise _nothing_fits(classes, f"{each.name}: {each.why}")
+        for candidate in each.kind.answer.candidates:
             if candidate.rank is not None:
                 ranks.setdefault(candidate.reference, []).append(candidate.rank)
                 variants[candidate.reference] = candidate.variant
     common = [reference for reference, places in ranks.items() if len(places) == len(classes)]
     if not common:
-        names = ", ".join(one.name for one in classes)
+        names = ", ".join(each.name for each in classes)
         raise _nothing_fits(classes, f"no variant fits all of the classes {names}")
     best = min(common, key=lambda reference: (max(ranks[reference]), sum(ranks[reference]), reference))
     return Placed(
@@ -107,26 +121,38 @@ def gang(classes: Sequence[Class]) -> Placed:
 
 def _terms(classes: tuple[Class, ...], variant: Variant) -> tuple[Term, ...]:
     """Return terms that admit the nodes of these classes, and no node that the variant does not fit."""
-    names = sorted({one.name for one in classes if any(one.has_label(node) for node in one.nodes)})
-    terms: tuple[Term, ...] = ((isin(CLASS, *names),),) if names else ()
-    if not all(one.labelled for one in classes):
-        terms += foreign(needs(variant, allow_cpu=True))
-    for one in classes:
-        for node in one.nodes:
+    names = sorted({each.name for each in classes if any(map(each.has_label, each.placeable))})
+    terms: tuple[Term, ...] = ((isin(CLASS, *names), *_without(classes)),) if names else ()
+    if not all(each.has_label(node) for each in classes for node in each.placeable):
+        terms += foreign(needs(variant, VOCABULARY, allow_cpu=True, listed=True))
+    for each in classes:
+        for node in each.placeable:
+            # Labels of NFD and NVIDIA may be too few for a class, and pods would wait forever.
             if not admits(terms, node.labels):
                 raise UsageError(
-                    f"labels do not distinguish nodes of the class {one.name} from others",
+                    f"labels do not distinguish nodes of the class {each.name} from others",
                     remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",
                 )
     return terms
 
 
+def _without(classes: tuple[Class, ...]) -> tuple[Requirement, ...]:
+    """Return the requirement that keeps pods off nodes with the label of a class, but other facts."""
+    strays = {node.name: node.labels.get(HOSTNAME) for each in classes for node in each.strays}
+    if not strays:
+        return ()
+    for name, hostname in strays.items():
+        if hostname is None:
+            raise UsageError(f"node {name} has the label of a class, but other facts", remedy=RELABEL)
+    return ({"key": HOSTNAME, "operator": "NotIn", "values": sorted(filter(None, strays.values()))},)
+
+
 def _nothing_fits(classes: Sequence[Class], why: str) -> NothingFits | UsageError:
-    for one in classes:
-        if not isinstance(one.kind.answer, UsageError):
+    for each in classes:
+        if not isinstance(each.kind.answer, UsageError):
             return NothingFits(
                 why,
-                selection=one.kind.answer,
+                selection=each.kind.answer,
                 remedy="choose classes with --class, or see `kubernetes classes`",
             )
     return UsageError(why)

@@ -1,4 +1,4 @@
-"""A Policy as objects of the API server: `admission.admit` in CEL.
+"""An AdmissionPolicy as objects of the API server: `admission.admit` in CEL.
 
 A MutatingAdmissionPolicy (stable from Kubernetes 1.36) cannot refuse a pod with a reason, so a
 ValidatingAdmissionPolicy refuses pods that still use the name afterwards. Expressions use only functions
@@ -11,71 +11,66 @@ from __future__ import annotations
 import json
 
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.admission import ABSENT, EPHEMERAL, LISTS, NODE, REQUIRED, SHOWN, WIDEST
+from imagematrix.kubernetes.admission import ABSENT, EPHEMERAL, LISTS, NODE, SHOWN, WIDEST
+from imagematrix.kubernetes.affinity import INTEGER, REQUIRED
 from imagematrix.kubernetes.labels import CLASS
+from imagematrix.kubernetes.manifests import manifest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterator
 
-    from imagematrix.kubernetes.admission import PodClass, Policy
+    from imagematrix.kubernetes.admission import AdmissionPolicy, PodClass
+    from imagematrix.kubernetes.manifests import Manifest
 
-    Manifest = dict[str, Any]
-
-__all__ = ["mutation", "objects", "refusal", "used", "variables"]
+__all__ = ["API", "mutation", "objects", "refusal", "used", "variables"]
 
 API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
 NAME, IMAGE = "!name", "!image"  # keys of a class besides its labels; no label begins with "!"
-NUMBER = "^-?[0-9]{1,18}$"
+NUMBER = f"^{INTEGER.pattern}$"
 NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
 SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
 TERMS = f"{SELECTOR}.nodeSelectorTerms"
 
 
-def objects(policy: Policy, name: str) -> Iterator[Manifest]:
+def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
     """Yield the mutating policy and its binding; for a policy that denies, also the validating ones.
 
     Raises UsageError if the classes have too many labels or nodes for an expression in CEL.
     """
-    shared = {"matchConstraints": _constraints(), "matchConditions": [_condition(policy)]}
+    condition = {"name": "uses-the-image", "expression": used(policy)}
+    shared = {"matchConstraints": _constraints(), "matchConditions": [condition]}
     named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
-    longest = max(named, key=lambda one: len(one["expression"]))
+    longest = max(named, key=lambda variable: len(variable["expression"]))
     if len(longest["expression"]) > LONGEST:
         raise UsageError(f"too many nodes and labels for one expression: {longest['name']}")
-    yield {
-        "apiVersion": API,
-        "kind": "MutatingAdmissionPolicy",
-        "metadata": {"name": name},
-        "spec": {
-            **shared,
-            "failurePolicy": "Fail" if policy.deny else "Ignore",
-            "reinvocationPolicy": "IfNeeded",
-            "variables": named,
-            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": mutation(policy)}}],
-        },
+    mutating = {
+        **shared,
+        "failurePolicy": "Fail" if policy.deny else "Ignore",
+        "reinvocationPolicy": "IfNeeded",
+        "variables": named,
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": mutation(policy)}}],
     }
-    yield _binding("Mutating", name, {})
+    yield manifest(API, "MutatingAdmissionPolicy", name, spec=mutating)
+    yield manifest(API, "MutatingAdmissionPolicyBinding", name, spec={"policyName": name})
     if policy.deny:
         validation = {"expression": f"!({used(policy)})", "messageExpression": refusal(policy)}
-        yield {
-            "apiVersion": API,
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": name},
-            "spec": {**shared, "failurePolicy": "Fail", "variables": named, "validations": [validation]},
-        }
-        yield _binding("Validating", name, {"validationActions": ["Deny"]})
+        validating = {**shared, "failurePolicy": "Fail", "variables": named, "validations": [validation]}
+        yield manifest(API, "ValidatingAdmissionPolicy", name, spec=validating)
+        binding = {"policyName": name, "validationActions": ["Deny"]}
+        yield manifest(API, "ValidatingAdmissionPolicyBinding", name, spec=binding)
 
 
-def variables(policy: Policy) -> dict[str, str]:
+def variables(policy: AdmissionPolicy) -> dict[str, str]:
     """Return the CEL variables by name; each may use the previous ones."""
-    classes = {f"class{place}": _class(each) for place, each in enumerate(policy.classes)}
+    classes = {f"class{index}": _class(each) for index, each in enumerate(policy.classes)}
     listed = ", ".join(f"variables.{name}" for name in classes)
     has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
     counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
     return {
         **classes,
+        # CEL has no loop with an index: a filter of these numbers stands for it.
         "places": f"[{', '.join(map(str, range(WIDEST)))}]",
         "classes": f"[{listed}]",
         "required": f"{has_affinity} && has({SELECTOR})",
@@ -94,14 +89,15 @@ def variables(policy: Policy) -> dict[str, str]:
     }
 
 
-def mutation(policy: Policy) -> str:
+def mutation(policy: AdmissionPolicy) -> str:
     """Return the expression of the JSON patch, which is empty if the image is undecided."""
     patches = [_image_operations(policy, name) for name in LISTS]
-    placing = f"(request.subResource == {_text(EPHEMERAL)} ? [] : {_affinity_operations()})"
+    ephemeral = f"has(request.subResource) && request.subResource == {_text(EPHEMERAL)}"
+    placing = f"({ephemeral} ? [] : {_affinity_operations()})"
     return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
 
 
-def refusal(policy: Policy) -> str:
+def refusal(policy: AdmissionPolicy) -> str:
     """Return the expression of the message for a pod that still uses the name."""
     start = f"{_text(f'{policy.name}: ')} + "
     which = (
@@ -121,7 +117,7 @@ def refusal(policy: Policy) -> str:
     )
 
 
-def used(policy: Policy) -> str:
+def used(policy: AdmissionPolicy) -> str:
     """Return the expression that is true if a pod uses the name."""
     name = _text(policy.name)
     return " || ".join(
@@ -137,19 +133,6 @@ def _constraints() -> Manifest:
             {**rule, "operations": ["CREATE"], "resources": ["pods"]},
             {**rule, "operations": ["UPDATE"], "resources": [f"pods/{EPHEMERAL}"]},
         ]
-    }
-
-
-def _condition(policy: Policy) -> Manifest:
-    return {"name": "uses-the-image", "expression": used(policy)}
-
-
-def _binding(kind: str, name: str, spec: Mapping[str, object]) -> Manifest:
-    return {
-        "apiVersion": API,
-        "kind": f"{kind}AdmissionPolicyBinding",
-        "metadata": {"name": name},
-        "spec": {"policyName": name, **spec},
     }
 
 
@@ -207,7 +190,7 @@ def _may_meet() -> str:
     return text
 
 
-def _image_operations(policy: Policy, name: str) -> str:
+def _image_operations(policy: AdmissionPolicy, name: str) -> str:
     items = f"object.spec.{name}"
     patch = (
         f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"

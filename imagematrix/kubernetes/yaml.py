@@ -12,7 +12,7 @@ WIDTH = 110
 
 
 def dump(*documents: object) -> str:
-    """Return documents as YAML, separated by `---`."""
+    """Return documents as YAML, separated by `---`, without a newline at the end."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -25,9 +25,10 @@ def dump(*documents: object) -> str:
             super().increase_indent(flow, False)
 
     Dumper.add_representer(str, _text)
-    return yaml.dump_all(
+    written: str = yaml.dump_all(
         documents, Dumper=Dumper, sort_keys=False, width=WIDTH, allow_unicode=False, default_flow_style=False
     )
+    return written.rstrip("\n")
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

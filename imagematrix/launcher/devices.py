@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu, Host
 
-__all__ = ["DevicesError", "Problem", "absent", "check", "nodes", "require"]
+__all__ = ["DeviceProblem", "DevicesError", "absent", "check", "nodes", "require"]
 
+# CUDA needs the first two for every GPU; the others serve debuggers and profilers, and graphics.
 ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 WHERE_PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
@@ -36,7 +37,7 @@ PERMISSION = "grant this user access: through the node's group, a udev rule, or 
 NO_DRIVER = "load the driver (`modprobe nvidia`), and check the kernel log for errors of the GPU"
 
 
-class Problem(Record):
+class DeviceProblem(Record):
     """A device node that cannot be passed to a container: `what` is wrong with it, and the remedy.
 
     It is a `doubt` if only this user may not open it: the engine, which runs as another user, may.
@@ -54,7 +55,7 @@ class Problem(Record):
 class DevicesError(ProbeError):
     """Device nodes that a launch needs are missing or cannot be opened; `problems` lists them."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[DeviceProblem, ...]) -> None:
         super().__init__(
             "; ".join(map(str, problems)),
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
@@ -74,7 +75,7 @@ def nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*paths, *ALWAYS, *present]))
 
 
-def check(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
+def check(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
     """Return the problems of device nodes.
 
     Existence proves nothing: each must be a character device with a driver attached, and this user must have
@@ -83,12 +84,12 @@ def check(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
     return tuple(problem for path in paths for problem in _problems(path, _under(root, path)))
 
 
-def absent(paths: Iterable[str]) -> tuple[Problem, ...]:
+def absent(paths: Iterable[str]) -> tuple[DeviceProblem, ...]:
     """Return the problems of missing device nodes."""
-    return tuple(Problem(path=path, what="not found", remedy=_creation(path)) for path in paths)
+    return tuple(DeviceProblem(path=path, what="not found", remedy=_creation(path)) for path in paths)
 
 
-def require(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
+def require(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
     """Return the doubts about device nodes; raise DevicesError if one cannot be used."""
     problems = check(paths, root)
     if not all(problem.doubt for problem in problems):
@@ -110,18 +111,18 @@ def _gpu_nodes(gpu: Gpu) -> Iterator[str]:
                 f"device nodes of a MIG device of {gpu.label} unknown: the probe did not find {folder}",
                 remedy="probe the node again with driver loaded and MIG enabled, or pass a GPU without MIG",
             )
-        for number in part.capabilities:
-            yield f"{CAPABILITY}{number}"
+        for minor in part.capabilities:
+            yield f"{CAPABILITY}{minor}"
 
 
-def _problems(path: str, real: str) -> Iterator[Problem]:
+def _problems(path: str, real: str) -> Iterator[DeviceProblem]:
     try:
         kind = os.stat(real).st_mode  # noqa: PTH116 - pathlib is slow to import
     except OSError as error:
         yield _problem(path, error)
         return
     if not stat.S_ISCHR(kind):
-        yield Problem(path=path, what="not a character device", remedy=f"remove it; {_creation(path)}")
+        yield DeviceProblem(path=path, what="not a character device", remedy=f"remove it; {_creation(path)}")
         return
     try:
         if path.removeprefix("/dev/nvidia").isdigit():
@@ -134,16 +135,16 @@ def _problems(path: str, real: str) -> Iterator[Problem]:
         yield _problem(path, error)
 
 
-def _problem(path: str, error: OSError) -> Problem:
+def _problem(path: str, error: OSError) -> DeviceProblem:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return absent([path])[0]
     if error.errno in (errno.EACCES, errno.EPERM):
         # If root is denied, the file mode is not the reason, and an engine that runs as root is denied too.
         doubt = os.geteuid() != 0
-        return Problem(path=path, what="permission denied", remedy=PERMISSION, doubt=doubt)
+        return DeviceProblem(path=path, what="permission denied", remedy=PERMISSION, doubt=doubt)
     if error.errno in (errno.ENXIO, errno.ENODEV):
-        return Problem(path=path, what="no driver attached", remedy=NO_DRIVER)
-    return Problem(path=path, what=f"cannot open: {error.strerror}", remedy=NO_DRIVER)
+        return DeviceProblem(path=path, what="no driver attached", remedy=NO_DRIVER)
+    return DeviceProblem(path=path, what=f"cannot open: {error.strerror}", remedy=NO_DRIVER)
 
 
 def _creation(path: str) -> str:

@@ -31,7 +31,11 @@ BY_CALL = (
     r"(?:\W{1,3}(?i:failed|failure|returned|error|err|status|result|code|with|an?))+"
 )
 NUMBER = r"\W{1,3}"
-END = r"(?![\w%/]|[.,]\d|\s+\w+/)"  # 35 samples/s, 35.1 and 35% are not codes
+# 35 samples/s, 35.1, 35%, 35 bytes, 35 ms and 35 devices are not codes.
+UNITS = (
+    r"(?:[kmgt]?i?b|[mnu]?s|[kmg]?hz|(?:byte|second|time|item|element|device|thread|block|kernel|sample)s?)"
+)
+END = rf"(?![\w%/]|[.,]\d|\s+\w+/|\s+(?i:{UNITS})\b)"
 LONGEST = 4096  # characters of a line
 ILLEGAL = "SIGILL: the program used an instruction that this CPU lacks"
 
@@ -97,7 +101,7 @@ FAILURES = (
         code=803,
         names=("cudaErrorSystemDriverMismatch", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
         message="system has unsupported display driver / cuda driver combination",
-        rules=("driver-exact", "driver-compat"),
+        rules=("driver-exact", "driver-compat", "driver-host"),
     ),
     Failure(
         code=804,
@@ -120,7 +124,7 @@ FAILURES = (
     Failure(
         code=999,
         names=("cudaErrorUnknown", "CUDA_ERROR_UNKNOWN"),
-        message="CUDA error: unknown error",
+        message="CUDA error: unknown error",  # with PyTorch's prefix: other software has unknown errors, too
         remedy="run `imagematrix doctor`, and look for NVRM in the kernel log: `dmesg | grep -i nvrm`",
     ),
 )
@@ -169,6 +173,7 @@ def diagnose(code: int, lines: Iterable[str], selection: Selection) -> Diagnosis
     """
     if code == SIGILL:
         return _diagnosis(ILLEGAL, ("cpu",), selection)
+    # The last report counts: a program may go on after the first ones.
     for line in reversed(list(lines)):
         for failure in FAILURES:
             if failure.found_in(line[-LONGEST:]):

@@ -55,10 +55,13 @@ def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> 
     process, so that a shell sees it. If this process is killed, the command gets SIGTERM. Raises OSError if
     the command cannot be started.
     """
+    # Signals are blocked and fetched, instead of handled, so that none arrives between a check and the wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
 
     def prepare() -> None:
+        # Without this process, nobody would forward a signal, or diagnose the container.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # Docker's command would inherit the blocked signals (execve(2)).
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
@@ -89,6 +92,7 @@ def _stop_with(process: subprocess.Popen[bytes]) -> None:
     except ChildProcessError:  # it has ended
         return
     if stopped is not None:
+        # SIGTSTP, which is forwarded, is blocked here. SIGSTOP cannot be.
         os.kill(os.getpid(), signal.SIGSTOP)
         process.send_signal(signal.SIGCONT)
 
@@ -106,25 +110,25 @@ class _Witness:
     def __exit__(self, *_: object) -> None:
         self._end(self._process)
 
-    def saw(self, number: int) -> bool:
+    def saw(self, signum: int) -> bool:
         """Whether the group has received this signal since the last call.
 
         The kernel delivers a group's signal to its newest member first, so the witness has it by now.
         """
-        received = self._has_pending(number)
+        received = self._has_pending(signum)
         if received:  # it stays pending, which would hide the next one
             before, self._process = self._process, self._started()
             # The new witness does not have a signal that came before it. The command has just received the
             # same signal from the group, and docker's command ends by force if it counts one too many.
-            if number in signal.sigpending() and not self._has_pending(number):
-                signal.sigtimedwait({number}, 0)
+            if signum in signal.sigpending() and not self._has_pending(signum):
+                signal.sigtimedwait({signum}, 0)
             self._end(before)
         return received
 
-    def _has_pending(self, number: int) -> bool:
+    def _has_pending(self, signum: int) -> bool:
         with open(f"/proc/{self._process.pid}/status", encoding="ascii", errors="replace") as lines:
             pending = next(line for line in lines if line.startswith("ShdPnd:"))
-        return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+        return bool(int(pending.split()[1], 16) >> (signum - 1) & 1)
 
     @staticmethod
     def _started() -> subprocess.Popen[bytes]:

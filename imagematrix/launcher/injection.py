@@ -5,11 +5,14 @@ An image without a driver needs it. An image with a driver would get a second dr
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
-from imagematrix.allocation.containers import CDI, is_nvidia
+from imagematrix.allocation.containers import CDI
+from imagematrix.facts.runtime import VISIBLE, is_nvidia
 from imagematrix.launcher.passed import value_of
+from imagematrix.launcher.plan import NO_INJECTION
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["second_driver", "through_cdi"]
 
 KIND = "nvidia.com/gpu"
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a MIG device
 NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with
 
@@ -38,10 +40,12 @@ def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     """
     specified = {name: nodes for folder in folders for name, nodes in _devices(folder)}
     by_node = {nodes: name for name, nodes in specified.items()}
+    # A MIG device has the node of its GPU, too, so nodes identify only whole GPUs.
     others = [by_node.get(frozenset([f"/dev/nvidia{gpu.minor}"]), "") for gpu in launch.gpus if not gpu.mig]
     for names in (launch.injected, others if len(others) == len(launch.gpus) else ()):
         if names and specified.keys() >= set(names):
-            return replace(launch, injected=tuple(f"{KIND}={name}" for name in names), cdi=True)
+            named = replace(launch, injected=tuple(f"{KIND}={name}" for name in names), cdi=True)
+            return named.with_environment(NO_INJECTION)  # the engine adds them, without NVIDIA's runtime
     return launch
 
 
@@ -59,7 +63,7 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
         return None
     runtime = ["", *args.values("--runtime")][-1]
     runtime = runtime or str(info().get("DefaultRuntime"))
-    return f"{VISIBLE}={visible} with the runtime {runtime}" if is_nvidia(runtime) else None
+    return f"{VISIBLE}={visible} with the runtime {runtime}" if is_nvidia(runtime, info) else None
 
 
 def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
@@ -75,7 +79,8 @@ def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
             continue
         try:
             with open(f"{folder}/{file}", encoding="utf-8") as opened:  # noqa: PTH123 - see above
-                spec = yaml.safe_load(opened)
+                # YAML includes JSON, but its reader is slow, and far slower if brackets are deeply nested.
+                spec = json.load(opened) if file.endswith(".json") else yaml.safe_load(opened)
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         if isinstance(spec, dict) and spec.get("kind") == KIND:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from imagematrix import endpoint, engine
-from imagematrix.allocation import pods
+import shlex
+from functools import cache, partial
+
 from imagematrix.allocation.claim import claim
-from imagematrix.allocation.survey import query_nvml, survey
-from imagematrix.allocation.usage import combined
-from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.gpus.spec import candidates
+from imagematrix.allocation.survey import survey_node
+from imagematrix.engine import images, transport
+from imagematrix.errors import EngineError, ProbeError, UnknownImageError, UsageError
+from imagematrix.gpu_request.spec import candidates
 from imagematrix.launcher.devices import nodes, require
 from imagematrix.launcher.injection import through_cdi
 from imagematrix.launcher.passed import passed_by
-from imagematrix.launcher.plan import plan
+from imagematrix.launcher.plan import held_of, plan
+from imagematrix.launcher.pull import ensure
 from imagematrix.launcher.share import Share
+from imagematrix.selection.selection import Selection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,19 +26,16 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-    from imagematrix.allocation.claim import Attended, Claim
-    from imagematrix.allocation.usage import Usage
-    from imagematrix.gpus.spec import Wanted
+    from imagematrix.gpu_request.spec import Wanted
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Gpu
-    from imagematrix.selection.selection import Selection
 
 __all__ = ["arguments", "launch"]
 
 
 def launch(
     selection: Selection,
-    command: Sequence[str] = (),
+    command: str | Sequence[str] = (),
     *,
     gpus: Wanted = None,
     share: Share | None = None,
@@ -50,36 +50,50 @@ def launch(
     docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's own, and
     GPUs that they pass are claimed too. An image that the engine lacks is pulled by digest from its registry.
     Raises GpusBusyError if GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError
-    if neither engine nor registry has the image, and EngineError if the engine refuses or does not respond.
+    if neither engine nor registry has the image, AuditError if its name now stands for an image built on it,
+    and EngineError if the engine refuses or does not respond.
     """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
 
+    _check_types(selection, share, wait)
+    if isinstance(command, str):  # as docker-py takes it
+        command = shlex.split(command)
     try:
-        docker = client or engine.client()
-        reference = str(selection.selected)
-        held = engine.digests_of(docker, reference) if "/" in reference else None
+        docker = client or transport.client()
+        over, info = transport.DockerPy(docker), cache(docker.info)
+        held = held_of(selection, partial(images.inspect, over=over))
 
         def planned(spec: Wanted, part: Share | None = None) -> Launch:
             launch = plan(selection, command, gpus=spec, share=part, held=held)
             require(launch.devices)
             return launch
 
+        # Before the claim: what cannot be started at all must not wait for GPUs.
         first = planned(gpus)
         if "@" in first.reference:
-            docker.images.pull(first.reference)
-        passed = passed_by(options, selection.host.gpus, docker.info)
+            # Before the claim, too: it may take minutes.
+            ensure(first.reference, first.digest, first.platform, client=docker)
+        passed = passed_by(options, selection.host.gpus, info)
         if not (first.gpus or passed):
             return _start(docker, first, options)
-        spec = gpus if first.gpus else "none"
         # Once the container runs, its own devices show that it uses these GPUs.
-        with _claim(docker, selection, spec, passed, share or Share(), wait) as claimed:
-            second = planned(claimed.gpus or gpus, share).with_labels(claimed.labels)
+        with claim(
+            [candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
+            partial(survey_node, selection.host.gpus, over=over),
+            also=passed,
+            vram_mib=share.vram_mib if share else None,
+            mps=bool(share and share.mps),
+            wait_s=wait,
+            faults=partial(_faults, selection),
+        ) as claimed:
+            same = share is None and claimed.gpus == first.gpus
+            second = first if same else planned(claimed.gpus or gpus, share)
             if options.get("privileged"):  # its list of devices shows other launches which GPUs it uses
                 second = second.with_devices(nodes(selection.host, passed))
             if second.injected:
-                second = through_cdi(second, docker.info().get("CDISpecDirs") or ())
-            return _start(docker, second, options)
+                second = through_cdi(second, info().get("CDISpecDirs") or ())
+            return _start(docker, second.with_labels(claimed.labels), options)
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(
@@ -89,30 +103,24 @@ def launch(
         raise EngineError(f"cannot start {selection.selected}: {error}") from error
 
 
-def _claim(
-    client: DockerClient,
-    selection: Selection,
-    gpus: Wanted,
-    passed: tuple[Gpu, ...],
-    share: Share,
-    wait: float,
-) -> Claim:
-    def current_usage(attended: Attended) -> Usage:
-        def containers() -> list[dict[str, Any]]:
-            return engine.running_or_starting_of(client, attended)
+def _check_types(selection: object, share: object, wait: object) -> None:
+    if not isinstance(selection, Selection):
+        raise UsageError(f"{selection!r:.80} is not a Selection", remedy="launch what im.select returns")
+    if not (share is None or isinstance(share, Share)):
+        raise UsageError(f"{share!r:.80} is not a Share", remedy="write im.Share(vram_mib=4096)")
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
 
-        local = selection.host.gpus
-        return combined(pods.usage(local), survey(local, containers, query_nvml))
 
-    return claim(
-        candidates(selection.chosen_gpus, gpus),
-        current_usage,
-        also=passed,
-        vram_mib=share.vram_mib,
-        mps=share.mps is not None,
-        wait_s=wait,
-        group=endpoint.group(),
-    )
+def _faults(selection: Selection, gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
+    """Return why device nodes of some of these GPUs cannot be passed now."""
+    why = {}
+    for gpu in gpus:
+        try:
+            require(plan(selection, gpus=(gpu,)).devices)
+        except ProbeError as error:
+            why[gpu] = str(error)
+    return why
 
 
 def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +138,7 @@ def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {
         "devices": [f"{path}:{path}:rwm" for path in launch.devices] + list(options.get("devices") or ()),
         "environment": {**launch.environment, **_mapping(options.get("environment"))},
+        # Not overridden, unlike the variables: other launches read from them what the container holds.
         "labels": {**_mapping(options.get("labels")), **launch.labels},
     }
     if launch.mounts:

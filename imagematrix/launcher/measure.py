@@ -39,7 +39,7 @@ class Measure:
         command, quiet = child_command("imagematrix.node.nvml_memory"), subprocess.DEVNULL
         try:
             self._sampler = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
-        except OSError:
+        except OSError:  # a launch needs no measurement
             return
         threading.Thread(target=self._read, args=(self._sampler,), daemon=True).start()
 

@@ -113,6 +113,16 @@ class RunArgs(Record):
         """Whether the engine removes the container, with its log, when it has ended."""
         return self._is_set("--rm")
 
+    @property
+    def quiet(self) -> bool:
+        """Whether the progress of a pull is not shown."""
+        return self._is_set("--quiet", "q")
+
+    @property
+    def pulls(self) -> bool:
+        """Whether an image that the engine lacks is pulled first: docker's command treats other policies."""
+        return self.values("--pull")[-1:] in ((), ("missing",))
+
     def values(self, name: str, short: str = "") -> tuple[str, ...]:
         """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
         values = (_value(option, name, short) for option in self.options)
@@ -201,6 +211,7 @@ def _gpus(text: str) -> tuple[str, str | None]:
     Docker parses the value as one line of CSV (opts/gpus.go of docker/cli): a count, "all" or -1, or fields
     such as "device=0,1" in quotes, count=2, driver=nvidia and "capabilities=compute,utility".
     """
+    # Our own syntax has neither quotes nor docker's keys.
     if text != "-1" and '"' not in text and not any(f"{key}=" in text for key in DOCKER_KEYS):
         return text, None
     import csv
@@ -230,8 +241,8 @@ def _where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 def seconds(text: str, option: str) -> float:
     """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is invalid."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
-    count = natural(number)
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
+    count = natural(digits)
     if count is None:
         raise UsageError(f"invalid {option} {text}: expected a time such as 90s, 10m or 2h")
     return float(count * UNITS[unit])
@@ -256,10 +267,10 @@ def _docker_size(text: str) -> float | None:
 
 
 def _percent(text: str) -> int:
-    number = natural(text.removesuffix("%"))
-    if number is None or not 0 < number <= 100:  # noqa: PLR2004 - percent
+    percent = natural(text.removesuffix("%"))
+    if percent is None or not 0 < percent <= 100:  # noqa: PLR2004 - percent
         raise UsageError(f"invalid --mps-threads {text}: expected a percentage from 1 to 100")
-    return number
+    return percent
 
 
 def _form(text: str) -> str:
@@ -275,16 +286,24 @@ def _flag(word: str, name: str, short: str = "-") -> bool | None:
         return value not in FALSE if option == name else None
     letters, _, value = word[1:].partition("=")
     flags = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
-    return None if short not in flags else not (letters.endswith(short) and value in FALSE)
+    if short not in flags:
+        return None
+    return not (letters.endswith(short) and value in FALSE)  # in -it=false the value is that of the last
 
 
 def _value(option: tuple[str, ...], name: str, short: str) -> str | None:
+    """Return the value of one of docker's options, None if `option` is another."""
     word = option[0]
     if word.startswith("--"):
-        long_name, equals, value = word.partition("=")
-        return None if long_name != name else value if equals else option[-1]
-    letter, rest = word[1:].lstrip(SHORT_FLAGS)[:1], word[1:].lstrip(SHORT_FLAGS)[1:]
-    return None if not short or letter != short else rest.removeprefix("=") if rest else option[-1]
+        given, equals, value = word.partition("=")
+        attached = value if equals else None
+    else:
+        # Flags may precede it in the same word, and its value may follow: -itp80:80, -p=80:80.
+        letters = word[1:].lstrip(SHORT_FLAGS)
+        given, attached = letters[:1], letters[1:].removeprefix("=") if letters[1:] else None
+    if given not in (name, short or name):
+        return None
+    return option[-1] if attached is None else attached
 
 
 def _remedy(last: list[str]) -> str:

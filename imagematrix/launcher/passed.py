@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import stat
 
-from imagematrix.allocation.containers import CDI, VISIBLE, gpu_keys, is_nvidia
+from imagematrix.allocation.containers import CDI, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
 from imagematrix.errors import UsageError
-from imagematrix.gpus.choice import parts
+from imagematrix.facts.runtime import NVIDIA, is_nvidia
+from imagematrix.gpu_request.choice import parts
 from imagematrix.node.host import Gpu
 from imagematrix.record import Record, replace
 
@@ -45,13 +46,15 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     names = [name for name in devices if CDI.match(name)]
     files = args.values("--env-file")
     once = [path for path in files if not _is_file(path)]
+    # Files first: docker lets --env win, in whatever order the options come.
     variables = (
         *(line for path in files if path not in once for line in _lines(path)),
         *args.values("--env", "e"),
     )
     visible = [value_of(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
-    runtime = (args.values("--runtime") or (info().get("DefaultRuntime") if visible or once else "",))[-1]
-    if once and is_nvidia(runtime):
+    runtime = [None, *args.values("--runtime")][-1]
+    injected = bool(visible or once) and _injects(runtime, info)
+    if once and injected:
         raise UsageError(
             f"--env-file {once[0]}: not a regular file, so the GPUs that it may name cannot be claimed",
             remedy="write the variables to a file",
@@ -60,7 +63,7 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
         "Devices": [{"PathOnHost": name.partition(":")[0]} for name in devices if name not in names],
         "DeviceCgroupRules": args.values("--device-cgroup-rule"),
         "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}],
-        "Runtime": runtime,
+        "Runtime": NVIDIA if injected else None,
     }
     named = _gpus(host, [f"{VISIBLE}{value}" for value in visible], gpus)
     return Passed(gpus=named, named=bool(named))
@@ -83,9 +86,14 @@ def passed_by(
         "Devices": [{"PathOnHost": str(name).partition(":")[0]} for name in options.get("devices") or ()],
         "DeviceCgroupRules": options.get("device_cgroup_rules"),
         "DeviceRequests": options.get("device_requests"),
-        "Runtime": options.get("runtime") or (info().get("DefaultRuntime") if named else None),
+        "Runtime": NVIDIA if named and _injects(options.get("runtime"), info) else None,
     }
     return _gpus(host, list(environment), gpus)
+
+
+def _injects(runtime: str | None, info: Callable[[], Mapping[str, Any]]) -> bool:
+    """Whether the runtime, or else the engine's default, reads the variable that names GPUs."""
+    return is_nvidia(runtime or info().get("DefaultRuntime"), info)
 
 
 def _all(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from imagematrix.allocation.containers import GPUS, VRAM, WHOLE
+from imagematrix.catalog.engine import require_own
+from imagematrix.engine.images import digests_in
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.gpus.choice import label
-from imagematrix.gpus.spec import among, names
+from imagematrix.facts import runtime
+from imagematrix.gpu_request.choice import label
+from imagematrix.gpu_request.spec import among, names
 from imagematrix.launcher.devices import nodes
 from imagematrix.launcher.share import Share
 from imagematrix.record import Record, replace
@@ -13,22 +16,34 @@ from imagematrix.selection.drivers import mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
+    from typing import Any
 
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.gpus.spec import Wanted
+    from imagematrix.gpu_request.spec import Wanted
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.selection import Selection
 
-__all__ = ["GPUS", "LAUNCH", "SCHEMA", "SELECTED", "Launch", "docker_run", "plan"]
+__all__ = [
+    "GPUS",
+    "LAUNCH",
+    "NO_INJECTION",
+    "SCHEMA",
+    "SELECTED",
+    "Launch",
+    "docker_run",
+    "held_of",
+    "named",
+    "plan",
+]
 
 SCHEMA = "imagematrix.launch/v1"
 SELECTED = "io.imagematrix.selected"
 LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container
 
-# If the node's default runtime is NVIDIA's and the image's base sets this variable to "all", the runtime
-# mounts the host's driver over the image's own; with "void" it leaves the container alone.
-NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# If the node's default runtime is NVIDIA's and the image's base sets this variable to "all", the runtime adds
+# every GPU of the node and the node's driver; with "void" it leaves the container alone.
+NO_INJECTION = {runtime.VISIBLE: runtime.VOID}
 # The rules have compared the image with the host. NVIDIA's runtime would do so by its NVIDIA_REQUIRE_CUDA,
 # without minor-version compatibility: it refuses CUDA 12.9 on a driver of 12.8.
 NO_REQUIREMENT = {"NVIDIA_DISABLE_REQUIRE": "true"}
@@ -105,7 +120,7 @@ def plan(
 ) -> Launch:
     """Return the launch for `selection`.
 
-    `held` are the digests of the engine's image with the selected name (`engine.digests`), None if unknown.
+    `held` are the digests of the engine's image with the selected name, None if unknown.
     If the variant's digest is not among them, the launch names the image by digest, and the engine pulls it.
     `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each. `share`
     is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the host
@@ -124,13 +139,12 @@ def plan(
         labels[GPUS] = ",".join(names(chosen))
     passed = driver in ("exact", "compat")
     injected = _runtime_names(selection.host, chosen) if driver == "host" else ()
-    own = NO_INJECTION if passed else NO_REQUIREMENT if injected else {}
     return Launch(
-        reference=_name(variant, held),
+        reference=named(variant, held),
         digest=variant.digest,
         platform=variant.platform,
         devices=nodes(selection.host, chosen) if passed else (),
-        environment={**own, **part.environment(used)},
+        environment={**(NO_REQUIREMENT if injected else NO_INJECTION), **part.environment(used)},
         labels=labels,
         command=tuple(command),
         injected=injected,
@@ -138,6 +152,32 @@ def plan(
         mounts=(mps.pipes,) if mps else (),
         ipc="host" if mps else None,  # daemon and clients share memory in /dev/shm
     )
+
+
+def held_of(selection: Selection, image: Callable[[str], Mapping[str, Any] | None]) -> frozenset[str] | None:
+    """Return the digests of the engine's image with the selected name, None if it is not from a registry.
+
+    `image` inspects an image by its name. Raises AuditError if the container would be started from an image
+    that was built on the selected one.
+    """
+    variant = selection.variant
+    if variant is None:
+        return None
+    found = image(variant.reference)
+    held = digests_in(found) if "/" in variant.reference else None
+    if found and named(variant, held) == variant.reference:
+        require_own(found, variant.reference)
+    return held
+
+
+def named(variant: Variant, held: Container[str] | None) -> str:
+    """Return the name by which to start a variant: with its digest if that is not among those `held`.
+
+    `held` are the digests of the engine's image with the variant's name, None if unknown.
+    """
+    if held is None or variant.digest is None or variant.digest in held or "@" in variant.reference:
+        return variant.reference
+    return f"{variant.reference}@{variant.digest}"
 
 
 def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
@@ -158,6 +198,7 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
         words += ["--volume", f"{path}:{path}"]
     if launch.ipc:
         words += ["--ipc", launch.ipc]
+    # Before the user's options, whose variables docker then takes.
     for name, value in launch.environment.items():
         words += ["--env", f"{name}={value}"]
     words += options
@@ -186,12 +227,6 @@ def _runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
             remedy="probe the node with NVML, or use an image with a driver of its own",
         )
     return names(gpus)
-
-
-def _name(variant: Variant, held: Container[str] | None) -> str:
-    if held is None or variant.digest is None or variant.digest in held or "@" in variant.reference:
-        return variant.reference
-    return f"{variant.reference}@{variant.digest}"
 
 
 def _gpus_option(gpus: tuple[str, ...]) -> str:

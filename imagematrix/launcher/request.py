@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
+from functools import cache, partial
 
-from imagematrix import endpoint, engine
 from imagematrix.allocation import pods
-from imagematrix.allocation.usage import combined, keys
+from imagematrix.allocation.usage import keys
+from imagematrix.engine import endpoint, images, system
 from imagematrix.errors import EngineError, ProbeError, UsageError
-from imagematrix.gpus.choice import Choice
-from imagematrix.gpus.spec import among, candidates, exactly
+from imagematrix.gpu_request.choice import Choice
+from imagematrix.gpu_request.spec import among, candidates, exactly
 from imagematrix.launcher.devices import check, nodes, require
 from imagematrix.launcher.injection import second_driver, through_cdi
+from imagematrix.launcher.machine import engine_machine
 from imagematrix.launcher.passed import passed
-from imagematrix.launcher.plan import plan
+from imagematrix.launcher.plan import held_of, plan
 from imagematrix.launcher.share import Mps, Share, mps
-from imagematrix.record import Record
+from imagematrix.record import Record, replace
 from imagematrix.selection.drivers import mode
 from imagematrix.selection.select import select, serving
 
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeVar
 
-    from imagematrix.allocation.claim import Attended, Claim
-    from imagematrix.allocation.usage import Usage
+    from imagematrix.allocation.claim import Claim
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.gpus.spec import Wanted
+    from imagematrix.gpu_request.spec import Wanted
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Gpu, Host
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Request", "remote_machine", "request"]
+__all__ = ["LaunchRequest", "remote_machine", "request"]
 
 
-class Request(Record):
+class LaunchRequest(Record):
     """What `args` request on `host`, from `catalog`.
 
     Any of `choices` can serve the request; `wanted` is the requested `--gpus` value. `passed` are the GPUs
     that the user's own options for docker pass. `remote` is the name of the engine's machine if it is not
-    this one.
+    this one. `info` and `image` return what the engine tells of itself, and of an image by its name; they ask
+    it once.
     """
 
     args: RunArgs
@@ -54,6 +55,8 @@ class Request(Record):
     remote: str | None
     choices: tuple[Choice, ...]
     wanted: str | None
+    info: Callable[[], Mapping[str, Any]]
+    image: Callable[[str], Mapping[str, Any] | None]
     passed: tuple[Gpu, ...] = ()
 
     def first(self) -> tuple[Selection, Launch]:
@@ -61,29 +64,37 @@ class Request(Record):
 
         Raises NothingFits; DevicesError if a device node cannot be used, unless the launch is only printed.
         """
-        return self._planned(self.choices[0].first or self.wanted, self.host)
+        return self.planned(self.choices[0].first or self.wanted)
 
-    def on(self, claimed: Claim, now: Host | None = None) -> tuple[Selection, Launch]:
+    def on(
+        self, claimed: Claim, chosen: Selection, launch: Launch, now: Host | None = None
+    ) -> tuple[Selection, Launch]:
         """Return what to start on the claimed GPUs; raises what `first` does.
 
-        `now` is the host after the wait, if it was probed again: its driver may have changed. Raises
-        UsageError or ProbeError if it no longer has these GPUs or MIG devices.
+        It is `chosen` and `launch`, as `first` returned them, if the claim is on their GPUs and the host is
+        the same. `now` is the host after the wait, if it was probed again: its driver may have changed.
+        Raises UsageError or ProbeError if it no longer has these GPUs or MIG devices.
         """
-        host = now or self.host
-        gpus = claimed.gpus if host == self.host else _refreshed(claimed.gpus, host)
-        chosen, launch = self._planned(gpus or self.choices[0].first or self.wanted, host)
+        if now is not None and now != self.host:
+            gpus = _refreshed(claimed.gpus, now) or self.choices[0].first or self.wanted
+            # The engine may have other images now.
+            later = replace(self, host=now, info=cache(system.info), image=cache(images.inspect))
+            chosen, launch = later.planned(gpus)
+        elif claimed.gpus != launch.gpus:
+            chosen, launch = self.planned(claimed.gpus)
         if self.args.privileged:  # its list of devices shows other launches which GPUs it uses
-            launch = launch.with_devices(nodes(host, self.passed))
+            launch = launch.with_devices(nodes(now or self.host, self.passed))
         return chosen, launch.with_labels(claimed.labels)
 
-    def _planned(self, gpus: Wanted, host: Host) -> tuple[Selection, Launch]:
-        args = self.args
-        chosen = select(host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
-        nothing: frozenset[str] | None = frozenset()
-        held = self._ask(lambda: _held(chosen), nothing)
+    def planned(self, gpus: Wanted) -> tuple[Selection, Launch]:
+        """Return what to start on `gpus`; raises what `first` does."""
+        args, needed = self.args, self.args.shown is None  # a launch that is only printed needs no engine
+        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        nothing: frozenset[str] | None = frozenset() if "/" in str(chosen.selected) else None
+        held = _answer(lambda: held_of(chosen, self.image), nothing, needed=needed)
         launch = plan(chosen, args.command, share=self.share, held=held)
         if launch.injected and args.host is None:
-            info: Mapping[str, Any] = self._ask(engine.info, {})
+            info: Mapping[str, Any] = _answer(self.info, {}, needed=needed)
             launch = through_cdi(launch, info.get("CDISpecDirs") or ())
         if launch.injected and args.capabilities:
             # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
@@ -92,65 +103,71 @@ class Request(Record):
             require(launch.devices)
         return chosen, launch
 
-    def _ask(self, query: Callable[[], T], default: T) -> T:
-        """Query the engine; a launch that is only printed needs no engine, and gets the default."""
-        try:
-            return query()
-        except EngineError:
-            if self.args.shown:
-                return default
-            raise
-
     def doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
         """Yield warnings about the launch, each with its remedy."""
+        if chosen.doubt:
+            yield chosen.doubt, None
         if self.remote is None and (launch.gpus or self.passed) and pods.access() is False:
-            yield pods.DENIED, "run this as root"
-        if self.remote is None and os.geteuid() != 0:
+            yield pods.denied(), "run this as root"
+        if self.remote is None and os.geteuid() != 0 and not endpoint.runs_as_root():
+            groups: dict[tuple[str, str], list[str]] = {}
             for problem in check(launch.devices):
-                yield f"{problem}; the engine may still have access", problem.remedy
+                groups.setdefault((problem.what, problem.remedy), []).append(problem.path)
+            for (what, remedy), paths in groups.items():
+                yield f"{', '.join(paths)}: {what}; the engine may still have access", remedy
         if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
-            option = second_driver(self.args, engine.info)
+            option = second_driver(self.args, self.info)
             if option:
                 yield f"the image has its own driver, and {option} injects the node's as well", None
         daemon = self.share.mps
         if daemon and daemon.user and not self.args.values("--user", "u"):
             yield "the MPS daemon serves only its own user", f"pass --user {daemon.user}"
 
-    def claim(self, launch: Launch, report: Callable[[str], None]) -> Claim:
+    def claim(
+        self,
+        launch: Launch,
+        report: Callable[[str], None],
+        now: Callable[[], Host | None] = lambda: None,
+    ) -> Claim:
         """Return a claim on unused GPUs, or on shares of GPUs; `report` gets the reason for waiting.
 
         If `launch`, the first plan, has no GPUs, the claim is on those that the user's own options pass.
+        `now` returns the host as it is after a wait, in which GPUs may have failed; None before a wait, or if
+        the host was given.
         """
-        from imagematrix.allocation.claim import claim, claim_first
-        from imagematrix.allocation.locks import folder
-        from imagematrix.allocation.survey import query_nvml, survey
+        from imagematrix.allocation.claim import claim
+        from imagematrix.allocation.survey import survey_containers, survey_node
 
-        # Only the containers of a remote machine are visible, and this machine's locks are not for its GPUs.
-        query = query_nvml if self.remote is None else lambda: None
-        path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
+        def faults(gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
+            host = now() or self.host
+            why = {gpu: self._fault(gpu, host, passed=bool(launch.devices)) for gpu in gpus}
+            return {gpu: text for gpu, text in why.items() if text is not None}
 
-        def current_usage(attended: Attended) -> Usage:
-            by_pods = pods.usage(self.host.gpus) if self.remote is None else {}
-            return combined(
-                by_pods, survey(self.host.gpus, lambda: engine.running_or_starting(attended), query)
-            )
+        # Of a remote machine only the containers are visible.
+        survey = survey_node if self.remote is None else survey_containers
+        return claim(
+            self.choices if launch.gpus else (Choice(gpus=(), count=0),),
+            partial(survey, self.host.gpus),
+            also=self.passed,
+            vram_mib=self.share.vram_mib,
+            mps=self.share.mps is not None,
+            wait_s=self.args.wait_s,
+            report=report,
+            faults=faults,
+            machine=self.remote,
+        )
 
-        def take(choice: Choice, wait_s: float) -> Claim:
-            vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None
-            return claim(
-                choice,
-                current_usage,
-                also=self.passed,
-                vram_mib=vram_mib,
-                mps=through_mps,
-                wait_s=wait_s,
-                report=report,
-                path=path,
-                group=endpoint.group() if self.remote is None else None,
-            )
-
-        choices = self.choices if launch.gpus else (Choice(gpus=(), count=0),)
-        return claim_first(choices, take, self.args.wait_s)
+    def _fault(self, gpu: Gpu, host: Host, *, passed: bool) -> str | None:
+        """Return why a GPU does not work on `host`, None if it does; `passed` if its nodes are passed."""
+        try:
+            (current,) = (gpu,) if host == self.host else _refreshed((gpu,), host)
+            if not current.usable:
+                return f"it is in state {current.state}"
+            if passed and self.args.shown is None and self.remote is None:
+                require(nodes(host, (current,)))
+        except (ProbeError, UsageError) as error:
+            return str(error)
+        return None
 
 
 def remote_machine(args: RunArgs) -> str | None:
@@ -160,29 +177,23 @@ def remote_machine(args: RunArgs) -> str | None:
     """
     if args.host and args.shown:
         return None
-    try:
-        machine = engine.remote()
-    except EngineError:
-        if args.shown:  # printing a launch needs no engine
-            return None
-        raise
-    if machine and not args.host:
-        raise UsageError(
-            f"the engine runs on {machine}, but a probe would describe this machine",
-            remedy=f"run `imagematrix probe --json > node.json` on {machine}, then pass --host node.json",
-        )
-    return machine
+    return _answer(lambda: engine_machine(described=args.host is not None), None, needed=args.shown is None)
 
 
-def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, remote: str | None) -> Request:
+def request(
+    args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, remote: str | None
+) -> LaunchRequest:
     """Return the request; `wanted` is the `--gpus` value.
 
     Raises UsageError if the host lacks these GPUs, ProbeError if the MPS daemon is not running.
     """
-    own = passed(args, host.gpus, _info)
+    info = cache(system.info)
+    nothing: dict[str, Any] = {}
+    # Without an engine, starting the launch fails later.
+    given = passed(args, host.gpus, lambda: _answer(info, nothing, needed=False))
     minors = {gpu.minor for gpu in host.gpus}
-    if own.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in own.gpus):
-        wanted = exactly(own.gpus)
+    if given.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in given.gpus):
+        wanted = exactly(given.gpus)
     choice = candidates(host.gpus, wanted)
     if args.vram_mib is not None and args.gpus is None:  # for a share, one GPU is the default
         choice = candidates(choice.first, 1)
@@ -190,7 +201,7 @@ def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, rem
     if args.vram_mib is not None:
         choices = _large_enough(choices, args.vram_mib)
     share = Share(vram_mib=args.vram_mib, mps=_mps(args))
-    return Request(
+    return LaunchRequest(
         args=args,
         host=host,
         catalog=catalog,
@@ -198,15 +209,20 @@ def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, rem
         remote=remote,
         choices=choices,
         wanted=wanted,
-        passed=own.gpus,
+        info=info,
+        image=cache(images.inspect),
+        passed=given.gpus,
     )
 
 
-def _info() -> Mapping[str, Any]:
+def _answer(query: Callable[[], T], default: T, *, needed: bool) -> T:
+    """Return what the engine answers, or the default if it does not and the answer is not `needed`."""
     try:
-        return engine.info()
-    except EngineError:  # printing a launch needs no engine, and starting one fails later
-        return {}
+        return query()
+    except EngineError:
+        if needed:
+            raise
+        return default
 
 
 def _refreshed(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
@@ -235,9 +251,3 @@ def _mps(args: RunArgs) -> Mps | None:
     if args.host and args.shown:  # the daemon of another node cannot be reached
         return Mps(threads=args.mps_threads)
     return mps(os.environ, args.mps_threads)
-
-
-def _held(chosen: Selection) -> frozenset[str] | None:
-    """Return the digests of the engine's image with the selected name, None if it is not from a registry."""
-    reference = str(chosen.selected)
-    return engine.digests(reference) if "/" in reference else None

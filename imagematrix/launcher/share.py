@@ -6,9 +6,12 @@ same time: https://docs.nvidia.com/deploy/mps/.
 
 from __future__ import annotations
 
+import _socket  # the core of `socket`, which takes longer to import
 import os
-import stat
+import struct
 
+from imagematrix.allocation.processes import describe
+from imagematrix.allocation.shares import MPS
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.record import Record
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu
 
-__all__ = ["Mps", "Share", "mps", "require_room"]
+__all__ = ["Mps", "Share", "mps", "require_enough"]
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
@@ -47,7 +50,7 @@ class Share(Record):
     def environment(self, gpus: tuple[Gpu, ...]) -> dict[str, str]:
         """Return the variables that describe the share of `gpus` to the container.
 
-        Raises UsageError if the share has no room for CUDA itself.
+        Raises UsageError if the share is too small for CUDA itself.
         """
         variables: dict[str, str] = {}
         if self.vram_mib is not None and gpus:
@@ -55,7 +58,8 @@ class Share(Record):
         if self.mps is not None and gpus:
             variables |= {PIPES: self.mps.pipes}
             if self.vram_mib is not None:
-                limits = (f"{number}={self.vram_mib}M" for number in range(len(gpus)))
+                # By the numbers in the container, which CUDA counts from 0.
+                limits = (f"{index}={self.vram_mib}M" for index in range(len(gpus)))
                 variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
             if self.mps.threads is not None:
                 variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(self.mps.threads)
@@ -63,25 +67,34 @@ class Share(Record):
 
 
 def mps(environment: Mapping[str, str], threads: int | None = None) -> Mps:
-    """Return the MPS daemon of this node; raise ProbeError if none runs, or not for this user."""
+    """Return the MPS daemon of this node; raise ProbeError if none runs, or not for this user.
+
+    The daemon listens on the socket `control` in the folder of its pipes.
+    """
     pipes = environment.get(PIPES) or USUAL_PIPES
     control = os.path.join(pipes, "control")  # noqa: PTH118 - pathlib is slow to import
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
-        status = os.stat(control)  # noqa: PTH116 - see above
+        connection.connect(control)
+        pid, user, _ = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
     except OSError as error:
         raise ProbeError(
-            f"MPS daemon not found: {control}: {error.strerror}",
+            f"MPS daemon not found: {control}: {error.strerror or error}",
             remedy=f"start it with `nvidia-cuda-mps-control -d`, or set {PIPES} to the folder of its pipes",
         ) from error
-    if not stat.S_ISFIFO(status.st_mode):
+    finally:
+        connection.close()
+    # The process id is 0 if the daemon is outside this PID namespace.
+    if pid and describe(pid).name not in {MPS, "unknown"}:
         raise ProbeError(
-            f"{control} is not a pipe of an MPS daemon", remedy=f"set {PIPES} to the folder of its pipes"
+            f"{control} belongs to {describe(pid)}, which is no MPS daemon",
+            remedy=f"set {PIPES} to the folder of the daemon's pipes",
         )
-    return Mps(pipes=pipes, user=status.st_uid, threads=threads)
+    return Mps(pipes=pipes, user=user, threads=threads)
 
 
-def require_room(vram_mib: int) -> None:
-    """Raise UsageError if a share has no room for CUDA itself."""
+def require_enough(vram_mib: int) -> None:
+    """Raise UsageError if a share is too small for CUDA itself."""
     if vram_mib <= CONTEXT_MIB:
         raise UsageError(
             f"share of {vram_mib} MiB too small: CUDA itself takes up to {CONTEXT_MIB} MiB",
@@ -90,7 +103,7 @@ def require_room(vram_mib: int) -> None:
 
 
 def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    require_room(vram_mib)
+    require_enough(vram_mib)
     totals = [size for gpu in gpus for size in _sizes(gpu)]
     if totals and vram_mib > min(totals):
         raise UsageError(f"share of {vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB")
@@ -102,7 +115,7 @@ def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
 
 def _rounded_down(fraction: float) -> str:
     """Return a number with at least four decimals, and enough for two significant digits."""
-    digits = next(number for number in range(4, 12) if fraction * 10**number >= 10)  # noqa: PLR2004 - two digits
+    digits = next(count for count in range(4, 12) if fraction * 10**count >= 10)  # noqa: PLR2004 - two digits
     return f"{int(fraction * 10**digits) / 10**digits:.{digits}f}"
 
 

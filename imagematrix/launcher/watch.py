@@ -10,9 +10,8 @@ import struct
 import threading
 import time
 
-from imagematrix import engine
+from imagematrix.engine import containers, transport
 from imagematrix.errors import EngineError
-from imagematrix.unix_http import quote
 
 __all__ = ["Watch"]
 
@@ -51,29 +50,31 @@ class Watch:
 
     def last_lines(self) -> list[str]:
         """Return the last lines of the ended container's output, as far as the engine still has them."""
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(EngineError):  # without the output, there is only no diagnosis
             if not self._removed:
-                self._output = engine.log_tail(self._label, LINES)
+                self._output = containers.log_tail(self._label, LINES)
         self._ended.set()
         self._thread.join(PATIENCE_S)
         output = self._output
+        # What is read while the container runs begins with the answer's head, unless that was cut off.
         if output.startswith(b"HTTP/"):
             output = output.partition(b"\r\n\r\n")[2]
         return HEADER.sub(b"", output[-KEPT:]).decode("utf-8", "replace").splitlines()
 
     def _run(self) -> None:
+        # The engine may answer anything, or end: docker's command reports that, and this thread only watches.
         with contextlib.suppress(EngineError, OSError, ValueError, LookupError, TypeError):
             self.container = self._started_id()
             if self._removed and self.container:
                 self._read(self.container)
 
     def _started_id(self) -> str | None:
-        filters = {"type": ["container"], "event": ["start"], "label": [self._label]}
-        connection = engine.connect(f"/events?since={self._since}&filters={quote(json.dumps(filters))}")
-        if connection is None:
+        filters = transport.filters(type=["container"], event=["start"], label=[self._label])
+        engine = transport.local_socket()
+        if engine is None:
             return None
-        with connection:
-            connection.settimeout(None)
+        with engine.open(f"/events?since={self._since}&{filters}") as connection:
+            connection.settimeout(None)  # the container may start much later: its image is pulled first
             with connection.makefile("rb") as lines:
                 while lines.readline().strip():
                     pass  # the head
@@ -97,10 +98,10 @@ class Watch:
 
     def _open_log(self, container: str) -> socket.socket:
         query = f"stdout=1&stderr=1&follow=1&tail={LINES}"
-        connection = engine.connect(f"/containers/{container}/logs?{query}")
-        if connection is None:
+        engine = transport.local_socket()
+        if engine is None:
             raise EngineError("the engine is no longer at a local socket")
-        return connection
+        return engine.open(f"/containers/{container}/logs?{query}")
 
 
 def _received(connection: socket.socket) -> tuple[bytes, bool]:

@@ -11,13 +11,15 @@ from typing import Any
 
 import yaml
 
+from imagematrix.matrix.matrix import NO_CUDA
 from imagematrix.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Mapping", "Node", "Scalar", "Sequence", "parse"]
+__all__ = ["Mapping", "Node", "Scalar", "Sequence", "Shapes", "parse"]
 
 DEPTH = 32
 NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells has a few hundred in the file
@@ -185,3 +187,73 @@ class _Open:
     anchor: str | None
     key: Scalar | None = None
     own: set[str] = field(default_factory=set)
+
+
+class Shapes:
+    """Base of classes that read nodes as maps, lists and words.
+
+    Errors are added to `problems`, and reading continues.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+
+    def _map(self, node: Node, what: str, keys: Iterable[str]) -> dict[str, Node]:
+        fields = {}
+        for name, mark, value in self._entries(node, what):
+            if name in keys:
+                fields[name] = value
+            else:
+                remedy = nearest(name, keys) or f"it can have {', '.join(keys)}"
+                self._problem(f"{what} has no {name!r}", mark, remedy)
+        return fields
+
+    def _required(self, node: Node, fields: dict[str, Node], name: str) -> Node | None:
+        if name not in fields and isinstance(node, Mapping):
+            self._problem(f"{name!r} is missing", node.mark)
+        return fields.get(name)
+
+    def _entries(self, node: Node | None, what: str) -> list[tuple[str, Mark, Node]]:
+        if node is None:
+            return []
+        if not isinstance(node, Mapping):
+            self._problem(f"{what}: expected a map, found {_kind(node)}", node.mark)
+            return []
+        return [(name, mark, value) for name, (mark, value) in node.entries.items()]
+
+    def _list(self, node: Node | None, what: str) -> list[Node]:
+        if node is None:
+            return []
+        if not isinstance(node, Sequence):
+            self._problem(f"{what}: expected a list, found {_kind(node)}", node.mark)
+            return []
+        return node.items
+
+    def _items(self, node: Node, what: str) -> list[tuple[str, Mark]]:
+        """Return the words of a list; a single word counts as a list of one."""
+        words = []
+        for item in [node] if isinstance(node, Scalar) else self._list(node, what):
+            text = self._text(item, what)
+            if text is not None:
+                words.append((text, item.mark))
+        return words
+
+    def _text(self, node: Node | None, what: str) -> str | None:
+        if node is None:
+            return None
+        if isinstance(node, Scalar) and node.text is not None:
+            return node.text
+        remedy = f'for no CUDA write "{NO_CUDA}"' if "cuda" in what else None
+        self._problem(f"{what}: expected a word, found {_kind(node)}", node.mark, remedy)
+        return None
+
+    def _problem(self, message: str, mark: Mark, remedy: str | None = None) -> None:
+        self.problems.append(Problem(message, mark, remedy))
+
+
+def _kind(node: Node) -> str:
+    if isinstance(node, Mapping):
+        return "a map"
+    if isinstance(node, Sequence):
+        return "a list"
+    return "nothing" if node.text is None else f"the word {node.text[:40]!r}"

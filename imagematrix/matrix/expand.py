@@ -11,10 +11,11 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from imagematrix import conditions
+from imagematrix import axis_conditions
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.matrix import GPU_AXES, NO_CUDA, Cell
 from imagematrix.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def expand(matrix: Matrix) -> Expansion:
 def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
     """Return the part of `expansion` that `--only` selects.
 
-    `image` can be used like an axis. Raises conditions.ConditionError if the expression names an unknown axis
-    or matches no value.
+    `image` can be used like an axis. Raises ConditionError if the expression names an unknown axis or matches
+    no value.
     """
     values = {**matrix.axes, "image": tuple(image.name for image in matrix.images)}
     # An include may have added values that no axis lists.
@@ -76,7 +77,7 @@ def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
         for axis, value in cell.axes.items():
             if value not in values[axis]:
                 values[axis] += (value,)
-    wanted = conditions.among(values, conditions.parse_only(expression), "this matrix")
+    wanted = axis_conditions.among(values, axis_conditions.parse_only(expression), "this matrix")
 
     def matches(cell: Cell) -> bool:
         point = {**cell.axes, "image": cell.image.name}
@@ -115,7 +116,7 @@ def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
     if not ids:
         remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
         return Problem(f"plain_pull names no cell for {platform}", mark, remedy)
-    shown = ", ".join(ids[:SHOWN]) + (", …" if len(ids) > SHOWN else "")
+    shown = shortened(ids, SHOWN, more=", …")
     remedy = "add axes until only one cell is left"
     return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
 
@@ -142,14 +143,14 @@ def _exclude(
     dropped = []
     counts = dict.fromkeys(range(len(matrix.exclude)), 0)
     for point in points:
-        for number, rule in enumerate(matrix.exclude):
+        for index, rule in enumerate(matrix.exclude):
             if all(point.get(axis) in allowed for axis, allowed in rule.matches.items()):
-                counts[number] += 1
+                counts[index] += 1
                 dropped.append((point, rule))
                 break
         else:
             kept.append(point)
-    unused = [matrix.exclude[number] for number, count in counts.items() if not count]
+    unused = [matrix.exclude[index] for index, count in counts.items() if not count]
     if unused:
         raise MatrixError(str(matrix.path), [_unused_problem(rule, points) for rule in unused], matrix.text)
     return kept, dropped
@@ -190,7 +191,8 @@ def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
         Problem(
             f"{count} cells would have the name {name}",
             Mark(1, 1),
-            "change a value of an axis, or remove the include entry that adds the cell again",
+            "change a value of an axis (in names '/' is '-', and '+' is '_'),"
+            " or remove the include entry that adds the cell again",
         )
         for name, count in names.items()
         if count > 1

@@ -1,6 +1,6 @@
 """Facts that a matrix.yaml adds to the tables: CUDA releases and marches that they lack.
 
-Every cell has the Facts of its Matrix. Facts also answer from the tables, so that there is one place to ask.
+Every cell has the facts of its matrix. They also answer from the tables, so that there is one place to ask.
 The tables take precedence: `load` rejects a fact that they already have.
 """
 
@@ -15,11 +15,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Facts", "March", "Release"]
+__all__ = ["March", "MatrixFacts", "StatedRelease"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class StatedRelease:
     """A CUDA release: the compute capabilities that it has targets for, and the oldest driver that runs it.
 
     Facts that are not stated are empty or None.
@@ -42,10 +42,10 @@ class March:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class MatrixFacts:
     """The CUDA releases and marches of one matrix.yaml, by name; lookups also use the tables."""
 
-    cuda: Mapping[str, Release] = field(default_factory=dict)
+    cuda: Mapping[str, StatedRelease] = field(default_factory=dict)
     march: Mapping[str, March] = field(default_factory=dict)
 
     def capabilities(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Facts:
         tabled = cuda.release(release)
         if tabled:
             return tabled.targets
-        stated = self.cuda.get(release, Release())
+        stated = self.cuda.get(release, StatedRelease())
         return frozenset(device_code.target(word) for word in stated.compute)
 
     def releases_for(self, target: str) -> list[str]:
@@ -68,7 +68,7 @@ class Facts:
 
     def oldest_driver(self, release: str | None) -> str | None:
         """Return the oldest driver for a CUDA release that the tables lack; None if it is unknown."""
-        return self.cuda.get(release or "", Release()).driver
+        return self.cuda.get(release or "", StatedRelease()).driver
 
     def arch(self, march: str) -> str:
         """Return the architecture of `march`: "x86_64" or "aarch64"."""

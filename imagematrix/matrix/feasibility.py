@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.facts import cuda, device_code, marches
+from imagematrix.facts import cpuid, cuda, device_code, marches
 from imagematrix.matrix.words import HOST_DRIVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["Infeasible", "infeasible"]
+__all__ = ["Infeasible", "infeasible", "unseen"]
 
+ANY_COMPILER = "gcc"  # all of its versions
 ARCHES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 
@@ -37,6 +38,17 @@ def infeasible(cell: Cell) -> Infeasible | None:
     return None
 
 
+def unseen(cell: Cell) -> frozenset[str]:
+    """Return the flags that the march of `cell` needs and that a probe sees on no host of today."""
+    march = cell.axes.get("march")
+    if march is None:
+        return frozenset()
+    flags = cell.facts.flags(march)
+    if flags is None:
+        flags = marches.required(march, cell.properties.get("compiler") or ANY_COMPILER) or frozenset()
+    return flags - cpuid.visible(cell.facts.arch(march))
+
+
 def _toolkit_target(cell: Cell) -> str | None:
     compute = cell.axes.get("compute")
     targets = cell.facts.targets(cell.cuda) if cell.cuda else None
@@ -49,7 +61,7 @@ def _toolkit_target(cell: Cell) -> str | None:
 
 
 def _driver_cuda(cell: Cell) -> str | None:
-    driver = cell.axes.get("driver")
+    driver = cell.driver
     if driver is None or driver == HOST_DRIVER or cell.cuda is None:
         return None
     stated = cell.facts.oldest_driver(cell.cuda)

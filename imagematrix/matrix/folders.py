@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os.path
 
-__all__ = ["inside"]
+__all__ = ["below", "inside"]
 
 
 def inside(folder: str, name: str) -> str | None:
@@ -18,5 +18,11 @@ def inside(folder: str, name: str) -> str | None:
     """
     if name.startswith("/") or ".." in name.split("/") or "\0" in name:
         return None
-    root, path = os.path.realpath(folder), os.path.realpath(f"{folder}/{name}")
-    return path if os.path.commonpath([root, path]) == root else None
+    path = f"{folder}/{name}"
+    return os.path.realpath(path) if below(folder, path) else None
+
+
+def below(folder: str, path: str) -> bool:
+    """Whether `path`, with links resolved, is `folder` or in it."""
+    root, target = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.commonpath([root, target]) == root

@@ -7,21 +7,23 @@ import os
 import re
 from pathlib import Path
 
-from imagematrix import amounts, conditions
+from imagematrix import amounts, axis_conditions
 from imagematrix.catalog.catalog import AXIS, CRITERIA, HARDWARE
+from imagematrix.compression import DEFAULT
 from imagematrix.errors import UsageError
 from imagematrix.matrix import document, words
-from imagematrix.matrix.facts import Facts
-from imagematrix.matrix.folders import inside
-from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix, PlainPull
+from imagematrix.matrix.document import Shapes
+from imagematrix.matrix.facts import MatrixFacts
+from imagematrix.matrix.folders import below, inside
+from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
 from imagematrix.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.matrix.read_compression import CompressionReader
 from imagematrix.matrix.read_facts import FactsReader
-from imagematrix.matrix.shapes import Shapes
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["SCHEMA", "load"]
 
@@ -34,7 +36,7 @@ NAME_LIMIT = 200
 CELLS = 250_000  # before rules exclude some; a plan holds all of them, with their Dockerfiles
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
-TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts")
+TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
 TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
 MISPLACED = f"{words.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
 GIVEN = ("secrets", "ssh", "build_args")
@@ -48,13 +50,19 @@ IMAGE = (
     "plain_pull",
     "budget",
     "audit",
+    "device_code",
+    "optional_device_code",
+    "compression",
     *GIVEN,
 )
 AUDIT = ("march",)
 
 
-def load(path: str | Path) -> Matrix:
-    """Return the matrix in the file `path`; raise MatrixError with all its problems, or UsageError."""
+def load(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
+    """Return the matrix in the file `path`; raise MatrixError with all its problems, or UsageError.
+
+    `contexts` are folders beside the matrix' own that contexts may be in; None if contexts are not read.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -71,21 +79,24 @@ def load(path: str | Path) -> Matrix:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise MatrixError(str(path), [Problem("not UTF-8 text", Mark(line, 1))]) from error
-    reader = _Reader(path, text)
+    reader = _MatrixReader(path, text, contexts)
     matrix = reader.matrix(document.parse(text, str(path)))
     if reader.problems:
         raise MatrixError(str(path), reader.problems, text)
     return matrix
 
 
-class _Reader(Shapes):
+class _MatrixReader(Shapes):
     """Walks the tree once; errors are added to `problems` and the walk continues."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str, contexts: Sequence[Path] | None) -> None:
         super().__init__([])
         self.path = path
+        self.contexts = contexts
         self.text = text
-        self.facts = Facts()
+        self.facts = MatrixFacts()
+        self.layers = CompressionReader(self.problems)
+        self.compression = DEFAULT
 
     def matrix(self, root: document.Node) -> Matrix:
         top = self._map(root, "the matrix", keys=TOP)
@@ -100,6 +111,7 @@ class _Reader(Shapes):
         }
         facts.needed(top.get("facts"), values)
         templates = self._templates(top.get("templates"), root.mark)
+        self.compression = self.layers.compression(top.get("compression"))
         images = self._images(self._required(root, top, "images"), templates, values)
         cells = math.prod(map(len, axes.values())) * len(images)
         if cells > CELLS:
@@ -133,6 +145,16 @@ class _Reader(Shapes):
             return None
         return self.path.parent / name
 
+    def _context(self, folder: Path, mark: Mark) -> None:
+        """Check a context: an image may not take files of the builder that nobody meant for it."""
+        if not os.path.isdir(folder):  # noqa: PTH112
+            self._problem(f"the context {folder} is not a folder", mark)
+        elif self.contexts is not None and not any(
+            below(str(allowed), str(folder)) for allowed in (self.path.parent, *self.contexts)
+        ):
+            remedy = "put it beside the matrix, or allow it with --allow-context DIR"
+            self._problem(f"the context {folder} is outside the matrix's folder", mark, remedy)
+
     def _images(
         self, node: document.Node | None, templates: Path | None, values: Mapping[str, tuple[str, ...]]
     ) -> tuple[Image, ...]:
@@ -151,10 +173,9 @@ class _Reader(Shapes):
                 self._problem(f"{version!r} is not a version such as v1", fields["version"].mark, remedy)
             if template is not None and templates is not None:
                 self._template(template, templates, fields["template"].mark)
-            folder = self.path.parent / (context or ".")
-            if not os.path.isdir(folder):  # noqa: PTH112
-                at = fields["context"].mark if "context" in fields else mark
-                self._problem(f"the context {folder} is not a folder", at)
+            folder = None if context is None else self.path.parent / context
+            if folder is not None:
+                self._context(folder, fields["context"].mark)
             if development not in ("true", "false"):
                 self._problem(f"{development!r} is neither true nor false", fields["development"].mark)
             images.append(
@@ -172,6 +193,9 @@ class _Reader(Shapes):
                     ssh=self._ids(fields.get("ssh"), "ssh"),
                     build_args=self._build_args(fields.get("build_args")),
                     strict_march=self._strict_march(fields.get("audit")),
+                    claims_code=self._claims_code(fields.get("device_code")),
+                    optional_code=self._globs(fields.get("optional_device_code")),
+                    compression=self.layers.compression(fields.get("compression"), self.compression),
                 )
             )
         return tuple(images)
@@ -214,6 +238,21 @@ class _Reader(Shapes):
             self._problem(f"{text!r} is neither strict nor warn", march.mark)
         return text == "strict"
 
+    def _claims_code(self, node: document.Node | None) -> bool:
+        text = self._text(node, "device_code")
+        if node and text is not None and text != "claim":
+            remedy = "leave it out: the audit reads the device code of programs that have some"
+            self._problem(f"{text!r} is not claim", node.mark, remedy)
+        return text == "claim"
+
+    def _globs(self, node: document.Node | None) -> tuple[str, ...]:
+        globs = set()
+        for word, mark in self._items(node, "optional_device_code") if node else ():
+            if not words.GLOB.fullmatch(word):
+                self._problem(f"{word!r} is not a glob such as package/kernels_*.so", mark)
+            globs.add(word)
+        return tuple(sorted(globs))
+
     def _defaults(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
     ) -> tuple[tuple[str, str], ...]:
@@ -232,7 +271,7 @@ class _Reader(Shapes):
 
     def _plain_pull(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
-    ) -> PlainPull | None:
+    ) -> PlainPullCells | None:
         if node is None:
             return None
         matches = {
@@ -240,7 +279,7 @@ class _Reader(Shapes):
             for axis, mark, value in self._entries(node, "plain_pull")
             if self._is_axis(axis, mark, values)
         }
-        return PlainPull(matches=matches, mark=node.mark)
+        return PlainPullCells(matches=matches, mark=node.mark)
 
     def _budget(self, node: document.Node | None) -> int | None:
         text = self._text(node, "budget")
@@ -328,8 +367,14 @@ class _Reader(Shapes):
         return texts
 
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
-        if not AXIS.fullmatch(name) or name in {*words.RESERVED, *HARDWARE, *axes}:
-            self._problem(f"{name!r} cannot be the name of a property", mark)
+        if not AXIS.fullmatch(name):
+            remedy = "up to 32 lower-case letters, digits and underscores, with a letter first"
+            self._problem(f"{name[:80]!r} cannot be the name of a property", mark, remedy)
+        elif name in {*words.RESERVED, *HARDWARE, *axes}:
+            kind = "an axis" if name in {*HARDWARE, *axes} else "a variable or a word of templates"
+            self._problem(
+                f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
+            )
         elif name != words.DRIVER_FROM and (guess := nearest(name, [words.DRIVER_FROM], likeness=TYPO)):
             self._problem(f"{name!r} is not a known property", mark, guess)
         elif bad := words.unsafe(text):
@@ -355,8 +400,8 @@ class _Reader(Shapes):
     def _condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
         words = [word for word, _ in self._items(node, f"the condition on {axis}")]
         try:
-            matching = conditions.matching(words, values)
-        except conditions.ConditionError as error:
+            matching = axis_conditions.matching(words, values)
+        except axis_conditions.ConditionError as error:
             self._problem(str(error), node.mark)
             return frozenset()
         if not matching:

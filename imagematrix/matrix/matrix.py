@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from imagematrix.catalog.catalog import HARDWARE
+from imagematrix.compression import DEFAULT, Compression
 from imagematrix.facts import device_code
-from imagematrix.matrix.facts import Facts
+from imagematrix.matrix.facts import MatrixFacts
+from imagematrix.matrix.words import HOST_DRIVER
+from imagematrix.reference import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,14 +19,14 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.problems import Mark
 
-__all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix", "PlainPull"]
+__all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix", "PlainPullCells"]
 
 GPU_AXES = ("compute", "driver")  # cells without CUDA do not have them
 NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainPull:
+class PlainPullCells:
     """The cells for clients that pull a version without choosing a variant, given by values of axes."""
 
     matches: Mapping[str, frozenset[str]]
@@ -34,29 +37,36 @@ class PlainPull:
 class Image:
     """One image of the matrix: its name (with or without a registry), its version, and what it is built from.
 
-    `template` is relative to the matrix' templates folder, `context` is an existing folder. An image under
+    `template` is relative to the matrix' templates folder, `context` is an existing folder, or None for no
+    files. An image under
     `development` may be replaced locally under the same version and is never pushed. `prefer` lists the
     criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` has the default
     values of axes that are not about hardware, sorted by axis. If `plain_pull` is None, a plain pull gets the
     variant with the fewest requirements. `budget` limits the size of its layers in bytes, or is None; it is
     not part of the identity. `secrets` and `ssh` are the ids that its build may use, `build_args` its
     arguments with their values; None if the value must be given at build time. With `strict_march`, an image
-    whose code appears to be compiled for another march is refused.
+    whose code appears to be compiled for another march is refused. With `claims_code`, an image for GPUs
+    needs no device code that an audit sees: its programs compile it when they run. `optional_code` are globs
+    of files that may lack device code for a GPU, because the image does not use them there. `compression` is
+    that of the layers that its build writes.
     """
 
     name: str
     version: str
     template: str
-    context: Path
+    context: Path | None = None
     development: bool = False
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
-    plain_pull: PlainPull | None = None
+    plain_pull: PlainPullCells | None = None
     budget: int | None = None
     secrets: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
     build_args: tuple[tuple[str, str | None], ...] = ()
     strict_march: bool = False
+    claims_code: bool = False
+    optional_code: tuple[str, ...] = ()
+    compression: Compression = DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +102,7 @@ class Matrix:
     properties: Mapping[str, Mapping[str, Mapping[str, str]]]
     exclude: tuple[Exclude, ...] = ()
     include: tuple[Include, ...] = ()
-    facts: Facts = field(default_factory=Facts)
+    facts: MatrixFacts = field(default_factory=MatrixFacts)
     text: str = field(default="", repr=False)
 
 
@@ -107,7 +117,7 @@ class Cell:
     image: Image
     axes: Mapping[str, str]
     properties: Mapping[str, str]
-    facts: Facts = field(default_factory=Facts)
+    facts: MatrixFacts = field(default_factory=MatrixFacts)
 
     @cached_property
     def id(self) -> str:
@@ -121,7 +131,7 @@ class Cell:
             elif axis == "driver":
                 words.append(f"drv{value}")
             else:
-                words.append(value.replace("/", "-"))
+                words.append(word(value))
         return "-".join(words)
 
     @property
@@ -134,6 +144,21 @@ class Cell:
         """The CUDA release, or None in a CPU-only cell."""
         value = self.axes.get("cuda")
         return None if value == NO_CUDA else value
+
+    @property
+    def driver(self) -> str | None:
+        """The version of the image's driver, HOST_DRIVER if it is the node's, None in a CPU-only cell."""
+        return None if self.cuda is None else self.axes.get("driver", HOST_DRIVER)
+
+    @property
+    def claims_code(self) -> bool:
+        """Whether the cell is for GPUs and its image claims the device code."""
+        return self.image.claims_code and self.cuda is not None
+
+    @property
+    def optional_code(self) -> tuple[str, ...]:
+        """The globs of files whose device code is optional, none in a CPU-only cell."""
+        return () if self.cuda is None else self.image.optional_code
 
     @property
     def platform(self) -> str:

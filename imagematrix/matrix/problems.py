@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix import text
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -62,9 +63,6 @@ def _line(where: str, problem: Problem) -> str:
 def _excerpt(line: str, mark: Mark) -> list[str]:
     """Return the part of a line around a position, with a caret below the position."""
     start = max(0, mark.column - 1 - WIDTH // 2)
-    shown = "".join(
-        letter if letter.isprintable() else " " if letter == "\t" else "\N{REPLACEMENT CHARACTER}"
-        for letter in line[start : start + WIDTH]
-    )
+    shown = text.line(line[start : start + WIDTH].replace("\t", " "))
     number = f"{mark.line:>5}"
     return [f"{number} | {shown}".rstrip(), f"{' ' * len(number)} | {' ' * (mark.column - 1 - start)}^"]

@@ -6,9 +6,9 @@ from functools import partial
 
 from imagematrix.facts import cuda, marches, versions
 from imagematrix.matrix import document, words
-from imagematrix.matrix.facts import Facts, March, Release
+from imagematrix.matrix.document import Shapes
+from imagematrix.matrix.facts import March, MatrixFacts, StatedRelease
 from imagematrix.matrix.feasibility import ARCHES
-from imagematrix.matrix.shapes import Shapes
 from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ VENDORS = tuple(dict.fromkeys(marches.HOST_VENDORS.values()))
 class FactsReader(Shapes):
     """Reads the facts before the axes, and checks them against the axes' values afterwards."""
 
-    def facts(self, node: document.Node | None) -> Facts:
+    def facts(self, node: document.Node | None) -> MatrixFacts:
         """Return the facts in `node`."""
         parts = self._map(node, "facts", keys=PARTS) if node else {}
         releases = {
@@ -39,9 +39,9 @@ class FactsReader(Shapes):
             name: self._march(name, mark, value)
             for name, mark, value in self._entries(parts.get("march"), "the facts on march")
         }
-        return Facts(cuda=releases, march=named)
+        return MatrixFacts(cuda=releases, march=named)
 
-    def _release(self, name: str, mark: Mark, node: document.Node) -> Release:
+    def _release(self, name: str, mark: Mark, node: document.Node) -> StatedRelease:
         fields = self._map(node, f"the facts on CUDA {name}", keys=RELEASE)
         if not versions.RELEASE.fullmatch(name):
             self._problem(f"{name!r} is not a CUDA release such as 14.0", mark)
@@ -63,7 +63,7 @@ class FactsReader(Shapes):
             self._problem(
                 f"the facts on CUDA {name} are empty", node.mark, f"it can have {', '.join(RELEASE)}"
             )
-        return Release(compute=tuple(compute), driver=driver)
+        return StatedRelease(compute=tuple(compute), driver=driver)
 
     def _march(self, name: str, mark: Mark, node: document.Node) -> March:
         fields = self._map(node, f"the facts on march {name}", keys=MARCH)

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from imagematrix.matrix.facts import Facts
+    from imagematrix.matrix.facts import MatrixFacts
 
 __all__ = [
     "COMPUTE",
@@ -34,6 +34,7 @@ RESERVED = frozenset(
 HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
 DRIVER_FROM = "driver_from"  # the property of a driver with the folder that has its files
 PLATFORMS = ("linux/amd64", "linux/arm64")
+GLOB = re.compile(r"[!-~]{1,200}", re.ASCII)  # of files
 GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and SSH agents
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 # Build arguments with a meaning for BuildKit itself: the frontend, timestamps, proxies, attestations.
@@ -52,7 +53,7 @@ FLAG_SLIP = 0.9  # flags are short and similar, and a typo changes one letter
 Complaint = tuple[str, str | None]  # message and remedy
 
 
-def check(axis: str, value: str, facts: Facts) -> Complaint | None:
+def check(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
     """Return what is wrong with `value` as a value of `axis`, and a remedy; None if it is valid.
 
     `facts` are the facts of the matrix.
@@ -66,7 +67,7 @@ def check(axis: str, value: str, facts: Facts) -> Complaint | None:
             f"{value[:80]!r} cannot be the value of an axis",
             "up to 64 letters, digits, dots, dashes, underscores and plus signs: it is part of a tag",
         )
-    checks: dict[str, Callable[[str, Facts], Complaint | None]] = {
+    checks: dict[str, Callable[[str, MatrixFacts], Complaint | None]] = {
         "cuda": _cuda,
         "compute": _compute,
         "march": _march,
@@ -109,7 +110,7 @@ def _series(flag: str) -> str:
     return flag.replace("_", "").rstrip(string.digits)
 
 
-def _cuda(value: str, facts: Facts) -> Complaint | None:
+def _cuda(value: str, facts: MatrixFacts) -> Complaint | None:
     if value == "none":
         return None
     releases = [name for name, release in cuda.releases().items() if release.targets]
@@ -121,7 +122,7 @@ def _cuda(value: str, facts: Facts) -> Complaint | None:
     return f"unknown CUDA release {value}", nearest(value, releases)
 
 
-def _compute(value: str, facts: Facts) -> Complaint | None:
+def _compute(value: str, facts: MatrixFacts) -> Complaint | None:
     capabilities = facts.capabilities()
     if value in capabilities:
         return None
@@ -135,7 +136,7 @@ def _compute(value: str, facts: Facts) -> Complaint | None:
     return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
 
 
-def _march(value: str, facts: Facts) -> Complaint | None:
+def _march(value: str, facts: MatrixFacts) -> Complaint | None:
     if value == "native":
         return (
             "march native depends on the builder's CPU, so its images are indistinguishable",
@@ -151,7 +152,7 @@ def _or_new(remedy: str | None) -> str:
     return f"{remedy} {NEW.capitalize()}" if remedy else NEW
 
 
-def _driver(value: str, _: Facts) -> Complaint | None:
+def _driver(value: str, _: MatrixFacts) -> Complaint | None:
     if value == HOST_DRIVER or DRIVER.fullmatch(value):
         return None
     return (

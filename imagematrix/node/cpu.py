@@ -1,16 +1,21 @@
-"""The processors of a host, from /proc/cpuinfo or the output of `lscpu` or `lscpu -J` in any language."""
+"""The processors of a host, from /proc/cpuinfo or the output of `lscpu` or `lscpu -J` in any language.
+
+A host without these has them from the library py-cpuinfo. It sleeps and starts processes, which takes over a
+second, so it is the last resort.
+"""
 
 from __future__ import annotations
 
 import re
 
+from imagematrix.errors import ProbeError
 from imagematrix.node.host import Cpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["arch", "level", "parse"]
+__all__ = ["alike", "arch", "by_library", "level", "parse", "translate"]
 
 # "CPU implementer" and "CPU part" of Arm's MIDR register, by the names that lscpu prints (lscpu-arm.c).
 IMPLEMENTERS = {
@@ -54,15 +59,42 @@ PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
     (0xC0, 0xAC4): "Ampere-1a",
 }
+# py-cpuinfo's names, from CPUID and from macOS's sysctl, that differ from the Linux kernel's (cpufeatures.h).
+KERNEL_NAMES = {
+    "1gbpage": "pdpe1gb",
+    "avx1.0": "avx",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "clfsopt": "clflushopt",
+    "em64t": "lm",
+    "lahf": "lahf_lm",
+    "lzcnt": "abm",
+    "mon": "monitor",
+    "prefetchw": "3dnowprefetch",
+    "rdrnd": "rdrand",
+    "rdwrfsgs": "fsgsbase",
+    "sha": "sha_ni",
+    "sse3": "pni",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "tscdeadline": "tsc_deadline_timer",
+    "tsctmr": "tsc_deadline_timer",
+    "xd": "nx",
+}
 PROCESSOR = re.compile(r"^processor[ \t]*:", re.MULTILINE)
 FLAGS = re.compile(r"^(?:flags|Features)[ \t]*:[ \t]*\S", re.MULTILINE)
-KEYS = frozenset({"flags", "features", "processor"})  # untranslated output with flags has one of these
+LISTS = ("flags", "features")
+KEYS = frozenset({*LISTS, "processor"})  # untranslated output with flags has one of these
 ARCHITECTURES = frozenset({"x86_64", "aarch64", "i686", "ppc64le", "riscv64", "s390x"})
 VENDORS = frozenset({"GenuineIntel", "AuthenticAMD", "HygonGenuine", *IMPLEMENTERS.values()})
 FLAG_LISTS = (
     frozenset({"fpu", "sse2", "lm"}),
     frozenset({"fp", "asimd"}),
 )  # a list of flags contains one of these
+# What CPUID tells kinds of processors apart by (leaf 1), and their flags.
+SAME = ("vendor_id", "cpu family", "model", "stepping", "flags")
 MODELS_NAMED = 4  # further kinds of cores in one machine are not listed
 
 
@@ -73,7 +105,7 @@ def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
     """
     fields = _fields(text)
     flags = _flags(fields)
-    incomplete = bool(flags) and _lacks_flags(text)
+    incomplete = bool(flags) and _lacks_flags(text, fields)
     if incomplete:
         flags = frozenset()
     vendor = _vendor(fields)
@@ -97,10 +129,46 @@ def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
     return Cpu(vendor=vendor, model=model, flags=flags, level=psabi), tuple(warnings)
 
 
+def by_library() -> tuple[Cpu, tuple[str, ...]]:
+    """Return the processors that py-cpuinfo reports; raise ProbeError if it reports none."""
+    try:
+        import cpuinfo  # in the `try`, because it may fail already here
+
+        info = cpuinfo.get_cpu_info()
+    except Exception as error:  # it runs machine code and the tools of several systems
+        raise ProbeError(f"/proc/cpuinfo not found, and py-cpuinfo failed: {error}") from error
+    if not info:
+        raise ProbeError("/proc/cpuinfo not found, and py-cpuinfo detected no CPU")
+    return translate(info)
+
+
+def translate(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
+    """Return the processors from py-cpuinfo's result, with the kernel's names of their flags."""
+    listed = info.get("flags")
+    names = [str(flag).lower() for flag in listed] if isinstance(listed, list) else []
+    flags = frozenset(KERNEL_NAMES.get(name, name) for name in names)
+    warnings = () if flags else ("CPU flags unknown: py-cpuinfo reported none",)
+    return (
+        Cpu(
+            vendor=_text(info.get("vendor_id_raw")),
+            model=_text(info.get("brand_raw")),
+            flags=flags,
+            level=level(flags) if "lm" in flags else None,
+        ),
+        warnings,
+    )
+
+
 def arch(text: str) -> str | None:
     """Return the machine name of uname(2) that `text` implies, or None."""
     fields = _fields(text)
     return _arch(fields, _flags(fields))
+
+
+def alike(text: str) -> bool:
+    """Whether all processors are of one model and have the same flags; true if only one is described."""
+    fields = _fields(text)
+    return all(len(fields.get(key, ())) <= 1 for key in SAME) and not _lacks_flags(text, fields)
 
 
 def level(flags: frozenset[str]) -> str | None:
@@ -115,9 +183,11 @@ def _fields(text: str) -> dict[str, list[str]]:
     fields: dict[str, list[str]] = {}
     lines = _lscpu_json(text) if text.lstrip().startswith("{") else text.splitlines()
     for line in dict.fromkeys(lines):
+        # Some translations of lscpu end its keys with a full-width colon.
         key, _, value = line.replace("\N{FULLWIDTH COLON}", ":").partition(":")
-        if value := value.strip():
-            fields.setdefault(key.strip().lower(), []).append(value)
+        name, value = key.strip().lower(), value.strip()
+        if value or name in LISTS:
+            fields.setdefault(name, []).append(value)
     return fields if fields.keys() & KEYS else fields | _translated(fields)
 
 
@@ -151,8 +221,10 @@ def _translated(fields: dict[str, list[str]]) -> dict[str, list[str]]:
     return {key: group for key, group in recognised.items() if group}
 
 
-def _lacks_flags(text: str) -> bool:
-    """Whether a CPU in the text of /proc/cpuinfo has no line with flags."""
+def _lacks_flags(text: str, fields: dict[str, list[str]]) -> bool:
+    """Whether a CPU in the text of /proc/cpuinfo, which has these fields, has no flags."""
+    if any("" in fields.get(key, ()) for key in LISTS):
+        return True
     lines = f"\n{text}"
     with_flags = lines.count("\nflags\t\t: ") + lines.count("\nFeatures\t: ")
     if with_flags and with_flags == lines.count("\nprocessor\t: "):  # fast path for the kernel's own format
@@ -163,7 +235,7 @@ def _lacks_flags(text: str) -> bool:
 
 def _flags(fields: dict[str, list[str]]) -> frozenset[str]:
     lines = fields.get("flags") or fields.get("features") or []
-    sets = [frozenset(line.lower().split()) for line in lines]
+    sets = [frozenset(line.lower().split()) for line in lines if line]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
@@ -201,3 +273,7 @@ def _parts(fields: dict[str, list[str]]) -> list[str]:
 
 def _number(text: str) -> int:
     return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else -1
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -5,15 +5,17 @@ nvidia.ko initialises a GPU when its node is opened, with O_NONBLOCK after the c
 without persistence mode it costs an initialisation.
 """
 # pathlib costs more to import than a whole probe takes.
-# ruff: noqa: PTH116, PTH123
+# ruff: noqa: PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 
-__all__ = ["require"]
+__all__ = ["permitted", "require"]
 
+GPU = re.compile(r"nvidia(\d+)", re.ASCII)  # the name of a GPU's node, with its minor
 DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
 
 
@@ -22,11 +24,28 @@ def require(path: str) -> None:
 
     access(2) covers the file's mode, ACLs and the devices cgroup (inode_permission() in fs/namei.c).
     """
-    if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+    if not _may_open(path):
         # open(2) fails at the same check, before it calls the driver, and reports the reason.
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     elif not _has_driver(os.major(os.stat(path).st_rdev)):
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+
+
+def permitted(folder: str) -> tuple[int, ...]:
+    """Return the minors of the GPUs' nodes in `folder` that this process may open.
+
+    It is empty if the process may open all of them, so that access says nothing about the GPUs.
+    """
+    try:
+        minors = sorted(int(match[1]) for name in os.listdir(folder) if (match := GPU.fullmatch(name)))
+    except OSError:
+        return ()
+    openable = tuple(minor for minor in minors if _may_open(f"{folder}/nvidia{minor}"))
+    return openable if len(openable) < len(minors) else ()
+
+
+def _may_open(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK, effective_ids=True)
 
 
 def _has_driver(major: int) -> bool:

@@ -40,6 +40,7 @@ def problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> 
     waiting = [f"GPU {index} ({WAITING[state]})" for index, state in states.items() if state in WAITING]
     if waiting:
         return f"NVLink fabric not ready, so CUDA fails with error 802: {', '.join(waiting)}"
+    # Unknown (None) is no problem: a container does not see the fabric manager of its node.
     if switches and READY not in states.values() and managed is False:
         return f"{switches} NVSwitches, but no fabric manager running: CUDA fails with error 802"
     return None

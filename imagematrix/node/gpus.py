@@ -1,17 +1,20 @@
-"""The GPUs of a host, merged from the PCI bus, the kernel module and NVML, each of which may be missing."""
+"""NVIDIA's driver, GPUs and device nodes, merged from the PCI bus, the kernel module and NVML or a dump.
+
+Each of these sources may be missing.
+"""
 
 from __future__ import annotations
 
 import errno
 import re
 
-from imagematrix.node import nvidia, pci
-from imagematrix.node.host import Gpu
+from imagematrix.node import fabric, nvidia, pci
+from imagematrix.node.host import Driver, Gpu, duplicate, identities
 from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from imagematrix.node.host import MigDevice
     from imagematrix.node.nvidia import Information, Kernel
@@ -19,8 +22,19 @@ if TYPE_CHECKING:
     from imagematrix.node.pci import Function
     from imagematrix.node.tree import Tree
 
-__all__ = ["join", "remarks"]
+__all__ = ["NOT_QUERIED", "Dump", "find"]
 
+Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
+Result = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
+
+NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA needs these besides each GPU's own node
+SANDBOX = (
+    "NVIDIA kernel module not visible, as in a sandbox (gVisor): driver and GPUs are known from NVML only"
+)
+NOT_QUERIED = (
+    "NVML was not queried: memory and MIG mode of the GPUs are unknown, and the brand except of data-centre "
+    "parts; a dump of `nvidia-smi -q -x` has them"
+)
 NVIDIA = "nvidia"  # the kernel driver's name in /sys/bus/pci/drivers
 DENIED = frozenset({4, 17})  # NVML_ERROR_NO_PERMISSION, _OPERATING_SYSTEM: a cgroup or the node's mode
 # nvmlGpuVirtualizationMode_t: a vGPU in a guest; hosts that provide vGPUs or shared graphics (vSGA).
@@ -44,7 +58,7 @@ MESSAGES = {
 }
 
 
-class _Sources(Record):
+class _GpuSources(Record):
     """The facts of each source about one GPU; `bus_id` is None if its address is unknown.
 
     `listed` states that NVML returned a list of GPUs. `refusal` is the error number of access to its device
@@ -81,7 +95,50 @@ class _Sources(Record):
         return self.refusal != errno.EPERM
 
 
-def join(
+def find(
+    tree: Tree, functions: tuple[Function, ...], dump: Dump | None, query: Callable[[], Nvml] | None
+) -> Result:
+    """Return the driver, the GPUs, the device nodes, and warnings about problems and unknown facts.
+
+    `functions` are those on the PCI bus. At most one of `dump` and `query` is given (see
+    `imagematrix.node.probe.assemble`).
+    """
+    warnings: list[str] = []
+    kernel = nvidia.read(tree, functions)
+    if dump is not None:
+        driver, merged = _from_dump(dump, kernel, warnings)
+        warnings += _remarks(merged, kernel, complete=True)
+        return driver, merged, nvidia.nodes(tree) or (), warnings
+    nvml = query() if query else None
+    nodes = nvidia.nodes(tree)  # after the query: NVML creates missing ones
+    driver = _driver(kernel, nvml, warnings)
+    if driver is not None:
+        # Only where no dump replaces the driver: the library is this tree's, and a dump may be of another
+        # node.
+        driver = replace(driver, user_mode=nvidia.user_mode(tree))
+    merged, withheld = _join(tree, kernel, nodes, nvml)
+    if withheld:
+        warnings.append(f"{', '.join(withheld)}: not assigned to this container or job, ignored")
+    if nvml is not None and nvml.message:
+        from imagematrix.node.nvml import explain
+
+        warnings.append(explain(nvml, driver))
+    elif driver is not None and driver.user_mode_differs:
+        warnings.append(f"{nvidia.mismatch(driver.user_mode, driver.version)}; {nvidia.RELOAD}")
+    if nvml is None and kernel.loaded and merged:
+        warnings.append(NOT_QUERIED)
+    complete = nvml is not None and not nvml.message
+    warnings += _remarks(merged, kernel, complete=complete)
+    if driver is not None and not kernel.loaded:
+        warnings.append(SANDBOX)
+    if driver is not None:
+        warnings += _fabric_warnings(tree, functions, nvml)
+    if driver is not None or kernel.loaded:
+        warnings += _node_warnings(merged, nodes)
+    return driver, merged, nodes or (), warnings
+
+
+def _join(
     tree: Tree, kernel: Kernel, nodes: tuple[str, ...] | None, nvml: Nvml | None
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the GPUs in PCI bus order, and the addresses of those that are withheld from this process.
@@ -93,10 +150,29 @@ def join(
         matched = [replace(gpu, listed=True, refusal=_refusal(tree, gpu)) for gpu in matched]
     withheld = _withheld(tree, matched, kernel, nodes) if nodes else ()
     remaining = (gpu for gpu in matched if gpu.bus_id not in withheld)
-    return tuple(_gpu(index, gpu, kernel, nodes) for index, gpu in enumerate(remaining)), withheld
+    gpus = tuple(_gpu(index, gpu, kernel, nodes) for index, gpu in enumerate(remaining))
+    return _distinct(tree, gpus), withheld
 
 
-def remarks(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[str]:
+def _distinct(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return `gpus`; those with a fact that identifies another one, too, without identity, and not usable."""
+    # `Host.from_json` rejects such a document, so the probe must not write one.
+    twice = duplicate(gpus)
+    if twice is None:
+        return gpus
+    from collections import Counter
+
+    tree.warnings.append(f"the sources of the GPUs' facts contradict each other: {twice}")
+    counts = Counter(identity for gpu in gpus for identity in identities(gpu))
+    return tuple(
+        replace(gpu, minor=None, uuid=None, mig=None, state="unconfirmed")
+        if any(counts[identity] > 1 for identity in identities(gpu))
+        else gpu
+        for gpu in gpus
+    )
+
+
+def _remarks(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[str]:
     """Return a warning for each problem or unknown fact, with the GPUs that it applies to.
 
     `complete` states that a source with brand and memory answered.
@@ -109,7 +185,7 @@ def remarks(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[st
     return [f"{', '.join(labels)}: {message}" for message, labels in groups.items()]
 
 
-def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_Sources]:
+def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_GpuSources]:
     on_bus = {gpu.bus_id: gpu for gpu in kernel.pci}
     by_module = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     by_nvml = {gpu.bus_id: gpu for gpu in readings if gpu.bus_id}
@@ -117,17 +193,19 @@ def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_Sources]:
     # NVML has no address for a GPU that it cannot reach. It lists GPUs in the order of the bus, so readings
     # without an address belong, in order, to the GPUs that have no reading.
     unaddressed = [gpu for gpu in readings if not gpu.bus_id]
-    matched: list[_Sources] = []
+    matched: list[_GpuSources] = []
     for bus_id in buses:
         information, nvml = by_module.get(bus_id), by_nvml.get(bus_id)
+        # NVML leaves out GPUs that the module excludes or does not drive. Without the module's list, any may
+        # be meant.
         in_use = not information.excluded if information else not by_module
         if nvml is None and unaddressed and in_use:
             nvml = unaddressed.pop(0)
-        matched.append(_Sources(bus_id=bus_id, pci=on_bus.get(bus_id), information=information, nvml=nvml))
-    return matched + [_Sources(bus_id=None, nvml=gpu) for gpu in unaddressed]
+        matched.append(_GpuSources(bus_id=bus_id, pci=on_bus.get(bus_id), information=information, nvml=nvml))
+    return matched + [_GpuSources(bus_id=None, nvml=gpu) for gpu in unaddressed]
 
 
-def _withheld(tree: Tree, gpus: list[_Sources], kernel: Kernel, nodes: tuple[str, ...]) -> tuple[str, ...]:
+def _withheld(tree: Tree, gpus: list[_GpuSources], kernel: Kernel, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses of the GPUs that are withheld from this process, if it has others.
 
     /sys shows all GPUs of a machine to every container. A GPU counts as withheld if NVML does not reach it
@@ -138,6 +216,7 @@ def _withheld(tree: Tree, gpus: list[_Sources], kernel: Kernel, nodes: tuple[str
     """
     if not any(gpu.permitted and gpu.node in nodes for gpu in gpus):
         return ()
+    # Nodes that may belong to a GPU whose minor no source has.
     spare = _numbered(nodes) - {gpu.node for gpu in gpus}
     absent = [gpu for gpu in gpus if not (gpu.reached or (gpu.node in nodes if gpu.node else spare))]
     hidden = [gpu for gpu in absent if gpu.pci and gpu.pci.driver == NVIDIA and not gpu.information]
@@ -145,11 +224,11 @@ def _withheld(tree: Tree, gpus: list[_Sources], kernel: Kernel, nodes: tuple[str
     return tuple(gpu.bus_id for gpu in gpus if gpu.bus_id and (gpu in withheld or not gpu.permitted))
 
 
-def _refusal(tree: Tree, gpu: _Sources) -> int:
+def _refusal(tree: Tree, gpu: _GpuSources) -> int:
     return tree.refusal(gpu.node) if gpu.node and not gpu.reached else 0
 
 
-def _gpu(index: int, sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -> Gpu:
+def _gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None) -> Gpu:
     from imagematrix.facts import gpus
 
     nvml, information = sources.nvml, sources.information
@@ -159,6 +238,7 @@ def _gpu(index: int, sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] |
     mig = nvml.mig if nvml else None
     if mig is None and minor is not None:
         mig = kernel.mig.get(minor)
+    # The table of products comes last: boards with one device id are sold under several names.
     name = (nvml and nvml.name) or (information and information.name) or (product and product.name) or None
     return Gpu(
         index=index,
@@ -175,7 +255,7 @@ def _gpu(index: int, sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] |
     )
 
 
-def _problem(sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -> str | None:
+def _problem(sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None) -> str | None:
     """Return the state of a GPU with a problem, or None."""
     nvml, node, information = sources.nvml, sources.node, sources.information
     lost = nvml is not None and not nvml.reached
@@ -243,3 +323,51 @@ def _unknown(gpu: Gpu, *, complete: bool) -> Iterator[str]:
         yield "brand"
     if complete and gpu.memory_mib is None:
         yield "memory size"
+
+
+def _from_dump(dump: Dump, kernel: Kernel, warnings: list[str]) -> tuple[Driver | None, tuple[Gpu, ...]]:
+    driver, dumped, remarks = dump
+    warnings += remarks
+    if kernel.driver is None or driver is None:
+        return driver, dumped
+    if kernel.driver.version == driver.version:
+        return kernel.driver, dumped  # the kernel also shows the kind of module
+    warnings.append(
+        f"driver mismatch: {driver.version} in the nvidia-smi dump, {kernel.driver.version} in "
+        f"{kernel.driver.source}; the dump's is used, and the CPU may be another host's"
+    )
+    return driver, dumped
+
+
+def _driver(kernel: Kernel, nvml: Nvml | None, warnings: list[str]) -> Driver | None:
+    version = nvml.driver if nvml and nvidia.is_version(nvml.driver or "") else None
+    if kernel.driver is None:
+        # In a sandbox (gVisor), the kernel does not show the module, and NVML works.
+        return Driver(version=version, kind=None, source="NVML") if version else None
+    # The rules compare images with the kernel's module, whatever library NVML came from.
+    if version and version != kernel.driver.version:
+        warnings.append(
+            f"driver mismatch: {version} from NVML, {kernel.driver.version} in {kernel.driver.source}; "
+            f"the latter is used"
+        )
+    return kernel.driver
+
+
+def _fabric_warnings(tree: Tree, functions: tuple[Function, ...], nvml: Nvml | None) -> list[str]:
+    switches = sum(function.switch for function in functions)
+    managed = fabric.is_managed(tree) if switches else None
+    problem = fabric.problem(switches, nvml.gpus if nvml else (), managed=managed)
+    return [f"{problem}; {fabric.REMEDY}"] if problem else []
+
+
+def _node_warnings(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> list[str]:
+    if not gpus:
+        return ["the nvidia module is loaded, but no GPU was found on the PCI bus or by the module"]
+    if nodes is None:
+        return ["device nodes unknown: the captured tree has no dev folder"]
+    missing = [node for node in NEEDED if node not in nodes]
+    if not missing:
+        return []
+    return [
+        f"missing device nodes: {', '.join(missing)}; CUDA needs them, `nvidia-modprobe -u -c 0` creates them"
+    ]

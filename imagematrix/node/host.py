@@ -7,19 +7,30 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from imagematrix.documents import Fields
-    from imagematrix.errors import UsageError
 
-__all__ = ["SCHEMA", "Accelerator", "Cpu", "Driver", "Gpu", "Host", "MigDevice", "machine"]
+__all__ = [
+    "SCHEMA",
+    "Accelerator",
+    "Cpu",
+    "Driver",
+    "Gpu",
+    "Host",
+    "MigDevice",
+    "duplicate",
+    "identities",
+    "machine",
+]
 
 SCHEMA = "imagematrix.host/v1"
 # The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
 UNSTATED = "the document lists no GPU for it"
 UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
+INSTANCES = "GPU instance and compute instance"
 
 
 def machine(name: str) -> str:
@@ -48,16 +59,28 @@ class Driver(Record):
     """The loaded kernel-mode driver.
 
     `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", None
-    if unknown. `source` is the file or interface from which it was read.
+    if unknown. `source` is the file or interface from which it was read. `user_mode` is the version of the
+    node's own user-mode driver (libcuda), None if unknown.
     """
 
     version: str
     kind: str | None
     source: str
+    user_mode: str | None = None
+
+    @property
+    def user_mode_differs(self) -> bool:
+        """Whether the node's own user-mode driver is known to have another version, with which it refuses."""
+        return self.user_mode not in (None, self.version)
 
     def to_json(self) -> dict[str, object]:
         """Return the `driver` object of the Host document."""
-        return {"version": self.version, "kind": self.kind, "source": self.source}
+        return {
+            "version": self.version,
+            "kind": self.kind,
+            "user_mode": self.user_mode,
+            "source": self.source,
+        }
 
 
 class MigDevice(Record):
@@ -113,6 +136,20 @@ class Gpu(Record):
     def usable(self) -> bool:
         """Whether a container can use it."""
         return self.state in {"ok", "vgpu"}
+
+    @property
+    def last_branch(self) -> int | None:
+        """The last driver branch that supports it; None if the newest does, or if it is unknown."""
+        from imagematrix.facts import gpus
+
+        return gpus.last_branch(self.pci_device_id, self.compute)
+
+    @property
+    def data_centre(self) -> bool:
+        """Whether it is a data-centre part, as far as brand and name tell."""
+        from imagematrix.facts import gpus
+
+        return gpus.data_centre(self.brand, self.name)
 
     @property
     def label(self) -> str:
@@ -203,6 +240,7 @@ class Host(Record):
             driver=driver,
             gpus=gpus,
             devices=devices,
+            # A probe writes both keys, and is believed.
             accelerators=accelerators or (() if gpus or complete else _signs(driver, devices)),
             warnings=fields.texts("warnings"),
         )
@@ -213,17 +251,6 @@ class Host(Record):
         from imagematrix import documents
 
         return cls.from_json(documents.read(path), str(path))
-
-    @classmethod
-    def load_all(cls, path: str | Path, bad: list[UsageError] | None = None) -> Iterator[Host]:
-        """Yield the Host on each line of the file `path`, as `jq -c . FILE...` writes saved hosts.
-
-        Lines are read lazily. An invalid line appends an error that names it to `bad`; without `bad`,
-        UsageError with all of them is raised at the end.
-        """
-        from imagematrix.node.many import load_all
-
-        return load_all(path, bad)
 
 
 def _cpu(fields: Fields) -> Cpu:
@@ -242,36 +269,69 @@ def _driver(fields: Fields) -> Driver | None:
     driver = fields.object_or_none("driver")
     if driver is None:
         return None
-    version = driver.text("version")
-    if not DRIVER.fullmatch(version):
-        raise driver.fail("version", f"invalid driver version {version!r} (expected one such as 550.163.01)")
-    source = driver.text_or_none("source") or ""
-    return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
+    version, user_mode = driver.text("version"), driver.text_or_none("user_mode")
+    for key, value in (("version", version), ("user_mode", user_mode)):
+        if value is not None and not DRIVER.fullmatch(value):
+            raise driver.fail(key, f"invalid driver version {value!r} (expected one such as 550.163.01)")
+    return Driver(
+        version=version,
+        kind=driver.text_or_none("kind"),
+        source=driver.text_or_none("source") or "",
+        user_mode=user_mode,
+    )
 
 
 def _signs(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator, ...]:
     """Return the signs of accelerators in a document that lists no GPUs and lacks one of the two keys.
 
-    Documents of the first release have no `accelerators`. NVML creates /dev/nvidiactl even without a driver.
+    Documents that were not written by the probe may lack `accelerators`. NVML creates /dev/nvidiactl even
+    without a driver.
     """
     signs = [("module", "nvidia")] if driver else []
     signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
     return tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
 
 
+def identities(gpu: Gpu) -> list[tuple[str, object]]:
+    """Return the facts that no other GPU or MIG device of a host has, with their names."""
+    facts: list[tuple[str, object]] = [(name, getattr(gpu, name)) for name in UNIQUE]
+    for device in gpu.mig or ():
+        facts.append(("uuid", device.uuid))
+        facts.append((f"{INSTANCES} of GPU {gpu.index}", (device.gpu_instance, device.compute_instance)))
+    return [
+        # UUIDs and addresses in capitals are the same.
+        (name, value.lower() if isinstance(value, str) else value)
+        for name, value in facts
+        if value is not None
+    ]
+
+
+def duplicate(gpus: Iterable[Gpu]) -> str | None:
+    """Return a fact that identifies two of the GPUs or MIG devices, in words, or None."""
+    seen = set()
+    for name, value in (identity for gpu in gpus for identity in identities(gpu)):
+        if (name, value) in seen:
+            return f"duplicate {name} {value}"
+        seen.add((name, value))
+    return None
+
+
 def _gpus(fields: Fields) -> tuple[Gpu, ...]:
     gpus = tuple(_gpu(gpu) for gpu in fields.objects("gpus"))
-    for name in UNIQUE if len(gpus) > 1 else ():
-        seen: set[object] = set()
-        for value in (getattr(gpu, name) for gpu in gpus):
-            if value is not None and value in seen:
-                raise fields.fail("gpus", f"duplicate {name} {value}")
-            seen.add(value)
+    if twice := duplicate(gpus):
+        raise fields.fail("gpus", twice)
     return gpus
 
 
 def _gpu(gpu: Fields) -> Gpu:
-    compute = gpu.text_or_none("compute")
+    from imagematrix.node import pci
+
+    compute, address = gpu.text_or_none("compute"), gpu.text_or_none("pci_bus_id")
+    bus_id = pci.canonical(address) if address is not None else None
+    if address is not None and bus_id is None:
+        raise gpu.fail(
+            "pci_bus_id", f"invalid PCI address {address!r:.80} (expected one such as 0000:41:00.0)"
+        )
     if compute is not None and not CAPABILITY.fullmatch(compute):
         raise gpu.fail("compute", f"invalid compute capability {compute!r} (expected one such as 8.6)")
     return Gpu(
@@ -279,14 +339,21 @@ def _gpu(gpu: Fields) -> Gpu:
         minor=_natural_or_none(gpu, "minor"),
         uuid=gpu.text_or_none("uuid"),
         name=gpu.text_or_none("name"),
-        pci_bus_id=gpu.text_or_none("pci_bus_id"),
+        pci_bus_id=bus_id,
         pci_device_id=gpu.text_or_none("pci_device_id"),
         compute=compute,
         brand=gpu.text_or_none("brand"),
         memory_mib=_natural_or_none(gpu, "memory_mib"),
         mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
-        state=gpu.text_or_none("state") or "ok",
+        state=_state(gpu),
     )
+
+
+def _state(gpu: Fields) -> str:
+    # Any word: a newer release may have further states, none of which counts as usable here.
+    if state := gpu.text("state"):
+        return state
+    raise gpu.fail("state", 'is empty (expected one such as "ok")')
 
 
 def _accelerator(sign: Fields) -> Accelerator:

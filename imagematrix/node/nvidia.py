@@ -1,4 +1,4 @@
-"""The kernel's facts about NVIDIA's driver, without any library: version, GPUs and device nodes.
+"""NVIDIA's driver as files show it, without any library: version, GPUs, device nodes and user-mode driver.
 
 The formats are those of the open kernel modules (kernel-open/nvidia/nv-procfs.c, nv-caps.c). The proprietary
 modules differ only in the words before the version.
@@ -6,31 +6,37 @@ modules differ only in the words before the version.
 
 from __future__ import annotations
 
+import os
 import re
 from types import MappingProxyType
 
 from imagematrix.facts.versions import DRIVER
+from imagematrix.loader_cache import CACHE, LoaderCache
 from imagematrix.node import pci
 from imagematrix.node.host import Driver, MigDevice
+from imagematrix.node.nvml_library import FOLDERS
 from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from imagematrix.node.host import Gpu
     from imagematrix.node.pci import Function
     from imagematrix.node.tree import Tree
 
 __all__ = [
+    "RELOAD",
     "Information",
     "Kernel",
     "has_own_nodes",
     "is_version",
+    "mismatch",
     "nodes",
     "parse_information",
     "parse_version",
     "read",
+    "user_mode",
     "with_capabilities",
 ]
 
@@ -44,6 +50,17 @@ BANNER = re.compile(
 )
 # In the file `access` of a capability (MIG user guide, "Device nodes and capabilities").
 CAPABILITY = re.compile(r"^DeviceFileMinor:[ \t]*(\d{1,7})$", re.ASCII | re.MULTILINE)
+USER_MODE = "libcuda.so.1"
+CACHE_LIMIT = 16 * 1024 * 1024  # bytes; 100,000 libraries
+ROOTS = ("/run/nvidia/driver",)  # root folders of driver containers (NVIDIA's GPU Operator)
+# Folders of libraries that are not the node's driver: for linking, and for forward compatibility.
+OTHERS = re.compile("/(?:stubs|compat)/")
+
+
+RELOAD = (
+    "reboot or reload the nvidia module to complete the driver upgrade (images have their own user-mode "
+    "driver, which must match it)"
+)
 
 
 class Information(Record):
@@ -76,6 +93,14 @@ class Kernel(Record):
 def is_version(text: str) -> bool:
     """Whether `text` is a driver version such as 550.163.01."""
     return DRIVER.fullmatch(text) is not None
+
+
+def mismatch(user_mode: str | None, kernel: str) -> str:
+    """Return the sentence that the host's user-mode driver is not that of its kernel module."""
+    return (
+        f"driver mismatch: the host's user-mode driver is {user_mode or 'another version'}, "
+        f"the kernel module is {kernel}"
+    )
 
 
 def parse_version(text: str) -> Driver | None:
@@ -148,6 +173,18 @@ def has_own_nodes(tree: Tree) -> bool:
     return kinds[-1:] == ["tmpfs"]
 
 
+def user_mode(tree: Tree) -> str | None:
+    """Return the version of the node's own user-mode driver; None if there is none, or it is unknown.
+
+    It is that of the file which programs on the node would load. The file is read, never loaded: loading
+    libcuda starts the driver. LD_LIBRARY_PATH does not matter, because NVIDIA's runtime, which gives the
+    node's driver to containers, looks into the loader's cache.
+    """
+    roots = (tree, *(below for root in ROOTS if (below := tree.below(root)) is not None))
+    file = next((file for root in roots for path in _paths(root) if (file := root.file(path))), None)
+    return _version(file) if file else None
+
+
 def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return `gpus` with the capability numbers of their MIG devices."""
     return tuple(
@@ -212,3 +249,29 @@ def _mig(tree: Tree, minor: int) -> tuple[MigDevice, ...] | None:
 def _numbers(names: list[str], prefix: str) -> list[int]:
     matches = (re.fullmatch(rf"{prefix}(\d{{1,3}})", name, re.ASCII) for name in names)
     return sorted(int(match[1]) for match in matches if match)
+
+
+def _paths(tree: Tree) -> Iterator[str]:
+    """Yield the paths at which the library of the driver may be, the loader's choice first."""
+    listed = LoaderCache(tree.raw(CACHE, limit=CACHE_LIMIT) or b"").paths(USER_MODE)
+    yield from (path for path in listed if path.startswith("/") and not OTHERS.search(path))
+    yield from (f"{folder}/{USER_MODE}" for folder in FOLDERS)
+
+
+def _version(file: str) -> str | None:
+    from imagematrix.facts import user_mode as libraries
+
+    _, version = libraries.named(file) or ("", None)
+    if version is None:  # a copy, without the links that the driver's installer makes
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            size = os.fstat(descriptor).st_size
+            version = libraries.version(size, lambda offset, count: os.pread(descriptor, count, offset))
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+    return version if version and DRIVER.fullmatch(version) else None

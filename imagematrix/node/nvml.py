@@ -6,11 +6,13 @@ call on a node without persistence mode takes seconds. Starting that process cos
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass, field
 
 from imagematrix.errors import UsageError
-from imagematrix.node import pci
+from imagematrix.node import nvidia, pci
 from imagematrix.node.host import MigDevice
 
 TYPE_CHECKING = False
@@ -25,6 +27,7 @@ __all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "child_command", "decode",
 
 TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
+# Codes of nvmlReturn_t.
 NO_PERMISSION = 4
 NOT_LOADED = 9
 NO_LIBRARY = 12
@@ -96,7 +99,6 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
     """Query NVML, for at most `timeout_s` seconds."""
     import json
     import subprocess
-    import sys
 
     if not sys.executable:
         return Nvml(message="cannot start a process: sys.executable is not set")
@@ -126,9 +128,6 @@ def child_command(module: str) -> list[str]:
 
     It imports modules from where this process does: from folders or from an archive.
     """
-    import os
-    import sys
-
     # "" is the working directory, which may contain a foreign pynvml.py.
     path = [os.path.abspath(entry) for entry in sys.path if entry]  # noqa: PTH100 - strings, not paths
     program = f"import sys; sys.path[:] = {path!r}; import {module} as child; child.main()"
@@ -157,12 +156,8 @@ def explain(nvml: Nvml, driver: Driver | None) -> str:
         effect = "driver and GPUs are unknown"
     kernel = driver.version if driver else "another version"
     if nvml.error == MISMATCH:
-        return (
-            f"NVML driver mismatch (error {MISMATCH}): the host's user-mode driver is "
-            f"{nvml.library or 'another version'}, the kernel module is {kernel}; {effect}; reboot or reload "
-            f"the nvidia module to complete the driver upgrade (images have their own user-mode driver, "
-            f"which must match it)"
-        )
+        library = (driver and driver.user_mode) or nvml.library
+        return f"NVML {nvidia.mismatch(library, kernel)}; {effect}; {nvidia.RELOAD}"
     if nvml.error == NO_LIBRARY:
         return (
             f"NVML not found (libnvidia-ml.so.1); {effect}; the output of `nvidia-smi -q -x` on such a node "
@@ -207,7 +202,7 @@ def _gpu(gpu: Fields) -> NvmlGpu:
         uuid=gpu.text_or_none("uuid"),
         name=gpu.text_or_none("name"),
         compute=gpu.text_or_none("compute"),
-        brand=BRANDS.get(brand) if brand else None,
+        brand=BRANDS.get(brand) if brand else None,  # 0 is NVML_BRAND_UNKNOWN
         memory_mib=gpu.integer_or_none("memory_mib"),
         mig=tuple(_mig(gpu)) if gpu.present("mig") else None,
         virtualization=gpu.integer_or_none("virtualization"),
@@ -236,7 +231,7 @@ def _mig(gpu: Fields) -> Iterator[MigDevice]:
         gpu_instance, compute_instance = (
             device.integer_or_none(key) for key in ("gpu_instance", "compute_instance")
         )
-        if gpu_instance is None or compute_instance is None:
+        if gpu_instance is None or compute_instance is None:  # without them, nobody can tell its device nodes
             continue
         yield MigDevice(
             uuid=device.text_or_none("uuid"),

@@ -31,7 +31,7 @@ def query(nvml: Any) -> dict[str, object]:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         return answer | {"error": error.value, "message": str(error)}
-    host = _Reader(nvml.NVMLError)
+    host = _Readings(nvml.NVMLError)
     host.get("driver", nvml.nvmlSystemGetDriverVersion)
     return answer | host.facts | {"gpus": [_gpu(nvml, index) for index in range(count)]}
 
@@ -59,7 +59,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer))
 
 
-class _Reader:
+class _Readings:
     """Facts read one by one: each is a value, or an error code."""
 
     def __init__(self, failure: type[Exception]) -> None:
@@ -92,7 +92,7 @@ class _Reader:
 
 
 def _gpu(nvml: Any, index: int) -> dict[str, Any]:
-    reader = _Reader(nvml.NVMLError)
+    reader = _Readings(nvml.NVMLError)
     handle = reader.get("handle", nvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return {"index": index, "errors": reader.failures()}
@@ -136,7 +136,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         facts["processes"] = [_process(process) for process in processes]
     if compute is not None:
         facts["compute"] = f"{compute[0]}.{compute[1]}"
-    if mode is not None and mode[0]:
+    if mode is not None and mode[0]:  # the current mode; the second one is pending until a reset
         facts["mig"] = _mig(nvml, handle, reader)
     return facts | {"index": index, "errors": reader.failures()}
 
@@ -158,12 +158,12 @@ def _process(process: Any) -> dict[str, int | None]:
     }
 
 
-def _mig(nvml: Any, handle: Any, parent: _Reader) -> list[dict[str, Any]]:
+def _mig(nvml: Any, handle: Any, parent: _Readings) -> list[dict[str, Any]]:
     devices = []
     count = parent.get("mig-count", nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
     parent.facts.pop("mig-count", None)
     for index in range(count or 0):
-        reader = _Reader(nvml.NVMLError)
+        reader = _Readings(nvml.NVMLError)
         device = reader.get("handle", nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is None:  # not every index has a device
             continue

@@ -12,17 +12,30 @@ if TYPE_CHECKING:
 
     from imagematrix.node.tree import Tree
 
-__all__ = ["CONTROLLER_3D", "NVIDIA", "OTHER_DISPLAY", "PROCESSING", "Function", "canonical", "order", "scan"]
+__all__ = [
+    "CONTROLLER_3D",
+    "NVIDIA",
+    "OTHER_DISPLAY",
+    "PROCESSING",
+    "VGA",
+    "Function",
+    "canonical",
+    "in_processor",
+    "order",
+    "scan",
+]
 
+PCI_DEVICES = "/sys/bus/pci/devices"
 NVIDIA = "10de"
 # Classes (pci_ids.h of Linux); the audio function of a GPU is 0403.
 DISPLAY, VGA, CONTROLLER_3D, OTHER_DISPLAY, PROCESSING = "03", "0300", "0302", "0380", "1200"
 OTHER_BRIDGE = "0680"
+ENCRYPTION = "1080"
 NVSWITCH = "nvidia-nvswitch"  # its kernel driver; the bridges of NVIDIA's nForce chipsets have others
 ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.ASCII)
 # A line of a function's file `resource`: start and end of a region, and its flags.
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
-REGIONS = 6
+REGIONS = 6  # those of the function (BARs); its ROM and the windows of bridges follow
 MEMORY = 0x200  # IORESOURCE_MEM
 
 
@@ -74,8 +87,6 @@ def order(bus_id: str) -> tuple[int, ...]:
 
 def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
     """Return the functions among `wanted` (see `signs.Signs.functions`), in bus order."""
-    from imagematrix.node.signs import PCI_DEVICES
-
     if wanted is not None and not wanted:
         return ()
     selected = []
@@ -89,6 +100,14 @@ def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
         if function is not None:
             selected.append(function)
     return tuple(sorted(selected, key=lambda function: order(function.bus_id)))
+
+
+def in_processor(tree: Tree, function: Function) -> bool:
+    """Whether a display adapter of AMD is in a processor, whose security processor shares its slot."""
+    slot = f"{PCI_DEVICES}/{function.bus_id.rpartition('.')[0]}"
+    # The adapter itself is function 0.
+    classes = (_hex(tree.text(f"{slot}.{number}/class"), 6) or "" for number in range(1, 8))
+    return any(kind.startswith(ENCRYPTION) for kind in classes)
 
 
 def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | None:

@@ -9,13 +9,14 @@ from imagematrix.node import cpu
 from imagematrix.node.host import Host, machine
 from imagematrix.node.signs import find
 from imagematrix.node.tree import Tree
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from imagematrix.node.accelerators import Dump
+    from imagematrix.node.gpus import Dump
     from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu
     from imagematrix.node.nvml import Nvml
     from imagematrix.node.pci import Function
@@ -24,6 +25,7 @@ __all__ = ["assemble", "probe"]
 
 CPUINFO = "/proc/cpuinfo"
 LSCPU = ("/lscpu.json", "/lscpu.txt")  # output of `lscpu -J` or `lscpu`, instead of it in a captured tree
+SIGN = "avx_vnni"  # no CPU without it has flags that kernels do not print: spare the others the reading
 CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
 
 
@@ -35,6 +37,9 @@ def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path |
     from `root`. A fact that cannot be read is None and has a sentence in the Host's `warnings`; ProbeError is
     raised only if `root` contains no host at all.
     """
+    for path in (root, root if smi is None else smi):
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"{path!r:.80} is not the path of a captured tree or a dump")
     tree = Tree(os.fspath(root))
     if nvml and smi is not None:
         raise UsageError("NVML and an nvidia-smi dump are mutually exclusive")
@@ -67,16 +72,17 @@ def assemble(
 
         functions = pci.scan(tree, signs.functions)
     if dump is not None or always or signs.nvidia or any(function.gpu for function in functions):
-        from imagematrix.node import accelerators, nvidia
+        from imagematrix.node import gpus as nvidia_gpus
+        from imagematrix.node import nvidia
 
         permitted = query if always or signs.driver else None
-        driver, detected, devices, remarks = accelerators.find(tree, functions, dump, permitted)
+        driver, detected, devices, remarks = nvidia_gpus.find(tree, functions, dump, permitted)
         gpus = nvidia.with_capabilities(tree, detected)
         warnings += remarks
     if functions or signs.modules or signs.nodes or signs.tegra:
         from imagematrix.node import unsupported
 
-        other, remarks = unsupported.find(signs, functions, gpus)
+        other, remarks = unsupported.find(tree, signs, functions, gpus)
         warnings += remarks
     return Host(
         arch=machine,
@@ -97,14 +103,21 @@ def _query() -> Nvml:
 
 def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     text = tree.text(CPUINFO, limit=CPUINFO_LIMIT)
+    # Files of these names in the root of a running host could be anybody's.
     for path in LSCPU if text is None and not tree.live else ():
         text = text or tree.text(path)
     if text is not None:
-        processors, warnings = cpu.parse(text)
-    elif tree.live:
-        from imagematrix.node import foreign
+        processors, remarks = cpu.parse(text)
+        warnings = list(remarks)
+        if SIGN in processors.flags:
+            from imagematrix.node import cpuid
 
-        processors, warnings = foreign.read()
+            unprinted, unknown = cpuid.read(tree, processors.flags, alike=cpu.alike(text))
+            processors = replace(processors, flags=processors.flags | unprinted)
+            warnings += unknown
+    elif tree.live:
+        processors, remarks = cpu.by_library()
+        warnings = list(remarks)
     else:
         reason = tree.warnings[-1] if tree.warnings else f"{CPUINFO[1:]} not found"
         raise ProbeError(
@@ -112,7 +125,7 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
             remedy="copy at least /proc/cpuinfo (or the output of `lscpu -J` as lscpu.json), "
             "/proc/driver/nvidia and the names of /dev/nvidia* into it",
         )
-    return _arch(tree, text or ""), processors, list(warnings)
+    return _arch(tree, text or ""), processors, warnings
 
 
 def _arch(tree: Tree, text: str) -> str:

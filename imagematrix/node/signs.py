@@ -12,17 +12,16 @@ if TYPE_CHECKING:
 
     from imagematrix.node.tree import Tree
 
-__all__ = ["PCI_DEVICES", "Signs", "find", "slots"]
+__all__ = ["Signs", "find", "slot", "slots"]
 
 PCI_LIST = "/proc/bus/pci/devices"  # one file with vendor and memory of every function on the bus
 PCI_LIMIT = 8 * 1024 * 1024  # bytes; about 50,000 functions
-PCI_DEVICES = "/sys/bus/pci/devices"
 MODULES = ("nvidia", "nvgpu")  # nvgpu is Tegra's
 # NVIDIA, AMD and Habana: all their functions count, because the list lacks memory that could not be mapped.
 VENDORS = frozenset({"10de", "1002", "1da3"})
 MAPPED = 5  # hex digits: more mean at least 1 MiB, which accelerators map and most other functions do not
 FIRST_SIZE, SIZES = 9, 6  # fields after the address: they follow the ids, the interrupt and 7 addresses
-NODES = re.compile(r"nvidia.*|dxg|kfd|nvhost-.*|nvmap|nvgpu|neuron\d+|accel\d+|hl\d+", re.ASCII)
+NODES = re.compile(r"nvidia[\w-]*|dxg|kfd|nvhost-[\w-]*|nvmap|nvgpu|neuron\d+|accel\d+|hl\d+", re.ASCII)
 GPU_NODE = re.compile(r"nvidia\d+", re.ASCII)
 
 
@@ -79,10 +78,14 @@ def slots(listing: str) -> dict[str, int]:
         vendor = fields[0][:4] if fields else ""
         sizes = [size for size in fields[FIRST_SIZE : FIRST_SIZE + SIZES] if len(size.strip()) > MAPPED]
         if (sizes or vendor in VENDORS) and re.fullmatch("[0-9a-f]{4}", address, re.ASCII):
-            number = int(address, 16)
-            slot = f"{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
-            memory[slot] = max([memory.get(slot, 0), *map(_hex, sizes)])
+            name = slot(int(address, 16))
+            memory[name] = max([memory.get(name, 0), *map(_hex, sizes)])
     return memory
+
+
+def slot(number: int) -> str:
+    """Return bus:device.function of a function's number, which has 8, 5 and 3 bits for them."""
+    return f"{number >> 8 & 0xFF:02x}:{number >> 3 & 31:02x}.{number & 7}"
 
 
 def _hex(text: str) -> int:
@@ -90,6 +93,7 @@ def _hex(text: str) -> int:
 
 
 def _modules(tree: Tree) -> tuple[str, ...]:
+    # Any of these shows a module; a captured tree may have only one of them.
     if tree.has_folder("/proc/driver/nvidia"):
         return ("nvidia",)
     if tree.has_folder("/sys/module"):

@@ -10,7 +10,7 @@ import re
 
 from imagematrix.errors import UsageError
 from imagematrix.node import nvidia, pci
-from imagematrix.node.host import Driver, Gpu, MigDevice
+from imagematrix.node.host import Driver, Gpu, MigDevice, duplicate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,16 +80,20 @@ def parse(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], tuple
     dump.feed(raw)
     warnings: list[str] = []
     version = next((text for key in VERSIONS if nvidia.is_version(text := dump.versions.get(key, ""))), None)
+    # The dump does not tell open modules from proprietary ones.
     driver = Driver(version=version, kind=None, source=SOURCE) if version else None
     if driver is None:
         warnings.append(f"{where}: version of the kernel-mode driver not found")
     gpus = sorted(dump.gpus, key=_order)
     if any(_instances(values) is None for facts in gpus for values in facts.mig):
         warnings.append(f"{where}: ignored MIG devices without instance numbers")
-    return driver, tuple(_gpu(index, facts) for index, facts in enumerate(gpus)), tuple(warnings)
+    found = tuple(_gpu(index, facts) for index, facts in enumerate(gpus))
+    if twice := duplicate(found):
+        raise UsageError(f"{where}: not the output of `{SOURCE}`: {twice}")
+    return driver, found, tuple(warnings)
 
 
-class _Facts:
+class _GpuElement:
     """The facts of one <gpu> element."""
 
     def __init__(self, identity: str) -> None:
@@ -103,7 +107,7 @@ class _Dump:
 
     def __init__(self, where: str) -> None:
         self.versions: dict[str, str] = {}
-        self.gpus: list[_Facts] = []
+        self.gpus: list[_GpuElement] = []
         self._where = where
         self._path: list[str] = []
         self._text: list[str] = []
@@ -125,6 +129,7 @@ class _Dump:
             ) from error
 
     def _entity(self, name: str, *_: object) -> None:
+        # Nested entities expand to gigabytes ("billion laughs"), and nvidia-smi declares none.
         raise UsageError(f"{self._where}: not the output of `{SOURCE}`: it declares the entity {name!r}")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
@@ -138,12 +143,12 @@ class _Dump:
             raise UsageError(f"{self._where}: not the output of `{SOURCE}`: nested too deeply")
         if self._path == [ROOT, "gpu"]:
             self._count(self.gpus)
-            self.gpus.append(_Facts(attributes.get("id", "")))
+            self.gpus.append(_GpuElement(attributes.get("id", "")))
         elif self._path == [ROOT, "gpu", "mig_devices", "mig_device"]:
             self._count(self.gpus[-1].mig)
             self.gpus[-1].mig.append({})
 
-    def _count(self, items: list[_Facts] | list[dict[str, str]]) -> None:
+    def _count(self, items: list[_GpuElement] | list[dict[str, str]]) -> None:
         if len(items) >= COUNT:
             raise UsageError(f"{self._where}: not the output of `{SOURCE}`: too many GPUs or MIG devices")
 
@@ -173,12 +178,12 @@ class _Dump:
             values[key] = text
 
 
-def _order(facts: _Facts) -> tuple[bool, tuple[int, ...]]:
+def _order(facts: _GpuElement) -> tuple[bool, tuple[int, ...]]:
     bus_id = pci.canonical(facts.values["bus_id"])
     return bus_id is None, pci.order(bus_id) if bus_id else ()
 
 
-def _gpu(index: int, facts: _Facts) -> Gpu:
+def _gpu(index: int, facts: _GpuElement) -> Gpu:
     from imagematrix.facts import gpus
 
     values = facts.values
@@ -192,7 +197,7 @@ def _gpu(index: int, facts: _Facts) -> Gpu:
         name=values.get("name"),
         pci_bus_id=pci.canonical(values["bus_id"]),
         pci_device_id=device_id,
-        compute=product.compute if product else None,
+        compute=product.compute if product else None,  # the dump does not state it
         brand=_brand(values.get("brand", "")),
         memory_mib=_mebibytes(values.get("memory", "")),
         mig=mig,
@@ -200,7 +205,7 @@ def _gpu(index: int, facts: _Facts) -> Gpu:
     )
 
 
-def _state(facts: _Facts, mig: tuple[MigDevice, ...] | None) -> str:
+def _state(facts: _GpuElement, mig: tuple[MigDevice, ...] | None) -> str:
     from imagematrix.facts.gpus import is_vgpu
 
     if facts.lost:
@@ -213,7 +218,7 @@ def _state(facts: _Facts, mig: tuple[MigDevice, ...] | None) -> str:
     return "mig-empty" if mig == () else "ok"
 
 
-def _mig(facts: _Facts) -> tuple[MigDevice, ...]:
+def _mig(facts: _GpuElement) -> tuple[MigDevice, ...]:
     return tuple(
         MigDevice(
             uuid=values.get("uuid"),

@@ -15,14 +15,15 @@ __all__ = ["LIMIT", "Tree"]
 LIMIT = 1024 * 1024  # bytes; the files read here have a few kB, except /proc/cpuinfo
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 CHUNK = 64 * 1024
+LINKS = 40  # in one path, as in Linux (MAXSYMLINKS)
 
 
 class Tree:
     """Reads files below one root: with a size limit, without blocking, and without errors for single files.
 
     Paths are those of the host ("/proc/cpuinfo"), whatever the root. A missing file is None, false or empty.
-    So is an unreadable file, which adds a sentence to `warnings`. `live` is true for `/`. A link that leads
-    out of a captured tree is not followed: it would give the facts of another host.
+    So is an unreadable file, which adds a sentence to `warnings`. `live` is true for `/`. Links in a captured
+    tree are followed as on the host, with the tree's root as `/`, so that none leads to another host's files.
     """
 
     __slots__ = ("_root", "live", "warnings")
@@ -44,6 +45,11 @@ class Tree:
 
     def text(self, path: str, *, limit: int = LIMIT) -> str | None:
         """Return the text of a file, at most its first `limit` bytes; invalid UTF-8 is replaced."""
+        raw = self.raw(path, limit=limit)
+        return None if raw is None else raw.decode("utf-8", "replace")
+
+    def raw(self, path: str, *, limit: int = LIMIT) -> bytes | None:
+        """Return the bytes of a file, at most its first `limit`."""
         try:
             raw = self._read(path, limit)
         except OSError as error:
@@ -51,8 +57,7 @@ class Tree:
             return None
         if len(raw) > limit:
             self.warnings.append(f"{path} is larger than {limit // 1024} KiB; the rest was ignored")
-            raw = raw[:limit]
-        return raw.decode("utf-8", "replace")
+        return raw[:limit]
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
@@ -62,6 +67,21 @@ class Tree:
             self._warn(path, error)
             return []
 
+    def below(self, path: str) -> Tree | None:
+        """Return a folder as a tree of its own, None if it does not exist."""
+        try:
+            return Tree(self._locate(path))
+        except (OSError, ProbeError):
+            return None
+
+    def file(self, path: str) -> str | None:
+        """Return where the regular file `path` is after all links, as a path of this machine, or None."""
+        try:
+            real = os.path.realpath(path) if self.live else self._locate(path)
+            return real if stat.S_ISREG(os.stat(real).st_mode) else None
+        except (OSError, ValueError):
+            return None
+
     def link(self, path: str) -> str | None:
         """Return the last component of a symbolic link's target, None if it is not a link."""
         folder, _, name = path.rpartition("/")
@@ -69,7 +89,8 @@ class Tree:
             target = os.readlink(f"{self._locate(folder)}/{name}")
         except OSError:  # missing, or not a link: not worth a warning
             return None
-        return target.rpartition("/")[2] or None
+        # A name that is no UTF-8 could not be printed.
+        return os.fsencode(target.rpartition("/")[2]).decode("utf-8", "replace") or None
 
     def has_folder(self, path: str) -> bool:
         """Whether the folder exists."""
@@ -108,6 +129,7 @@ class Tree:
         try:
             chunks = []
             left = limit + 1
+            # Files in /proc have no size, and one read may return a part of them.
             while left > 0 and (chunk := os.read(descriptor, min(left, CHUNK))):
                 chunks.append(chunk)
                 left -= len(chunk)
@@ -118,9 +140,24 @@ class Tree:
     def _locate(self, path: str) -> str:
         if self.live:
             return path
-        real = os.path.realpath(self._root + path)
-        if not real.startswith(f"{self._root}/"):
-            raise OSError(errno.EXDEV, "the link leads out of the captured tree")
+        real, links = self._root, 0
+        pending = path.split("/")[::-1]
+        while pending:
+            name = pending.pop()
+            if name == "..":
+                real = real.rpartition("/")[0] if real != self._root else real
+            if name in {"", ".", ".."}:
+                continue
+            try:
+                target = os.readlink(f"{real}/{name}")
+            except OSError:  # no link
+                real = f"{real}/{name}"
+                continue
+            links += 1
+            if links > LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            real = self._root if target.startswith("/") else real
+            pending += target.split("/")[::-1]
         return real
 
     def _warn(self, path: str, error: OSError) -> None:

@@ -55,13 +55,13 @@ def address(base: str, url: str) -> str:
         parts.port  # noqa: B018 - raises ValueError
         return parts.geturl()
     except ValueError as error:
-        place = urlsplit(base).netloc
-        raise EngineError(f"{place} returned an invalid address: {url[:200]!r}") from error
+        host = urlsplit(base).netloc
+        raise EngineError(f"{host} returned an invalid address: {url[:200]!r}") from error
 
 
-def same_origin(one: str, other: str) -> bool:
+def same_origin(first: str, second: str) -> bool:
     """Whether two addresses have the same scheme, host and port (RFC 6454)."""
-    return _origin(one) == _origin(other)
+    return _origin(first) == _origin(second)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -11,8 +11,8 @@ from imagematrix.errors import BuildError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from gzip import GzipFile
-    from typing import IO
+
+    from imagematrix.oci.expanded import ByteStream
 
 __all__ = ["clamped"]
 
@@ -28,7 +28,7 @@ TIMES = (b"mtime", b"atime", b"ctime")
 BASE_256, NEGATIVE = 0x80, 0xFF  # the first byte of a number that is not octal
 
 
-def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
+def clamped(tar: ByteStream, latest: int) -> Iterator[bytes]:
     """Yield `tar` with times after `latest` (seconds since 1970) set to it; raise BuildError."""
     long: int | None = None  # the next entry's size, if an extended header has it
     late = False  # whether an extended header has a time of the next entry after `latest`
@@ -65,9 +65,9 @@ def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = F
     `late`: an extended header had the entry's time, which was after `latest` and was removed.
     """
     made = bytearray(head)
-    for place in (MTIME, *(GNU_TIMES if head[MAGIC] == GNU else ())):
-        if _number(head[place]) > latest or (late and place == MTIME):
-            made[place] = b"%011o\0" % latest
+    for field in (MTIME, *(GNU_TIMES if head[MAGIC] == GNU else ())):
+        if _number(head[field]) > latest or (late and field == MTIME):
+            made[field] = b"%011o\0" % latest
     if size is not None and size != _number(head[SIZE]):
         made[SIZE] = b"%011o\0" % size
     if made != head:
@@ -76,7 +76,7 @@ def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = F
     return bytes(made)
 
 
-def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
+def _data(tar: ByteStream, size: int) -> Iterator[bytes]:
     """Yield the data of an entry with its padding."""
     remaining = size + -size % BLOCK
     while remaining:

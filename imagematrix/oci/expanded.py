@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from typing import Protocol
 
-__all__ = ["GZIP", "ZSTD", "Expanded", "Stream"]
+from imagematrix.errors import AuditError
+
+__all__ = ["GZIP", "ZSTD", "ByteStream", "Expanded", "Hashed"]
 
 # Magic bytes of compressed files.
 GZIP = b"\x1f\x8b"
@@ -19,7 +22,7 @@ RATIO = 100
 PIECE = 1 << 20
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """A stream of bytes."""
 
     def read(self, size: int = ..., /) -> bytes:
@@ -32,7 +35,7 @@ class Expanded:
     `read` raises ValueError if it is damaged or expands beyond the limit, EOFError if it is truncated.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._raw = _Counted(stream)
         self._file = _opened(self._raw)
         self.produced = 0
@@ -57,10 +60,37 @@ class Expanded:
         return data
 
 
+class Hashed:
+    """A stream that hashes the bytes read from it, and compares them with the `expected` digest."""
+
+    def __init__(self, stream: ByteStream, expected: str = "") -> None:
+        self._stream = stream
+        self._expected = expected
+        self._hash = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bytes read so far."""
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes."""
+        piece = self._stream.read(size)
+        self._hash.update(piece)
+        return piece
+
+    def finish(self) -> None:
+        """Read to the end; raise AuditError if the digest is not the expected one."""
+        while self.read(PIECE):
+            pass
+        if self.digest != self._expected:
+            raise AuditError(f"the content of blob {self._expected} does not match its digest")
+
+
 class _Counted:
     """A stream that counts the bytes read, and replays its first bytes."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self.head = b""
         while len(self.head) < len(ZSTD) and (piece := stream.read(len(ZSTD) - len(self.head))):
@@ -69,13 +99,11 @@ class _Counted:
         self.read_so_far = len(self.head)
 
     def read(self, size: int = -1, /) -> bytes:
-        if self._ahead:
-            end = len(self._ahead) if size < 0 else size
-            data, self._ahead = self._ahead[:end], self._ahead[end:]
-            return data
-        data = self._stream.read(size)
+        end = len(self._ahead) if size < 0 else size
+        ahead, self._ahead = self._ahead[:end], self._ahead[end:]
+        data = self._stream.read(size - len(ahead) if size >= 0 else size)
         self.read_so_far += len(data)
-        return data
+        return ahead + data if ahead else data
 
 
 class _Zstandard:
@@ -91,15 +119,15 @@ class _Zstandard:
     def read(self, size: int = PIECE, /) -> bytes:
         parts: list[bytes] = []
         try:
-            while size > 0 and (piece := self._reader.read(size)):
+            while size and (piece := self._reader.read(size if size > 0 else PIECE)):
                 parts.append(piece)
-                size -= len(piece)
+                size -= len(piece) if size > 0 else 0
         except self._error as error:
             raise ValueError(str(error)) from error
         return b"".join(parts)
 
 
-def _opened(raw: _Counted) -> Stream:
+def _opened(raw: _Counted) -> ByteStream:
     if raw.head.startswith(GZIP):
         return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload,no-any-return]  # read only
     if raw.head == ZSTD or (raw.head[1:] == b"\x2a\x4d\x18" and raw.head[0] in SKIPPABLE):

@@ -1,4 +1,4 @@
-"""An image in an OCI layout on disk (image-layout.md of the OCI image specification)."""
+"""Images in OCI layouts on disk (image-layout.md of the OCI image specification)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tarfile
 import threading
 from collections import Counter
 
+from imagematrix.errors import UsageError
+from imagematrix.oci.manifest import INDEX, LIMIT, Descriptor, ImageIndex, ImageManifest, digest_of, parse
 from imagematrix.oci.parts import of_config
 from imagematrix.reference import familiar, names_registry
 
@@ -16,39 +18,99 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-    from typing import Any
+    from typing import Any, BinaryIO
 
-    from imagematrix.oci.parts import Part
+    from imagematrix.errors import ImagematrixError
+    from imagematrix.oci.parts import SizedLayer
 
-__all__ = ["Blobs", "HollowError", "Image", "Index", "blob_file", "solid"]
+__all__ = [
+    "ENGINE_NAME",
+    "INDEX_FILE",
+    "MARK",
+    "NAME",
+    "VERSION",
+    "Blobs",
+    "HollowError",
+    "LayoutFolder",
+    "LayoutImage",
+    "LayoutIndex",
+    "blob_file",
+    "solid",
+]
 
-VERSION = b'{"imageLayoutVersion":"1.0.0"}'
+MARK = "oci-layout"  # the file that marks a folder as a layout
+VERSION = b'{"imageLayoutVersion":"1.0.0"}'  # its content
+INDEX_FILE = "index.json"
+NAME = "org.opencontainers.image.ref.name"  # an annotation in the index: the name of an image in the layout
+ENGINE_NAME = "io.containerd.image.name"  # another one: its name in an engine
 PIECE = 1 << 20  # bytes to read at once
 
 
-class Image:
-    """The image with the manifest `digest` in the layout `folder`."""
+class LayoutFolder:
+    """A layout that anyone may have written. What cannot be read is raised as `failure`."""
+
+    def __init__(self, folder: Path, failure: type[ImagematrixError]) -> None:
+        self._folder = folder
+        self._failure = failure
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    @property
+    def marked(self) -> bool:
+        """Whether it says that it is a layout."""
+        return (self._folder / MARK).is_file()
+
+    def index(self) -> bytes:
+        """Return the index of its images."""
+        return self._small(self._folder / INDEX_FILE)
+
+    def blob(self, digest: str) -> bytes | None:
+        """Return a small blob, such as a manifest, or None if there is none with this digest."""
+        path = blob_file(self._folder, digest)
+        if not path.is_file():
+            return None
+        raw = self._small(path)
+        if digest_of(raw) != digest:
+            raise self._failure(f"{self}: the content of blob {digest} does not match its digest")
+        return raw
+
+    def open(self, digest: str) -> BinaryIO:
+        """Open a blob of any size, without comparing it with its digest."""
+        try:
+            return blob_file(self._folder, digest).open("rb")
+        except OSError as error:
+            raise self._failure(f"{self}: {digest} cannot be read: {error.strerror}") from error
+
+    def _small(self, path: Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                raw = file.read(LIMIT + 1)
+        except OSError as error:
+            raise self._failure(f"{path} cannot be read: {error.strerror}") from error
+        if len(raw) > LIMIT:
+            raise self._failure(f"{path} is too large for a manifest: more than {LIMIT // 2**20} MiB")
+        return raw
+
+
+class LayoutImage:
+    """The image with the manifest `digest` in the layout `folder`, which this program or BuildKit wrote."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder
         self.digest = digest
         self.raw = self.blob(digest).read_bytes()
-        self._manifest: dict[str, Any] = json.loads(self.raw)
+        manifest = parse(self.raw, digest, Descriptor)
+        if not isinstance(manifest, ImageManifest) or manifest.config is None:
+            raise UsageError(f"{digest} is not the manifest of an image")
+        self.media_type = manifest.media_type
+        self.config = manifest.config.digest
+        self._layers = manifest.layers or ()
 
     @property
-    def media_type(self) -> str:
-        """The media type of its manifest."""
-        return str(self._manifest["mediaType"])
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        """The image itself, as in an Index."""
+    def images(self) -> tuple[LayoutImage, ...]:
+        """The image itself, as in a LayoutIndex."""
         return (self,)
-
-    @property
-    def config(self) -> str:
-        """The digest of its configuration."""
-        return str(self._manifest["config"]["digest"])
 
     @property
     def blobs(self) -> tuple[str, ...]:
@@ -58,13 +120,19 @@ class Image:
     @property
     def layers(self) -> tuple[str, ...]:
         """The digests of its layers, the lowest first."""
-        return tuple(layer["digest"] for layer in self._manifest["layers"])
+        return tuple(layer.digest for layer in self._layers)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def configuration(self) -> dict[str, Any]:
+        """The document of its configuration."""
+        document: dict[str, Any] = json.loads(self.blob(self.config).read_bytes())
+        return document
+
+    @property
+    def parts(self) -> tuple[SizedLayer, ...]:
         """Its layers, the lowest first, with their sizes in a registry."""
-        layers = ((layer["digest"], int(layer["size"])) for layer in self._manifest["layers"])
-        return of_config(layers, json.loads(self.blob(self.config).read_bytes()))
+        sizes = ((layer.digest, layer.size) for layer in self._layers)
+        return of_config(sizes, self.configuration)
 
     @property
     def layer_files(self) -> tuple[Path, ...]:
@@ -74,7 +142,7 @@ class Image:
     @property
     def archives(self) -> tuple[str, ...]:
         """The digests of the layers that are tars, which the blobs of attestations are not."""
-        return tuple(layer["digest"] for layer in self._manifest["layers"] if ".tar" in layer["mediaType"])
+        return tuple(layer.digest for layer in self._layers if ".tar" in layer.media_type)
 
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
         """Yield the tar for `docker load` in chunks: named `reference`, with the given `layers`.
@@ -84,13 +152,13 @@ class Image:
         """
         index = {
             "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "mediaType": INDEX,
             "manifests": [
                 {
-                    "mediaType": self._manifest["mediaType"],
+                    "mediaType": self.media_type,
                     "digest": self.digest,
-                    "size": self.blob(self.digest).stat().st_size,
-                    "annotations": {"io.containerd.image.name": _qualified(reference)},
+                    "size": len(self.raw),
+                    "annotations": {ENGINE_NAME: _qualified(reference)},
                 }
             ],
         }
@@ -101,7 +169,7 @@ class Image:
                 while piece := file.read(PIECE):
                     yield piece
                 yield _padding(file.tell())
-        for name, data in (("index.json", json.dumps(index).encode()), ("oci-layout", VERSION)):
+        for name, data in ((INDEX_FILE, json.dumps(index).encode()), (MARK, VERSION)):
             yield _header(name, len(data)) + data + _padding(len(data))
         yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
 
@@ -110,15 +178,17 @@ class Image:
         return blob_file(self._folder, digest)
 
 
-class Index:
+class LayoutIndex:
     """The image index with the digest `digest` in the layout `folder`: an image with its attestations."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.digest = digest
         self.raw = blob_file(folder, digest).read_bytes()
-        data: dict[str, Any] = json.loads(self.raw)
-        self.media_type = str(data["mediaType"])
-        self.images = tuple(Image(folder, entry["digest"]) for entry in data["manifests"])
+        index = parse(self.raw, digest, Descriptor)
+        if not isinstance(index, ImageIndex):
+            raise UsageError(f"{digest} is not an index")
+        self.media_type = index.media_type
+        self.images = tuple(LayoutImage(folder, entry.digest) for entry in index.entries)
 
 
 class HollowError(Exception):
@@ -140,15 +210,15 @@ class Blobs:
     @contextlib.contextmanager
     def used(self, digests: Iterable[str]) -> Iterator[None]:
         """Keep the bytes of these layers while this context is active."""
-        own = set(digests)
+        used_digests = set(digests)
         with self._lock:
-            self._users.update(own)
+            self._users.update(used_digests)
         try:
             yield
         finally:
             with self._lock:
-                self._users.subtract(own)
-                for digest in own:
+                self._users.subtract(used_digests)
+                for digest in used_digests:
                     if not self._users[digest]:
                         del self._users[digest]
                         os.truncate(self._folder / digest.removeprefix("sha256:"), 0)

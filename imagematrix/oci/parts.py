@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-__all__ = ["Part", "of_config", "of_history"]
+__all__ = ["SizedLayer", "of_config", "of_history"]
 
 MAKING = ("RUN ", "COPY ", "ADD ", "WORKDIR ")  # instructions that always make a layer, even an empty one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SizedLayer:
     """A layer: its digest, its size in bytes, and the instruction that made it, or "" if unknown."""
 
     digest: str
@@ -23,30 +23,32 @@ class Part:
     made_by: str = ""
 
 
-def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> tuple[Part, ...]:
+def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> tuple[SizedLayer, ...]:
     """Return layers, given as digest and size, with the instructions in a configuration's history."""
     listed = list(layers)
-    history = [one for one in config.get("history") or [] if isinstance(one, dict)]
-    made_by = [_words(one.get("created_by")) for one in history if not one.get("empty_layer")]
+    history = [step for step in config.get("history") or [] if isinstance(step, dict)]
+    made_by = [_words(step.get("created_by")) for step in history if not step.get("empty_layer")]
     if len(made_by) != len(listed):  # the history is optional
         made_by = [""] * len(listed)
     return tuple(
-        Part(digest=digest, size=size, made_by=words)
+        SizedLayer(digest=digest, size=size, made_by=words)
         for (digest, size), words in zip(listed, made_by, strict=True)
     )
 
 
-def of_history(diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]) -> tuple[Part, ...] | None:
+def of_history(
+    diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]
+) -> tuple[SizedLayer, ...] | None:
     """Return the layers that an engine's `docker history` lists, the newest first, with uncompressed sizes.
 
     The list does not mark which entries are layers: None if that is ambiguous.
     """
-    entries = [(_words(one.get("CreatedBy")), int(one.get("Size") or 0)) for one in history][::-1]
+    entries = [(_words(step.get("CreatedBy")), int(step.get("Size") or 0)) for step in history][::-1]
     for empty in (MAKING, ()):
         layers = [(words, size) for words, size in entries if size or words.startswith(empty)]
         if len(layers) == len(diff_ids):
             return tuple(
-                Part(digest=digest, size=size, made_by=words)
+                SizedLayer(digest=digest, size=size, made_by=words)
                 for digest, (words, size) in zip(diff_ids, layers, strict=True)
             )
     return None

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
-import re
-import time
 import warnings
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,10 +18,12 @@ from urllib.request import parse_http_list, parse_keqv_list
 import requests
 
 from imagematrix import documents
+from imagematrix.compression import ZSTD_REMEDY, has_zstd
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.addresses import address, same_origin
-from imagematrix.oci.resumed import Resumed
-from imagematrix.oci.transfer import Answer, Client, cause, is_transient
+from imagematrix.oci.manifest import MANIFESTS, Manifest, digest_of
+from imagematrix.oci.retry import Resumed, retried
+from imagematrix.oci.transfer import HttpClient, RegistryResponse, cause
 from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
 TYPE_CHECKING = False
@@ -33,46 +32,21 @@ if TYPE_CHECKING:
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
-    from imagematrix.oci.expanded import Stream
+    from imagematrix.oci.expanded import ByteStream
     from imagematrix.oci.transfer import Streamed
 
-__all__ = ["DOCKER_LIST", "IMAGE", "INDEX", "MANIFESTS", "Manifest", "Registry"]
+__all__ = ["Registry"]
 
-INDEX = "application/vnd.oci.image.index.v1+json"
-DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-IMAGE = "application/vnd.oci.image.manifest.v1+json"
-MANIFESTS = (
-    INDEX,
-    DOCKER_LIST,
-    IMAGE,
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
 PAGES = 1000  # of a list of tags
-TRIES = 3
-PAUSE = 0.3  # seconds, doubled from one try to the next
-PATIENCE = 60  # the longest Retry-After that is honored, in seconds
 PIECE = 1 << 20  # bytes
 OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # HTTP statuses
-INVALID, UNAUTHORIZED, FORBIDDEN, MISSING = 400, 401, 403, 404
-TRANSIENT = (408, 429, 500, 502, 503, 504)
-CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # the code of an error, in the body of an answer
-ERRORS = 5  # codes to name in a message
+UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
+UNFIT = (400, 406, 415, 422)  # of a manifest with something that the registry does not take
+UNKNOWN_BLOBS = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 CLIENT = "imagematrix"  # the client_id for token services
-# Codes of transient errors: one for a pushed manifest (see push_manifest), two for an upload whose session is
-# lost, because the registry restarted, or because another replica of it got the second request.
-LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
 
-A = TypeVar("A", bound=Answer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """A manifest or an index in the registry: its bytes and media type."""
-
-    digest: str
-    media_type: str
-    raw: bytes
+A = TypeVar("A", bound=RegistryResponse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +68,7 @@ class Registry:
         self._reference = Reference.parse(name)
         self._base = f"{self._reference.url}/v2/{self._reference.repository}"
         self._authorization: str | None = None
-        self._client = Client()
+        self._client = HttpClient()
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +107,7 @@ class Registry:
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
-        digest = _digest(answer.body)
+        digest = digest_of(answer.body)
         if DIGEST.fullmatch(tag) and tag != digest:
             raise self._mismatch(tag)
         media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -155,23 +129,23 @@ class Registry:
         """Return a small blob, such as an image's configuration."""
         answer = self._ask("GET", self.blob_url(digest))
         self._expect(answer, OK, digest)
-        if digest != _digest(answer.body):
+        if digest != digest_of(answer.body):
             raise self._mismatch(digest)
         return answer.body
 
     @contextlib.contextmanager
-    def open(self, digest: str) -> Iterator[Stream]:
+    def open(self, digest: str) -> Iterator[ByteStream]:
         """Yield a blob of any size as a stream, without comparing it with its digest.
 
         An interrupted transfer is resumed if the registry supports ranges. Reading raises UnknownImageError
         if there is no such blob, EngineError if the transfer keeps failing.
         """
-        blob = Resumed(lambda start: self._blob(digest, start), self._unreachable, TRIES, PAUSE)
+        blob = Resumed(lambda start: self._blob(digest, start), self._unreachable)
         with contextlib.closing(blob):
             yield blob
 
     @contextlib.contextmanager
-    def _blob(self, digest: str, start: int) -> Iterator[Stream]:
+    def _blob(self, digest: str, start: int) -> Iterator[ByteStream]:
         """Yield a blob from offset `start`."""
         if not self.has_blob(digest):  # also fetches a token
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
@@ -184,9 +158,9 @@ class Registry:
                     self._client.stream(self.blob_url(digest), wanted, self._authorization)
                 )
 
-            answer = self._tried(ask)
+            answer = self._retried(ask)
             if answer.status not in (OK, PARTIAL):
-                raise self._refusal(answer.status, f"{self._reference.name}@{digest}", _codes(answer))
+                raise self._refusal(answer.status, f"{self._reference.name}@{digest}", answer.codes)
             skipped = start if answer.status == OK else 0  # the range may be ignored
             while skipped and (passed := len(answer.stream.read(min(skipped, PIECE)))):
                 skipped -= passed
@@ -203,7 +177,7 @@ class Registry:
     def push_blob(self, digest: str, file: IO[bytes]) -> None:
         """Upload the content of `file` from its beginning."""
         # An upload is two requests: if the second fails, it restarts with the first.
-        self._expect(self._tried(lambda: self._upload(digest, file)), CREATED, digest)
+        self._expect(self._retried(lambda: self._upload(digest, file)), CREATED, digest)
 
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
         """Push a manifest or an index under a tag, replacing the tag's previous one.
@@ -213,6 +187,9 @@ class Registry:
         file that links the blob to the repository, and a read in between finds that file empty.
         """
         answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
+        name = f"{self._reference.name}:{tag}"
+        if answer.status in UNFIT and has_zstd(raw) and not UNKNOWN_BLOBS & {*answer.codes}:
+            raise EngineError(str(self._refusal(answer.status, name, answer.codes)), remedy=ZSTD_REMEDY)
         self._expect(answer, CREATED, tag)
 
     def withdraw(self, tag: str, digest: str) -> bool:
@@ -227,7 +204,7 @@ class Registry:
                 return True
         return False
 
-    def _upload(self, digest: str, file: IO[bytes]) -> Answer:
+    def _upload(self, digest: str, file: IO[bytes]) -> RegistryResponse:
         begun = self._authorized("POST", f"{self._base}/blobs/uploads/")
         if begun.status != ACCEPTED:
             return begun
@@ -237,25 +214,11 @@ class Registry:
 
     def _ask(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
-    ) -> Answer:
-        return self._tried(lambda: self._authorized(method, url, headers, data))
+    ) -> RegistryResponse:
+        return self._retried(lambda: self._authorized(method, url, headers, data))
 
-    def _tried(self, ask: Callable[[], A]) -> A:
-        """Send a request, and retry transient errors."""
-        attempt = 1
-        while True:
-            pause = PAUSE * 2 ** (attempt - 1)
-            try:
-                answer = ask()
-            except requests.RequestException as error:
-                if attempt == TRIES or not is_transient(error):
-                    raise self._unreachable(error) from error
-            else:
-                if attempt == TRIES or not _is_transient(answer) or answer.wait > PATIENCE:
-                    return answer
-                pause = max(pause, answer.wait)
-            time.sleep(pause)
-            attempt += 1
+    def _retried(self, ask: Callable[[], A]) -> A:
+        return retried(ask, self._unreachable)
 
     def _authorized(
         self,
@@ -263,7 +226,7 @@ class Registry:
         url: str,
         headers: Mapping[str, str] | None = None,
         data: bytes | IO[bytes] | None = None,
-    ) -> Answer:
+    ) -> RegistryResponse:
         """Send a request, and again with the Authorization that the registry's challenge requests."""
         # An upload may be redirected to another host, which must not get the credentials.
         given = self._authorization if self._ours(url) else None
@@ -302,10 +265,10 @@ class Registry:
         if login and login.identity:
             query |= {"grant_type": "refresh_token", "refresh_token": login.identity, "client_id": CLIENT}
             form = urlencode(query).encode()
-            answer = self._tried(lambda: self._client.send("POST", realm, FORM, form))
+            answer = self._retried(lambda: self._client.send("POST", realm, FORM, form))
         else:
             url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
-            answer = self._tried(lambda: self._client.send("GET", url, authorization=basic))
+            answer = self._retried(lambda: self._client.send("GET", url, authorization=basic))
         if answer.status in (UNAUTHORIZED, FORBIDDEN):
             raise self._refusal(answer.status, self._reference.name)
         try:
@@ -314,17 +277,17 @@ class Registry:
             # Convert it: a UsageError would blame the command, an UnknownImageError the image's name.
             raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
 
-    def _next(self, answer: Answer) -> str | None:
+    def _next(self, answer: RegistryResponse) -> str | None:
         """Return the URL of the next page, always in this registry whatever its host."""
         if answer.next is None:
             return None
         parts = urlsplit(address(answer.url, answer.next))
         return urljoin(self._base, parts._replace(scheme="", netloc="").geturl())
 
-    def _expect(self, answer: Answer, status: int, what: str) -> None:
+    def _expect(self, answer: RegistryResponse, status: int, what: str) -> None:
         if answer.status != status:
             name = f"{self._reference.name}:{what}"
-            raise self._refusal(answer.status, name, _codes(answer), pushed=status == CREATED)
+            raise self._refusal(answer.status, name, answer.codes, pushed=status == CREATED)
 
     def _refusal(
         self, status: int, what: str, codes: Sequence[str] = (), *, pushed: bool = False
@@ -360,21 +323,7 @@ class Registry:
         return EngineError(message, remedy=remedy)
 
 
-def _digest(raw: bytes) -> str:
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
-
-
-def _is_transient(answer: Answer) -> bool:
-    """Whether an answer is a transient error."""
-    return answer.status in TRANSIENT or (answer.status >= INVALID and not LOST.isdisjoint(_codes(answer)))
-
-
-def _codes(answer: Answer) -> list[str]:
-    """Return the error codes in an answer (OCI distribution specification, "Error Codes")."""
-    return list(dict.fromkeys(code.decode() for code in CODE.findall(answer.body)))[:ERRORS]
-
-
-def _token(answer: Answer, realm: str) -> str:
+def _token(answer: RegistryResponse, realm: str) -> str:
     """Return the token in an answer; raise UsageError if it has none."""
     if answer.status != OK:
         raise UsageError(f"{realm} answered {answer.status}")

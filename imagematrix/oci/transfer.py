@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
-import math
 import os
+import re
 import time
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import LocationParseError
 
-from imagematrix.documents import natural
 from imagematrix.errors import EngineError
 from imagematrix.oci.addresses import Redirects
+from imagematrix.oci.manifest import LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-    from imagematrix.oci.expanded import Stream
+    from imagematrix.oci.expanded import ByteStream
 
-__all__ = ["Answer", "Client", "Streamed", "cause", "is_transient"]
+__all__ = ["HttpClient", "RegistryResponse", "Streamed", "cause"]
 
-LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
 TIMEOUT = 30  # seconds without a byte
 SLOWEST = 4096  # minimum average speed of an answer after that time, in bytes per second
 # Minimum speed at which a registry stores an upload before it answers, in bytes per second: docker-registry
 # writes it to its disk, or copies it within an object store.
 STORED = 8 << 20
 CONNECTIONS = 16
+CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # the code of an error, in the body of an answer
+ERRORS = 5  # codes to name in a message
 FAILED = 400  # the lowest HTTP status of an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RegistryResponse:
     """A complete answer; `next` is the URL of the next page, if any."""
 
     status: int
@@ -55,29 +56,23 @@ class Answer:
     next: str | None = None
 
     @property
-    def wait(self) -> int:
-        """The seconds in Retry-After, or until the date in it (RFC 9110, 10.2.3); 0 if it has neither."""
-        text = self.headers.get("Retry-After", "")
-        seconds = natural(text)
-        if seconds is not None:
-            return seconds
-        with contextlib.suppress(ValueError, OverflowError):
-            return max(0, math.ceil(parsedate_to_datetime(text).timestamp() - time.time()))
-        return 0
+    def codes(self) -> list[str]:
+        """The error codes in it (OCI distribution specification, "Error Codes")."""
+        return list(dict.fromkeys(code.decode() for code in CODE.findall(self.body)))[:ERRORS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streamed(Answer):
+class Streamed(RegistryResponse):
     """An answer whose body is a `stream`; `body` is empty, except for an error."""
 
-    stream: Stream
+    stream: ByteStream
 
 
-class Client:
+class HttpClient:
     """Persistent connections. Thread-safe."""
 
     def __init__(self) -> None:
-        self._session = _Session()
+        self._session = _HttpSession()
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _Adapter(pool_maxsize=CONNECTIONS))
 
@@ -92,14 +87,14 @@ class Client:
         headers: Mapping[str, str] | None = None,
         data: bytes | IO[bytes] | None = None,
         authorization: str | None = None,
-    ) -> Answer:
+    ) -> RegistryResponse:
         """Send a request and return its answer; the `authorization` goes only to the host of `url`.
 
         Raises requests.RequestException if there is no answer, EngineError if it is too large or redirects
         too often.
         """
         with self._followed(method, url, headers or {}, data, authorization) as answer:
-            return Answer(**_parts(answer), body=_bounded(answer))
+            return RegistryResponse(**_parts(answer), body=_bounded(answer))
 
     @contextlib.contextmanager
     def stream(
@@ -166,7 +161,7 @@ class Client:
             raise requests.exceptions.InvalidURL(str(error)) from error
 
 
-class _Session(requests.Session):
+class _HttpSession(requests.Session):
     def __init__(self) -> None:
         super().__init__()
         self._environment: dict[tuple[str, str], Any] = {}
@@ -239,15 +234,13 @@ class _Adapter(HTTPAdapter):
         return typed
 
 
-def is_transient(error: requests.RequestException) -> bool:
-    """Whether an error is transient."""
-    transient = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
-    return isinstance(error, transient) and not isinstance(error, requests.exceptions.SSLError)
-
-
 def cause(error: BaseException) -> str:
-    """Return the message of the exception at the root of an error of requests, without repeated addresses."""
-    while error.__context__ is not None:
+    """Return the message of the exception that an error of requests wraps, without repeated addresses.
+
+    That exception's own context may be one that the caller was handling.
+    """
+    wrappers = requests.RequestException, urllib3.exceptions.HTTPError
+    while isinstance(error, wrappers) and error.__context__ is not None:
         error = error.__context__
     return str(getattr(error, "strerror", None) or error)
 
@@ -267,9 +260,9 @@ def _bounded(answer: requests.Response) -> bytes:
     for chunk in answer.iter_content(1 << 16):
         raw += chunk
         if len(raw) > LIMIT:
-            place = urlsplit(answer.url).netloc
+            host = urlsplit(answer.url).netloc
             raise EngineError(
-                f"the answer of {place} exceeds {LIMIT // 2**20} MiB, the limit for documents of a registry",
+                f"the answer of {host} exceeds {LIMIT // 2**20} MiB, the limit for documents of a registry",
                 remedy="check the name, and that it belongs to a registry",
             )
     return bytes(raw)

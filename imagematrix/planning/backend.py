@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Protocol
 
-from imagematrix.catalog import labels
+from imagematrix.compression import DEFAULT, Compression
 from imagematrix.errors import BuildError
 from imagematrix.render.dockerfile import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import TextIO
 
-    from imagematrix.oci.parts import Part
+    from imagematrix.oci.parts import SizedLayer
 
-__all__ = ["Builder", "Later", "Made", "Order", "Present", "Sources", "StoppedError", "Store"]
+__all__ = ["BuildSources", "Builder", "Made", "Order", "Present", "StoppedError", "Store", "StoredImage"]
 
 IMAGE = "docker-image://"
 
@@ -41,7 +39,7 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class BuildSources:
     """The inputs of a build: the folder it copies from, and the sources of its images.
 
     `images` maps names in the Dockerfile to the sources of images that the builder would not find by name, or
@@ -67,49 +65,39 @@ class Sources:
         named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
         return replaced(dockerfile, named)
 
+    def named(self, text: str) -> str:
+        """Return a builder's output with the names of images as the Dockerfile has them."""
+        for name, where in self.images.items():
+            source = where.removeprefix(IMAGE)
+            if where.startswith(IMAGE) and not source.startswith(name):
+                text = text.replace(f"docker.io/library/{source}", name).replace(source, name)
+        return text
+
     @property
     def contexts(self) -> dict[str, str]:
         """The other images, as named contexts of `docker buildx build --build-context`."""
         return {name: where for name, where in self.images.items() if not where.startswith(IMAGE)}
 
 
-class Later(Mapping[str, str]):
-    """A mapping that `make` computes on first access."""
-
-    def __init__(self, make: Callable[[], Mapping[str, str]]) -> None:
-        self._made = cache(make)
-
-    def __getitem__(self, key: str) -> str:
-        return self._made()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made())
-
-    def __len__(self) -> int:
-        return len(self._made())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One image to make: the Dockerfile's text, its sources, its reference and labels.
 
-    The labels may be computed on first access, which takes time. `replaces` is the reference of an image in
-    the store to remove afterwards. `afresh` uses no cache of earlier builds; `apart` shares no bytes on disk
-    with another build.
+    If the builder writes layouts, there are no labels before the image is built and audited: then they are
+    written once, and state what its bytes prove. Without layouts they are claims, given to the build.
+    `together` are the references of all images that the build stores. `compression` is that of the layers
+    that a builder adds to a layout; without layouts, the engine compresses what it pushes. `no_cache` uses
+    nothing of earlier builds; `unshared` shares no bytes on disk with another build.
     """
 
     reference: str
     dockerfile: str
-    sources: Sources
-    labels: Mapping[str, str]
-    replaces: str | None = None
-    afresh: bool = False
-    apart: bool = False
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """The labels that are also annotations of the manifest."""
-        return {key: self.labels[key] for key in labels.ANNOTATED if key in self.labels}
+    sources: BuildSources
+    labels: Mapping[str, str] = field(default_factory=dict)
+    together: frozenset[str] = frozenset()
+    compression: Compression = DEFAULT
+    no_cache: bool = False
+    unshared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +113,15 @@ class Made:
     layout: Path | None = None
     base_layers: frozenset[str] = frozenset()
     attested: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredImage:
+    """An image in a store: its digest, those of its uncompressed layers, and its label CONTENT."""
+
+    digest: str
+    layers: tuple[str, ...]
+    content: str | None
 
 
 class Builder(Protocol):
@@ -148,11 +145,11 @@ class Builder(Protocol):
         """Return the source of a base image as `pinned` does, but by a name that cannot move."""
         ...
 
-    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+    def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name; raise BuildError."""
         ...
 
-    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+    def base_layers(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them; raise BuildError.
 
         Later builds reuse them. A builder without layouts has none.
@@ -162,11 +159,12 @@ class Builder(Protocol):
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> AbstractContextManager[Made]:
         """Build an image without naming it yet; raise BuildError. On exit, images not stored may be removed.
 
+        Images in layouts get no labels yet; see `rewrite.labelled`.
         `log` receives the output of the build, `step` is called with the current instruction.
         """
         ...
 
-    def parts(self, made: Made) -> tuple[Part, ...]:
+    def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first.
 
         Their sizes are those in a registry, or uncompressed ones without a layout.
@@ -181,12 +179,21 @@ class Builder(Protocol):
 class Store(Protocol):
     """A store of images. Every method raises EngineError if it cannot be reached."""
 
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether it keeps compressed layers, so that a registry gets them as they were built."""
+        ...
+
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that the store has."""
         ...
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of a present image's identity; empty if its labels have none."""
+        ...
+
+    def stored(self, reference: str) -> StoredImage:
+        """Return an image that is present."""
         ...
 
     def source(self, reference: str, *, local: bool) -> str | None:
@@ -196,7 +203,8 @@ class Store(Protocol):
     def store(self, order: Order, made: Made) -> str:
         """Store a built image under its reference; return its digest in the store.
 
-        Raises TagMovedError if another image has that reference.
+        Development images of the same cell are removed. Raises TagMovedError if another image has that
+        reference.
         """
         ...
 

@@ -19,10 +19,12 @@ from functools import cached_property
 from pathlib import Path
 
 from imagematrix.errors import BuildError, UsageError
+from imagematrix.files import stamp_of
+from imagematrix.oci.manifest import digest_of
 from imagematrix.once import Once
-from imagematrix.planning import patterns
-from imagematrix.scratch import HELD, PREFIX, room
-from imagematrix.text import plain
+from imagematrix.planning import dockerignore
+from imagematrix.scratch import HELD, PREFIX, full_disk_remedy
+from imagematrix.text import plain, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ __all__ = [
     "Listing",
     "Snapshots",
     "copied",
-    "ignored",
     "listing",
     "record",
     "recorded",
@@ -69,7 +70,7 @@ class Listing:
     @cached_property
     def digest(self) -> str:
         """Its digest, `sha256:` and 64 hexadecimal digits."""
-        return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
+        return digest_of(self.raw)
 
     def changed(self, other: Listing) -> tuple[str, ...]:
         """Return the paths that differ from those of `other`, or that only one has, as printable text."""
@@ -81,15 +82,17 @@ class Listing:
         )
 
 
-def listing(folder: Path) -> Listing:
+def listing(folder: Path | None) -> Listing:
     """Return the files in `folder` that a build can copy; files excluded by .dockerignore do not count.
+
+    Without a folder there are none.
 
     Raises UsageError if a file cannot be read, or is of a type that images cannot contain.
     """
-    return _read(folder, None)
+    return _read(folder, None) if folder else Listing({})
 
 
-def ignored(folder: Path) -> list[str]:
+def _ignored(folder: Path) -> list[str]:
     """Return the patterns of files that a build ignores, from .dockerignore and for outputs of builds."""
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
@@ -121,7 +124,7 @@ def recorded(state: Path, digest: str) -> Listing | None:
         raw = _kept(state, digest).read_bytes()
     except (OSError, ValueError):
         return None
-    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+    if digest_of(raw) != digest:
         return None
     lines = (line.split(" ", 2) for line in raw.decode("utf-8", "surrogateescape").split("\0") if line)
     return Listing({path: (mode, own) for mode, own, path in lines})
@@ -140,18 +143,18 @@ class Snapshots:
     Because all times are equal, a snapshot's folder is named by its digest.
     """
 
-    def __init__(self, folder: Path, planned: Mapping[Path, Listing], state: Path) -> None:
+    def __init__(self, folder: Path, planned: Mapping[Path | None, Listing], state: Path) -> None:
         self.folder = folder
         self._planned = planned
         self._state = state
-        self._taken: Once[Path, Path] = Once()
+        self._taken: Once[Path | None, Path] = Once()
         self._stamps: dict[Path, object] = {}
 
-    def of(self, context: Path) -> Path:
+    def of(self, context: Path | None) -> Path:
         """Return the snapshot of a context; raise BuildError if its files differ from the plan."""
         return self._taken(context, lambda: self._take(context))
 
-    def require(self, context: Path) -> None:
+    def require(self, context: Path | None) -> None:
         """Raise BuildError if the snapshot of a context was written to."""
         taken = self.of(context)
         if _stamps(taken) != self._stamps[taken]:
@@ -159,7 +162,7 @@ class Snapshots:
                 f"{taken}, the snapshot of {context}, was changed while an image was built from it"
             )
 
-    def _take(self, context: Path) -> Path:
+    def _take(self, context: Path | None) -> Path:
         planned = self._planned[context]
         taken = Path(tempfile.mkdtemp(dir=self.folder), planned.digest.removeprefix("sha256:"))
         with contextlib.ExitStack() as undo:  # each cell tries again, and would leave a copy behind
@@ -169,10 +172,10 @@ class Snapshots:
                 listing = _read(context, taken)
             except OSError as error:
                 message = f"no space left on device for a snapshot of {context}"
-                raise BuildError(message, remedy=room(self.folder)) from error
+                raise BuildError(message, remedy=full_disk_remedy(self.folder)) from error
             if listing.digest != planned.digest:
                 names = listing.changed(planned)
-                shown = ", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN)
+                shown = shortened(names, SHOWN, more=", …")
                 raise BuildError(
                     f"the files of {context} changed after the plan was made: {shown}",
                     remedy="build again; images built so far are kept",
@@ -183,28 +186,23 @@ class Snapshots:
         return taken
 
 
-def _stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Return the ctime and inode of every file, which the kernel changes with every write."""
-    stamps = []
-    for root, folders, names in os.walk(folder):
-        for name in (".", *folders, *names):
-            path = Path(root, name)
-            status = path.lstat()
-            stamps.append((str(path), status.st_ino, status.st_ctime_ns))
-    return sorted(stamps)
+def _stamps(folder: Path) -> dict[Path, object]:
+    paths = (Path(root, name) for root, folders, names in os.walk(folder) for name in (".", *folders, *names))
+    return {path: stamp_of(path.lstat()) for path in paths}
 
 
-def _read(folder: Path, target: Path | None) -> Listing:
+def _read(folder: Path | None, target: Path | None) -> Listing:
     """List a context, and copy it to the folder `target` while it is read.
 
     Raises OSError if the target's disk is full, UsageError if the context cannot be read.
     """
     entries: dict[str, tuple[str, str]] = {}
     try:
-        for name in sorted(patterns.left(folder, ignored(folder))):
-            entry = _entry(folder / name, target / name if target else None)
-            if entry:
-                entries[name] = entry
+        if folder:
+            for name in sorted(dockerignore.left(folder, _ignored(folder))):
+                entry = _entry(folder / name, target / name if target else None)
+                if entry:
+                    entries[name] = entry
         if target:
             target.chmod(0o755)
             for name in reversed(["", *entries]):  # adding entries changes a folder's time
@@ -241,9 +239,9 @@ def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
 def copied(source: Path, target: Path | None) -> tuple[str, str]:
     """Return mode and digest of a file, and copy it to `target` while it is read; raise OSError."""
     # A file that has become a pipe or a link is not opened as such, but at worst read as empty.
-    number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as file:  # noqa: PTH123 - an open descriptor
-        mode = PROGRAM if os.fstat(number).st_mode & stat.S_IXUSR else FILE
+    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - an open descriptor
+        mode = PROGRAM if os.fstat(descriptor).st_mode & stat.S_IXUSR else FILE
         if target is None:
             return mode, hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()

@@ -18,6 +18,7 @@ from imagematrix.audit.window import Window
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.matrix.feasibility import ARCHES
 from imagematrix.planning.context import FOLDER, LINK, TIME, Listing, copied
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.elf import Elf
 
-__all__ = ["CONTEXT", "Driver", "put", "read"]
+__all__ = ["CONTEXT", "DriverFolder", "put", "read"]
 
 CONTEXT = "imagematrix-driver"  # the named build context with it
 # The libraries that libcuda loads for compute programs, and NVML; as in NVIDIA's package cuda-compat 590.
@@ -38,7 +39,7 @@ SHOWN = 5  # files that a message names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class DriverFolder:
     """The user-mode driver in `folder`: its `files` and `links` by their paths in an image.
 
     `listing` has the digests of all.
@@ -50,7 +51,7 @@ class Driver:
     listing: Listing
 
 
-def read(folder: Path, version: str, platform: str) -> Driver:
+def read(folder: Path, version: str, platform: str) -> DriverFolder:
     """Return the driver `version` for `platform` in `folder`.
 
     Raises UsageError if a file cannot be read, is missing, or belongs to another driver or platform.
@@ -61,7 +62,7 @@ def read(folder: Path, version: str, platform: str) -> Driver:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def put(driver: Driver, parent: Path) -> Path:
+def put(driver: DriverFolder, parent: Path) -> Path:
     """Copy the driver, laid out for an image, to a new folder in a new folder of `parent`, and return it.
 
     The folder's name is the digest, because BuildKit caches sent files by the folder's name. Raises
@@ -82,30 +83,30 @@ def put(driver: Driver, parent: Path) -> Path:
     return target
 
 
-def _read(folder: Path, version: str, arch: str) -> Driver:
+def _read(folder: Path, version: str, arch: str) -> DriverFolder:
     present = {path.name: path.resolve() for path in folder.iterdir() if path.is_file()}
     names = [f"{name}.so.{version}" for name in (*REQUIRED, *OPTIONAL)] + list(UNVERSIONED)
     queue = [name for name in names if name in present]
     missing = {f"{name}.so.{version}" for name in REQUIRED} - present.keys()
-    place = f"usr/lib/{arch}-linux-gnu"
+    libraries = f"usr/lib/{arch}-linux-gnu"
     files: dict[str, Path] = {}
     links: dict[str, str] = {}
     while queue:
         name = queue.pop()
-        files[f"{place}/{name}"] = present[name]
+        files[f"{libraries}/{name}"] = present[name]
         headers = _checked(present[name], name, version, arch)
         if headers.soname and headers.soname != name:
-            links[f"{place}/{headers.soname}"] = name
+            links[f"{libraries}/{headers.soname}"] = name
         for need in filter(OWN.fullmatch, headers.needed):
             versioned = f"{need.partition('.so')[0]}.so.{version}"
             file = versioned if versioned in present else need
             if file not in present:
                 missing.add(versioned)
-            elif f"{place}/{file}" not in files and file not in queue:
+            elif f"{libraries}/{file}" not in files and file not in queue:
                 queue.append(file)
     if missing:
         raise _incomplete(folder, version, sorted(missing), present)
-    return Driver(folder=folder, files=files, links=links, listing=_laid_out(files, links, None))
+    return DriverFolder(folder=folder, files=files, links=links, listing=_laid_out(files, links, None))
 
 
 def _checked(path: Path, name: str, version: str, arch: str) -> Elf:
@@ -130,7 +131,7 @@ def _checked(path: Path, name: str, version: str, arch: str) -> Elf:
 def _incomplete(folder: Path, version: str, missing: list[str], present: Mapping[str, Path]) -> UsageError:
     lost = {name.partition(".so")[0] for name in missing}
     others = sorted(name for name in present if name.partition(".so")[0] in lost)
-    has = f"; it has {', '.join(others[:SHOWN])}{', …' * (len(others) > SHOWN)}" if others else ""
+    has = f"; it has {shortened(others, SHOWN, more=', …')}" if others else ""
     return UsageError(
         f"the driver {version} in {folder} is not complete: it lacks {', '.join(missing)}{has}",
         remedy="unpack NVIDIA's installer there with -x, or copy the files from a node with this driver",

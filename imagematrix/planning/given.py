@@ -1,7 +1,8 @@
 """Inputs of builds from the command line: secrets and SSH agents by id, build arguments, proxies.
 
 The matrix declares which of them an image uses. Ids, arguments with their values and the names of proxies
-are part of the image's identity; the contents of secrets and the addresses of proxies are not.
+are part of the image's identity; the contents of secrets and the addresses of proxies are not. Variables
+that would change an image, but not its identity, are kept from buildx.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagematrix.errors import UsageError
-from imagematrix.planning.backend import Sources
-from imagematrix.planning.environment import proxies
+from imagematrix.planning.backend import BuildSources
 from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Cell, Image
 
-__all__ = ["Given", "parse"]
+__all__ = ["PROXIES", "Given", "parse", "proxies", "scrubbed"]
+
+# Source policies, labels from git, attestations, other frontends: see docs.docker.com, "Build variables".
+DECIDING = ("BUILDX_", "BUILDKIT_", "EXPERIMENTAL_BUILDKIT_", "SOURCE_DATE_EPOCH", "DOCKER_DEFAULT_PLATFORM")
+KEPT = ("BUILDX_CONFIG",)  # the location of builders for --builder
+# Set in every build by docker's own configuration (config.json, "proxies") unless overridden.
+PROXIES = ("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +55,10 @@ class Given:
             **{f"arg {name}": value for name, value in (self.values(image) or {}).items()},
         }
 
-    def sources(self, cell: Cell, context: Path, images: Mapping[str, str]) -> Sources:
+    def sources(self, cell: Cell, context: Path, images: Mapping[str, str]) -> BuildSources:
         """Return the sources of a cell's build, which include the `context` and the `images`."""
         image = cell.image
-        return Sources(
+        return BuildSources(
             context=context,
             platform=cell.platform,
             images=images,
@@ -143,3 +149,15 @@ def _line(**fields: str) -> str:
     return ",".join(
         '"{}"'.format(word.replace('"', '""')) if set(word) & set(',"') else word for word in words
     )
+
+
+def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the variables that change what buildx and BuildKit build."""
+    return {
+        name: value for name, value in environment.items() if name in KEPT or not name.startswith(DECIDING)
+    } | {"BUILDX_METADATA_PROVENANCE": "disabled"}
+
+
+def proxies(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the proxy variables in `environment`, in upper case."""
+    return tuple(name for name in PROXIES if environment.get(name) or environment.get(name.lower()))

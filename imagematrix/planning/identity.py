@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
 
 from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import CLAIM
 from imagematrix.errors import UsageError
+from imagematrix.oci.manifest import digest_of
 from imagematrix.trim import rules
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPOCH", "TRIM", "Identity", "identify", "tag"]
 
-SCHEMA = "2"  # schema 1 is in schema1.py
+SCHEMA = "3"  # of this list of components, and of how each is hashed
 EPOCH = "0"  # SOURCE_DATE_EPOCH: times are not inputs, so the image has none
 TRIM = "trim"  # the component of builds that trim device code
 TAG_LIMIT = 128  # characters, of the distribution specification
@@ -36,7 +37,7 @@ class Identity:
     def digest(self) -> str:
         """The input digest, `sha256:` and 64 hexadecimal digits."""
         text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return digest_of(text.encode())
 
     def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of the components that differ from those of `other`, or that only one has."""
@@ -64,15 +65,18 @@ def identify(
     return Identity(
         components={
             "schema": SCHEMA,
-            "dockerfile": f"sha256:{hashlib.sha256(dockerfile.encode()).hexdigest()}",
+            "dockerfile": digest_of(dockerfile.encode()),
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
+            "compression": str(cell.image.compression),
             # Visible only in labels: the axes by name, the facts of the matrix and, if the template has no
             # compiler stage, the compiler whose CPU flags they list.
             **({"axes": ",".join(map("=".join, cell.own_axes))} if cell.own_axes else {}),
             **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
+            **({"device code": CLAIM} if cell.claims_code else {}),
+            **({"optional device code": json.dumps(list(cell.optional_code))} if cell.optional_code else {}),
             # These decide which image of a version each node gets, so a version cannot change them.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),

@@ -5,50 +5,37 @@ from __future__ import annotations
 import json
 
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import UserModeDriver, Variant
+from imagematrix.catalog.catalog import CLAIM, UserModeDriver, Variant
 from imagematrix.facts import device_code, marches
 from imagematrix.matrix.words import HOST_DRIVER
-from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Ptx
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.plan import Planned
 
-    DeviceCode = tuple[tuple[str, ...], tuple[Ptx, ...]]  # cubins and PTX of a catalog entry
 
 __all__ = ["for_item", "variant"]
 
 
-def for_item(
-    item: Planned,
-    flags: frozenset[str],
-    facts: tuple[tuple[str, str], ...] = (),
-    code: DeviceCode | None = None,
-) -> dict[str, str]:
-    """Return the labels of `item`'s image; `flags` are the CPU flags its code needs.
-
-    `facts` are the facts of its catalog entry that its bytes prove, and `code` is their device code if it
-    differs from the cell's.
-    """
+def for_item(item: Planned, entry: Variant) -> dict[str, str]:
+    """Return the labels of `item`'s image, whose catalog entry is `entry`."""
     cell = item.cell
     assert item.identity is not None  # noqa: S101 - a planned build has one; for the type checker
-    promised = replace(variant(cell, flags, item.reference), facts=facts)
-    if code is not None:
-        promised = replace(promised, cubins=code[0], ptx=code[1])
     own = {
         labels.IMAGE: cell.image.name,
         labels.VERSION: cell.image.version,
         labels.CELL: cell.id,
         labels.INPUT: item.identity.digest,
         labels.INPUTS: json.dumps(dict(item.identity.components), sort_keys=True, separators=(",", ":")),
-        labels.VARIANT: labels.write(promised),
+        labels.VARIANT: labels.write(entry),
         "org.opencontainers.image.title": cell.image.name,
         "org.opencontainers.image.version": cell.image.version,
     }
     if cell.image.development:
         own[labels.DEVELOPMENT] = "true"
+    if cell.optional_code:
+        own[labels.OPTIONAL] = json.dumps(list(cell.optional_code), separators=(",", ":"))
     if cell.image.prefer:
         own[labels.PREFER] = ",".join(cell.image.prefer)
     if cell.image.defaults:
@@ -64,7 +51,10 @@ def for_item(
 
 
 def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
-    """Return the catalog entry that `cell` promises."""
+    """Return the catalog entry that `cell` promises; `flags` are the CPU flags its code needs.
+
+    Its only fact is a claim of device code, without which an audit wants to see some.
+    """
     march, compute = cell.axes.get("march"), cell.axes.get("compute")
     return Variant(
         reference=reference,
@@ -79,13 +69,13 @@ def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
         vendor=cell.facts.vendor(march) if march else None,
         oldest_driver=cell.facts.oldest_driver(cell.cuda),
         axes=cell.own_axes,
+        facts=(("cubins", CLAIM),) if cell.claims_code else (),
     )
 
 
 def _driver(cell: Cell) -> UserModeDriver | None:
-    if cell.cuda is None:
+    if cell.driver is None:
         return None
-    version = cell.axes.get("driver", HOST_DRIVER)
-    if version == HOST_DRIVER:
+    if cell.driver == HOST_DRIVER:
         return UserModeDriver(mode="host")
-    return UserModeDriver(mode="exact", version=version)
+    return UserModeDriver(mode="exact", version=cell.driver)

@@ -10,15 +10,16 @@ from imagematrix.planning.identity import TRIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from imagematrix.errors import ImagematrixError
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.context import Listing
-    from imagematrix.planning.driver import Driver
+    from imagematrix.planning.driver import DriverFolder
     from imagematrix.planning.identity import Identity
 
-__all__ = ["SCHEMA", "Difference", "DropStatus", "Dropped", "Plan", "PlanStatus", "Planned"]
+__all__ = ["SCHEMA", "Difference", "DropStatus", "Dropped", "Plan", "PlanStatus", "Planned", "naming"]
 
 SCHEMA = "imagematrix.plan/v1"
 
@@ -30,7 +31,7 @@ class PlanStatus(StrEnum):
     ADOPT = "adopt"
     UP_TO_DATE = "up-to-date"
     REFUSED = "refused"  # the store has the cell under the same version, built from other inputs
-    FAILED = "failed"  # its context, or that of a base image, cannot be read
+    FAILED = "failed"  # its context, its base, or that of an image it builds on cannot be read
     OTHER_SHARD = "other-shard"
 
 
@@ -60,7 +61,7 @@ class Planned:
     `bases` are the images it builds on, `needs` the images of this matrix among them. `identity` is None
     if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
     has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
-    from a folder, or None.
+    from a folder, or None. `error` is why it failed; `why` has its message.
     """
 
     cell: Cell
@@ -72,7 +73,8 @@ class Planned:
     needs: tuple[str, ...] = ()
     identity: Identity | None = None
     difference: Difference | None = None
-    driver: Driver | None = None
+    driver: DriverFolder | None = None
+    error: ImagematrixError | None = None
 
     @property
     def trims(self) -> bool:
@@ -122,14 +124,16 @@ class Plan:
 
     `shard` is the part that the plan was narrowed to, such as "2/8", or None.
     `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
-    copy from. `lost` are the references of published images that the registry lost and no item rebuilds.
+    copy from. `unresolved` are the errors of bases whose digest is unknown, which fail only their cells.
+    `lost` are the references of published images that the registry lost and no item rebuilds.
     """
 
     items: tuple[Planned | Dropped, ...]
     bases: Mapping[str, str]
-    contexts: Mapping[Path, Listing] = field(default_factory=dict)
+    contexts: Mapping[Path | None, Listing] = field(default_factory=dict)
     given: Given = field(default_factory=Given)
     shard: str | None = None
+    unresolved: Mapping[str, ImagematrixError] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
     def with_status(self, *statuses: PlanStatus) -> tuple[Planned, ...]:
@@ -152,3 +156,11 @@ def _named(cell: Cell) -> dict[str, object]:
         "cell": cell.id,
         "axes": dict(cell.axes),
     }
+
+
+def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
+    """Return a function that names an item by its cell, with its image if `items` have several images."""
+    images = {(item.cell.image.name, item.cell.image.version) for item in items}
+    if len(images) > 1:
+        return lambda item: f"{item.cell.image.name}:{item.cell.image.version} {item.cell.id}"
+    return lambda item: item.cell.id

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.matrix.expand import Excluded, expand, only
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.words import DRIVER_FROM
-from imagematrix.planning import context, driver, identity, schema1
+from imagematrix.planning import context, driver, flags, identity
 from imagematrix.planning.given import Given
-from imagematrix.planning.identity import Identity
 from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus
 from imagematrix.render import dockerfile as dockerfiles
-from imagematrix.render.render import Renderer
+from imagematrix.render.render import Renderer, completed
 from imagematrix.spelling import nearest
+from imagematrix.text import shortened
 from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.matrix.expand import Expansion
     from imagematrix.matrix.matrix import Cell, Image, Matrix
     from imagematrix.planning.backend import Present, Store
     from imagematrix.planning.context import Listing
-    from imagematrix.planning.driver import Driver
+    from imagematrix.planning.driver import DriverFolder
+    from imagematrix.planning.identity import Identity
 
 __all__ = ["Against", "plan"]
 
 SHOWN = 5  # files listed in a reason
+DEEPEST = 100  # images of the matrix that build on each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,9 @@ class Against:
     """The state that a matrix is planned against.
 
     Images belong in `store`; missing ones are adopted from `engine` if it has them, or built. `locked` are
-    the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError;
-    without it, or if the lock is `frozen`, nothing is resolved. `recorded` returns the listing of the context
-    with a digest, if it was recorded. `given` are the inputs from the command line.
+    the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError or
+    EngineError; without it, or if the lock is `frozen`, nothing is resolved. `recorded` returns the listing
+    of the context with a digest, if it was recorded. `given` are the inputs from the command line.
     """
 
     resolve: Callable[[str], str] | None = None
@@ -57,7 +58,7 @@ class Against:
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
     """Return what a build of `matrix` would do; `expression` selects cells as `--only` does.
 
-    Raises UsageError if a base image does not exist, or is missing in a frozen lock.
+    Raises UsageError if a base image is missing in a frozen lock.
     """
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         expansion = expand(matrix)
@@ -70,20 +71,11 @@ def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> 
         bases=planner.bases,
         contexts=planner.contexts,
         given=against.given or Given(),
+        unresolved=planner.unresolved,
         lost=tuple(
             sorted(planner.lost.difference(item.reference for item in items if isinstance(item, Planned)))
         ),
     )
-
-
-class _Verdict(NamedTuple):
-    """The status of a cell in the stores."""
-
-    identity: Identity
-    reference: str
-    status: PlanStatus
-    why: str | None = None
-    difference: Difference | None = None
 
 
 class _Planner:
@@ -91,17 +83,17 @@ class _Planner:
 
     def __init__(self, matrix: Matrix, against: Against, renderer: Renderer) -> None:
         self.bases: dict[str, str] = {}
-        self.contexts: dict[Path, Listing] = {}
+        self.contexts: dict[Path | None, Listing] = {}
         self.lost: set[str] = set()
-        self._unread: dict[Path, UsageError] = {}
+        self.unresolved: dict[str, ImagematrixError] = {}
+        self._unread: dict[Path | None, UsageError] = {}
         self._images = {image.name: image for image in matrix.images}
         self._where = matrix.path
         self._against = against
         self._given = against.given or Given()
         self._renderer = renderer
-        self._drivers: dict[tuple[Path, str, str], Driver | UsageError] = {}
-        self._schema1_contexts: dict[Path, str] = {}  # digests of contexts by schema 1
-        self._changed_files: dict[tuple[Path, str], tuple[str, ...]] = {}
+        self._drivers: dict[tuple[Path, str, str], DriverFolder | UsageError] = {}
+        self._changed_files: dict[tuple[Path | None, str], tuple[str, ...]] = {}
         self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
         self._planned: dict[tuple[str, str], Planned | None] = {}  # None while it is being planned
 
@@ -126,6 +118,8 @@ class _Planner:
         key = cell.image.name, cell.id
         if key not in self._planned:
             self._planned[key] = None
+            if sum(item is None for item in self._planned.values()) > DEEPEST:
+                raise UsageError(f"more than {DEEPEST} images build on each other (in the cell {cell.id})")
             self._planned[key] = self._planned_from_template(cell)
         item = self._planned[key]
         if item is None:
@@ -134,12 +128,7 @@ class _Planner:
 
     def _planned_from_template(self, cell: Cell) -> Planned:
         own: dict[str, Planned] = {}  # images of this matrix that it may build on, by reference
-        text = self._renderer.render(cell, partial(self._reference, cell, own))
-        try:
-            named = dockerfiles.bases(text)
-        except UsageError as error:
-            message = f"{cell.image.template}: {error} (in the cell {cell.id})"
-            raise UsageError(message, remedy=error.remedy) from error
+        text, named = self._dockerfile(cell, own)
         names = [name for name in named if name not in (program.CONTEXT, driver.CONTEXT)]
         item = Planned(
             cell=cell,
@@ -152,15 +141,19 @@ class _Planner:
         )
         # Before anything can fail, because a lock keeps the bases of cells that fail.
         digests = {name: self._base(name) for name in item.bases}
+        try:
+            flags.require_source(cell, text)
+        except UsageError as error:
+            return _failed(item, error)
         if driver.CONTEXT in named or DRIVER_FROM in cell.properties:
             try:
                 item = replace(item, driver=self._driver(cell, named, stacked=bool(own)))
             except UsageError as error:  # fails only the cells with this driver
-                return _failed(item, str(error))
+                return _failed(item, error)
         digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
-        for other in own.values():
-            if other.status is PlanStatus.FAILED:
-                return _failed(item, f"it builds on {other.cell.image.name}: {other.why}")
+        hindrance = next(self._hindrances(names, own), None)
+        if hindrance:
+            return _failed(item, hindrance)
         resolved = {name: digests[name] for name in names}
         bases = {name: digest for name, digest in resolved.items() if digest}
         if len(bases) < len(resolved) or self._given.values(cell.image) is None:
@@ -168,7 +161,7 @@ class _Planner:
         try:
             context_digest = self._context(cell.image).digest
         except UsageError as error:  # fails only the cells of this image
-            return _failed(item, str(error))
+            return _failed(item, error)
         trims = program.CONTEXT in named
         made = identity.identify(
             cell,
@@ -179,7 +172,30 @@ class _Planner:
             trims=trims,
             driver=item.driver.listing.digest if item.driver else None,
         )
-        return replace(item, **self._compared(cell, made)._asdict())
+        item = replace(item, identity=made, reference=f"{cell.image.name}:{identity.tag(cell, made)}")
+        return self._compared(item, made)
+
+    def _dockerfile(self, cell: Cell, own: dict[str, Planned]) -> tuple[str, tuple[str, ...]]:
+        """Return the Dockerfile of a cell and the images that it names; add those of this matrix to `own`."""
+        rendered = self._renderer.render(cell, partial(self._reference, cell, own))
+        try:
+            text = completed(rendered, cell)
+            if cell.image.context is None:
+                dockerfiles.require_no_files(text)
+            return text, dockerfiles.bases(text)
+        except UsageError as error:
+            message = f"{cell.image.template}: {error} (in the cell {cell.id})"
+            raise UsageError(message, remedy=error.remedy) from error
+
+    def _hindrances(self, names: Sequence[str], own: Mapping[str, Planned]) -> Iterator[ImagematrixError]:
+        """Yield why a cell that builds on the images `names` cannot be built."""
+        for name in names:
+            error = own[name].error if name in own else None
+            if error:
+                message = f"it builds on {own[name].cell.image.name}: {error}"
+                yield type(error)(message, remedy=error.remedy)
+            if name in self.unresolved:
+                yield self.unresolved[name]
 
     def _reference(self, cell: Cell, own: dict[str, Planned], name: str) -> str:
         """Return the reference of the image `name` of the same cell, and add it to `own`."""
@@ -190,56 +206,34 @@ class _Planner:
         own[item.reference] = item
         return item.reference
 
-    def _compared(self, cell: Cell, made: Identity) -> _Verdict:
-        """Return the status of a cell with the identity `made` in the store, or else in the engine."""
+    def _compared(self, item: Planned, made: Identity) -> Planned:
+        """Return `item` with the status of its identity `made` in the store, or else in the engine."""
+        cell = item.cell
         present = self._present_of(self._against.store, cell)
-        same, verdict = self._same(_of_kind(present, cell), cell, made)
+        same = _same(present, cell, made)
         # A development image is replaced, even under the same reference.
-        others = [one for one in present if one is not same and one.reference != verdict.reference]
-        replaceable = cell.image.development or all(one.development for one in others)
+        others = [image for image in present if image is not same and image.reference != item.reference]
+        replaceable = cell.image.development or all(image.development for image in others)
         if same and not same.lost and replaceable:
-            return verdict._replace(status=PlanStatus.UP_TO_DATE)
+            return replace(item, status=PlanStatus.UP_TO_DATE)
         if others and self._against.store:
             difference, why = self._difference(self._against.store, others[0].reference, cell, made)
             if same:
                 why += f", and there are both {same.reference} and {difference.reference}"
             status = PlanStatus.BUILD if replaceable else PlanStatus.REFUSED
-            return verdict._replace(status=status, why=why, difference=difference)
-        in_engine, local = None, verdict
-        if engine := _of_kind(self._present_of(self._against.engine, cell), cell):
-            in_engine, local = self._same(engine, cell, made)
-        return (verdict if same else local)._replace(
-            status=PlanStatus.ADOPT if in_engine else PlanStatus.BUILD,
-            why="the registry lost it" if same else None,
-        )
+            return replace(item, status=status, why=why, difference=difference)
+        in_engine = _same(self._present_of(self._against.engine, cell), cell, made)
+        status = PlanStatus.ADOPT if in_engine else PlanStatus.BUILD
+        return replace(item, status=status, why="the registry lost it" if same else None)
 
     def _difference(self, store: Store, reference: str, cell: Cell, made: Identity) -> tuple[Difference, str]:
         """Return how a cell differs from the image `reference`, as data and as a sentence."""
         before = store.components(reference)
-        old = self._by_schema1(cell.image, made) if before.get("schema") == schema1.SCHEMA else None
-        changed = (old or made).changed(before)
+        changed = made.changed(before)
         files = self._files(cell.image, before.get("context", "")) if "context" in changed else ()
-        named = f": {', '.join(files[:SHOWN])}{', …' * (len(files) > SHOWN)}" if files else ""
+        named = f": {shortened(files, SHOWN, more=', …')}" if files else ""
         difference = Difference(reference=reference, components=changed, files=files)
         return difference, f"{', '.join(changed)} changed{named}"
-
-    def _same(self, present: list[Present], cell: Cell, made: Identity) -> tuple[Present | None, _Verdict]:
-        """Return the image that was built from the same inputs, if any, and the cell's verdict then."""
-        by_input = {one.input_digest: one for one in reversed(present)}
-        candidate: Identity | None = made
-        if present and made.digest not in by_input:
-            candidate = self._by_schema1(cell.image, made)
-        if candidate and candidate.digest in by_input:
-            one = by_input[candidate.digest]
-            return one, _Verdict(candidate, one.reference, PlanStatus.BUILD)
-        reference = f"{cell.image.name}:{identity.tag(cell, made)}"
-        return None, _Verdict(made, reference, PlanStatus.BUILD)
-
-    def _by_schema1(self, image: Image, made: Identity) -> Identity | None:
-        if image.context not in self._schema1_contexts:
-            self._schema1_contexts[image.context] = schema1.context_digest(image.context)
-        components = schema1.components(made.components, self._schema1_contexts[image.context])
-        return Identity(components=components) if components else None
 
     def _files(self, image: Image, before: str) -> tuple[str, ...]:
         """Return the files that differ from the context with the digest `before`, if it was recorded."""
@@ -263,7 +257,7 @@ class _Planner:
                 raise self._unread[image.context] from error
         return self.contexts[image.context]
 
-    def _driver(self, cell: Cell, named: Collection[str], *, stacked: bool) -> Driver | None:
+    def _driver(self, cell: Cell, named: Collection[str], *, stacked: bool) -> DriverFolder | None:
         """Return the driver that a cell takes from a folder, or None; raise UsageError if it cannot.
 
         `named` are the images and contexts that its Dockerfile names. If it is `stacked` on another image of
@@ -290,17 +284,19 @@ class _Planner:
         return result
 
     def _base(self, name: str) -> str | None:
-        if name not in self.bases:
+        if name not in self.bases and name not in self.unresolved:
             digest = self._against.locked.get(name)
             if digest is None and self._against.frozen:
                 remedy = "run `imagematrix lock`, and commit the file"
                 raise UsageError(f"{name} not found in the lock file", remedy=remedy)
             if digest is None and self._against.resolve:
-                digest = self._against.resolve(name)
-            if digest is None:
-                return None
-            self.bases[name] = digest
-        return self.bases[name]
+                try:
+                    digest = self._against.resolve(name)
+                except (EngineError, UsageError) as error:
+                    self.unresolved[name] = error
+            if digest:
+                self.bases[name] = digest
+        return self.bases.get(name)
 
     def _present_of(self, store: Store | None, cell: Cell) -> list[Present]:
         if store is None:
@@ -308,21 +304,22 @@ class _Planner:
         key = id(store), cell.image.name
         if key not in self._present:
             by_cell: dict[str, list[Present]] = {}
-            for one in store.present(cell.image.name, cell.image.version):
-                by_cell.setdefault(one.cell, []).append(one)
-                if one.lost:
-                    self.lost.add(one.reference)
+            for image in store.present(cell.image.name, cell.image.version):
+                by_cell.setdefault(image.cell, []).append(image)
+                if image.lost:
+                    self.lost.add(image.reference)
             self._present[key] = by_cell
         return self._present[key].get(cell.id, [])
 
 
-def _failed(item: Planned, why: str) -> Planned:
-    return replace(item, status=PlanStatus.FAILED, why=why)
+def _failed(item: Planned, error: ImagematrixError) -> Planned:
+    return replace(item, status=PlanStatus.FAILED, why=str(error), error=error)
 
 
-def _of_kind(present: list[Present], cell: Cell) -> list[Present]:
-    """Return the images that a cell can have: in a final version, those that are not development images.
+def _same(present: list[Present], cell: Cell, made: Identity) -> Present | None:
+    """Return the image of the cell that was built from the inputs of `made`, or None.
 
-    Development images have a label that says so, and are never pushed.
+    A final version has no development images: these have a label that says so, and are never pushed.
     """
-    return [one for one in present if cell.image.development or not one.development]
+    same = (image for image in present if image.input_digest == made.digest)
+    return next((image for image in same if cell.image.development or not image.development), None)

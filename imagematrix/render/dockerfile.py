@@ -18,9 +18,19 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["bases", "beginning", "replaced", "stages", "through_stage"]
+__all__ = [
+    "bases",
+    "beginning",
+    "has_stage",
+    "replaced",
+    "require_known_inputs",
+    "require_no_files",
+    "stages",
+    "through_stage",
+    "with_environment",
+]
 
 WITHOUT_IMAGES = (
     *(
@@ -46,6 +56,14 @@ UNCLEAR = re.compile(r"\\\\[ \t]*$")
 BLANKS = re.compile(r"[\t\v\f\r ]+")
 SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 FLAG_VALUE = r"""(?:(?<=--mount=)|(?<=--mount=["'])|(?<![^\s,"'-]))from=["']?({})(?=[\s,"'\\]|$)"""
+# Sources of ADD that are fetched. A git repository is one by its scheme, or as USER@HOST:PATH.
+SCHEMES = ("http://", "https://", "git://", "ssh://")
+GIT = re.compile(r"(?:git|ssh)://|[\w-]+@[\w.${}-]+:|[\w-]+@\$|https?://[^#]*\.git(?:#|\Z)", re.ASCII)
+COMMIT = re.compile(r"#(?:[0-9a-f]{40}|[0-9a-f]{64})(?::[^$]*)?\Z", re.ASCII)
+CHECKSUM = re.compile(
+    r"--checksum=(?:sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}|[0-9a-f]{40}|[0-9a-f]{64})",
+    re.ASCII,
+)
 HEREDOC = re.compile(r"(\d*)<<(-?)([^<]*)")
 # A variable that all releases parse alike; with others, releases differ in whether they look for heredocs.
 VARIABLE = re.compile(r"""\$\{\w+(?::?[-+?][^\s"'$<{}\\]*)?\}""", re.ASCII)
@@ -55,9 +73,15 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     """Return the external images that `dockerfile` names, in order, each once.
 
     Raises UsageError if a FROM contains a variable, because the base is part of an image's identity and must
-    be written out (a template can do that), and for syntax that cannot be parsed reliably.
+    be written out (a template can do that), for inputs that no identity can contain, and for syntax that
+    cannot be parsed reliably.
     """
     return tuple(dict.fromkeys(name.text for name in _external(dockerfile, _steps(dockerfile))))
+
+
+def has_stage(dockerfile: str, stage: str) -> bool:
+    """Whether `dockerfile` has a stage named `stage`."""
+    return any(step.stage == stage for step in _steps(dockerfile))
 
 
 def through_stage(dockerfile: str, stage: str) -> str | None:
@@ -79,6 +103,30 @@ def beginning(dockerfile: str) -> str | None:
             name = begins.get(base.lower(), base)
             begins[step.stage] = name
     return None if name == "scratch" else name
+
+
+def require_no_files(dockerfile: str) -> None:
+    """Raise UsageError if an instruction of `dockerfile`, whose image has no context, reads files of it."""
+    for step in _steps(dockerfile):
+        if step.copying:
+            raise UsageError(
+                f"the image has no context, which this instruction reads: {step.copying}",
+                remedy="name the folder with its files in matrix.yaml, such as context: src",
+            )
+
+
+def require_known_inputs(triggers: Iterable[str], base: str) -> None:
+    """Raise UsageError if an ONBUILD trigger of a base image brings inputs from elsewhere.
+
+    The other inputs of triggers are in the base and in the context, and so in the identity.
+    """
+    for trigger in triggers:
+        source = _imported(trigger)
+        if source:
+            raise UsageError(
+                f"the base image {base} brings {source} into every build, by ONBUILD {trigger.strip()}",
+                remedy="build on an image without it, and write the instruction into the template",
+            )
 
 
 def stages(dockerfile: str) -> tuple[str, ...]:
@@ -105,6 +153,18 @@ def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
     return "".join([*parts, dockerfile[end:]])
 
 
+def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
+    """Return `dockerfile` with variables set at its end, so that no earlier line replaces them.
+
+    The values are plain words. Raises UsageError if the last instruction is not complete.
+    """
+    lines = (line for line in reversed(dockerfile.splitlines()) if line.strip(SPACE)[:1] not in ("", "#"))
+    if GOES_ON.search(next(lines, "")):
+        raise _unreadable("a last instruction that goes on", "remove the backslash at its end")
+    words = " ".join(f"{name}={value}" for name, value in environment.items())
+    return f"{dockerfile.rstrip()}\n\nENV {words}\n"
+
+
 @dataclass(frozen=True, slots=True)
 class _Name:
     """The name of an image or a stage, and its offset. If `numbered`, a number refers to a stage."""
@@ -116,11 +176,15 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An instruction that names images or begins a stage ("" for an unnamed one), and its offset."""
+    """An instruction that names images, begins a stage ("" for an unnamed one) or reads the context.
+
+    `start` is its offset, `copying` its text if it reads the context.
+    """
 
     start: int
-    names: tuple[_Name, ...]
-    stage: str | None
+    names: tuple[_Name, ...] = ()
+    stage: str | None = None
+    copying: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +238,10 @@ def _syntax(dockerfile: str) -> Iterator[_Name]:
 def _steps(dockerfile: str) -> Iterator[_Step]:
     """Yield the steps of a Dockerfile, parsed by paragraph, because Dockerfiles of a matrix share most."""
     paragraphs = dockerfile.split("\n\n")
-    for number, paragraph in enumerate(paragraphs):
+    for index, paragraph in enumerate(paragraphs):
         part = _paragraph(paragraph)
         if part.cut:  # an instruction contains an empty line: parse the rest as a whole
-            yield from _read("\n\n".join(paragraphs[number:])).steps
+            yield from _read("\n\n".join(paragraphs[index:])).steps
             return
         yield from part.steps
 
@@ -227,17 +291,83 @@ def _instruction(text: str, raw: str, start: int) -> tuple[list[_Step], list[tup
     if command in WITHOUT_IMAGES:
         return [], []
     if command == "onbuild":  # it applies to later builds, but its heredocs are here
+        source = _imported(rest[0]) if rest else None
+        if source:
+            remedy = "write the instruction into the templates that build on this image"
+            raise UsageError(f"ONBUILD brings {source} into later builds: {raw.strip()}", remedy=remedy)
         inner, *more = BLANKS.split(rest[0].strip(SPACE), maxsplit=1) if rest else [""]
         return [], _heredocs(inner.lower(), rest[0] if rest else "", more[0] if more else "")
     if command != "from" and command not in WITH_HEREDOCS:
         raise _unreadable(f"{word!r}, which is not an instruction", "see the Dockerfile reference")
-    if command != "from" and "--" not in text and "<<" not in text:  # most instructions
+    if command == "run" and "--" not in text and "<<" not in text:  # most instructions
         return [], []
     flags, arguments = _flags(rest[0] if rest else "")
     if command == "from":
         return [_stage(arguments, raw, start)], []
+    remote = _fetched(flags, arguments) if command == "add" else None
+    if remote:
+        raise UsageError(
+            f"the content of {remote} is not fixed: {raw.strip()}",
+            remedy="add --checksum=sha256:..., name a commit of a git repository (URL.git#...), or use COPY",
+        )
     names = tuple(_sources(flags, raw, start))
-    return [_Step(start, names, None)] if names else [], _heredocs(command, text, arguments)
+    step = _Step(start, names, copying=raw.strip() if _reads_context(command, flags, arguments) else None)
+    return [step] if names or step.copying else [], _heredocs(command, text, arguments)
+
+
+def _imported(trigger: str) -> str | None:
+    """Return an image or a remote source that the instruction of an ONBUILD names; None if there is none."""
+    word, *rest = BLANKS.split(trigger.strip(SPACE), maxsplit=1)
+    command = word.lower()
+    if command not in WITH_HEREDOCS or not rest:
+        return None
+    flags, arguments = _flags(rest[0])
+    return next(_named_sources(flags), None) or (_fetched(flags, arguments) if command == "add" else None)
+
+
+def _fetched(flags: Iterable[str], arguments: str) -> str | None:
+    """Return a remote source of an ADD whose content may change; None if it has none.
+
+    A checksum fixes it, as does a commit in the URL of a git repository. A variable could be a URL, or an
+    empty checksum.
+    """
+    if any(CHECKSUM.fullmatch(flag) for flag in flags):
+        return None
+    words = json.loads(arguments) if _is_json(arguments) else BLANKS.split(arguments.strip(SPACE))
+    sources = (re.sub(r"[\"'\\]", "", word) for word in words[:-1])
+    return next(filter(_changes, sources), None)
+
+
+def _changes(source: str) -> bool:
+    """Whether a source of ADD is fetched without a commit that fixes its content."""
+    return _is_remote(source) and not (GIT.match(source) and COMMIT.search(source))
+
+
+def _is_remote(source: str) -> bool:
+    """Whether a source of ADD is fetched, or may be."""
+    beginning, variable, _ = source.partition("$")
+    may_be_url = any(scheme.startswith(beginning) for scheme in SCHEMES) if variable else False
+    return may_be_url or source.startswith(SCHEMES) or bool(GIT.match(source))
+
+
+def _reads_context(command: str, flags: Sequence[str], arguments: str) -> bool:
+    """Whether an instruction reads files of the context."""
+    if command == "run":
+        mounts = [dict(_fields(flag.partition("=")[2])) for flag in flags if flag.startswith("--mount=")]
+        return any(mount.get("type", "bind") == "bind" and not mount.get("from") for mount in mounts)
+    if any(flag.startswith("--from=") for flag in flags):
+        return False
+    words = json.loads(arguments) if _is_json(arguments) else _words(arguments, raw=True)
+    return not all(
+        HEREDOC.fullmatch(source) or (command == "add" and _is_remote(source)) for source in words[:-1]
+    )
+
+
+def _fields(mount: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a mount, in lower case, with their values."""
+    for field in next(csv.reader([mount]), []):
+        key, _, value = field.partition("=")
+        yield key.lower(), value
 
 
 def _stage(arguments: str, raw: str, start: int) -> _Step:
@@ -255,20 +385,21 @@ def _sources(flags: Iterable[str], raw: str, start: int) -> Iterator[_Name]:
     """Yield the images and stages that flags of COPY and RUN name as sources."""
     at = 0
     for flag in flags:
-        key, _, value = flag.partition("=")
-        if key == "--from":
-            sources = [value]
-        elif key == "--mount":
-            fields = (field.partition("=") for field in next(csv.reader([value]), []))
-            sources = [value for key, _, value in fields if key.lower() == "from"]
-        else:
-            continue
-        for name in filter(None, sources):
-            place = _named(
-                name, FLAG_VALUE.format(re.escape(name)), raw[at:], start + at, numbered=key == "--from"
-            )
+        for name in _named_sources([flag]):
+            numbered = flag.startswith("--from=")
+            pattern = FLAG_VALUE.format(re.escape(name))
+            place = _named(name, pattern, raw[at:], start + at, numbered=numbered)
             at = place.at + len(name) - start
             yield place
+
+
+def _named_sources(flags: Iterable[str]) -> Iterator[str]:
+    for flag in flags:
+        key, _, value = flag.partition("=")
+        if key == "--from" and value:
+            yield value
+        elif key == "--mount":
+            yield from (source for name, source in _fields(value) if name == "from" and source)
 
 
 def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = False) -> _Name:

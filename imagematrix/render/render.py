@@ -14,8 +14,10 @@ from functools import lru_cache
 from typing import Self
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.facts import device_code
+from imagematrix.facts import device_code, runtime
 from imagematrix.matrix.feasibility import ARCHES
+from imagematrix.matrix.words import HOST_DRIVER
+from imagematrix.render.dockerfile import with_environment
 from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["Renderer", "variables"]
+__all__ = ["Renderer", "completed", "variables"]
 
 Key = tuple[str, str]  # image and cell
 
 SECONDS = 10  # of CPU time for one rendering; the shipped templates take about 1 ms
 PASSED = ("LD_LIBRARY_PATH",)  # where a Python of environment modules finds its own libraries
+NO_RUNTIME = {runtime.VISIBLE: runtime.VOID}
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from imagematrix.render.worker import main; main()"
@@ -166,6 +169,15 @@ class Renderer:
 
 def _key(cell: Cell) -> Key:
     return cell.image.name, cell.id
+
+
+def completed(dockerfile: str, cell: Cell) -> str:
+    """Return a rendered Dockerfile with what no template needs to write.
+
+    An image that needs nothing from the node's NVIDIA runtime says so to it, whatever its base or its
+    template says. Raises UsageError if the last instruction is not complete.
+    """
+    return dockerfile if cell.driver == HOST_DRIVER else with_environment(dockerfile, NO_RUNTIME)
 
 
 def variables(cell: Cell) -> dict[str, str | None]:

@@ -33,6 +33,12 @@ OUTPUT = 1 << 20  # characters of one Dockerfile
 MEMORY = 1 << 30  # bytes of address space
 # Jinja's objects that change while a template is rendered; no template gets one without writing its name.
 STATE = re.compile(r"\b(namespace|cycler|joiner)\b")
+# Raw blocks with their content, tags, comments and expressions. A quoted end of a tag does not end it.
+MARKUP = re.compile(
+    r"""{%[-+]?\s*raw\s*[-+]?%}(?P<raw>.*?){%[-+]?\s*endraw\s*[-+]?%}|{%(?:"[^"]*"|'[^']*'|[^"'])*?%}"""
+    r"""|{#.*?#}|(?P<value>{{.*?}})""",
+    re.DOTALL,
+)
 
 
 def main() -> None:
@@ -111,23 +117,41 @@ class Templates:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
             text = file.read()
         self._stateful = self._stateful or STATE.search(text) is not None
-        return text, self._path(name), None
+        return _with_line_ends(text), self._path(name), None
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
     def _with_position(self, error: Exception, template: str) -> str:
         """Return an error with file and line of the innermost template frame."""
-        place = self._path(template)
+        position = self._path(template)
         trace = error.__traceback__
         while trace:
             file = trace.tb_frame.f_code.co_filename
             if file.startswith(self._folder):
-                place = f"{file}:{trace.tb_lineno}"
+                position = f"{file}:{trace.tb_lineno}"
             trace = trace.tb_next
         if isinstance(error, MemoryError):
-            return f"{place}: it needs too much memory"
-        return f"{place}: {error}"
+            return f"{position}: it needs too much memory"
+        return f"{position}: {error}"
+
+
+def _with_line_ends(text: str) -> str:
+    """Return a template in which Jinja keeps the end of each line that has more than tags and comments.
+
+    Jinja removes the line break after every tag, which joins an instruction that ends in `{% endif %}` to
+    the next one. A plus sign in the tag keeps the line break.
+    """
+    parts: list[str] = []
+    end, alone = 0, True  # whether the line has only blanks, tags and comments so far
+    for match in MARKUP.finditer(text):
+        for words in (text[end : match.start()], match["value"] or "", match["raw"] or ""):
+            alone = ("\n" in words or alone) and not words.rpartition("\n")[2].strip()
+        parts.append(text[end : match.end()])
+        end = match.end()
+        if not (alone or match["value"] or text[end - 3] in "-+") and text[end : end + 1] == "\n":
+            parts[-1] = f"{parts[-1][:-2]}+{parts[-1][-2:]}"
+    return "".join([*parts, text[end:]])
 
 
 def _blamed(error: Exception) -> dict[str, Any]:

@@ -26,21 +26,26 @@ SKIPPED: dict[str, str] = {
 SHOWN = (BuildStatus.FAILED, *SKIPPED, *BUILT)
 
 
-def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str]) -> bytes:
+def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str], fatal: str | None = None) -> bytes:
     """Return the JUnit document of `outcomes`; `excerpt` returns the end of a failed cell's log.
 
-    Excluded and infeasible cells, and those of other shards, are not test cases.
+    If the error `fatal` ended the build as a whole, it is a test case of its own. Excluded and infeasible
+    cells, and those of other shards, are not test cases.
     """
     shown = [outcome for outcome in outcomes if outcome.status in SHOWN]
     counts = {
-        "tests": str(len(shown)),
+        "tests": str(len(shown) + (fatal is not None)),
         "failures": str(sum(outcome.status == BuildStatus.FAILED for outcome in shown)),
-        "errors": "0",
+        "errors": str(int(fatal is not None)),
         "time": _seconds(sum(outcome.seconds or 0 for outcome in shown)),
     }
     root = ET.Element("testsuites", {"name": "imagematrix", **counts})
     skipped = str(sum(outcome.status in SKIPPED for outcome in shown))
     suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
+    if fatal is not None:
+        whole = {"classname": "imagematrix", "name": "build", "time": _seconds(0)}
+        error = ET.SubElement(ET.SubElement(suite, "testcase", whole), "error", {"message": headline(fatal)})
+        error.text = plain(fatal)
     for outcome in shown:
         case = ET.SubElement(
             suite,

@@ -8,7 +8,7 @@ from imagematrix.builder.result import SCHEMA
 from imagematrix.errors import BuildError
 from imagematrix.planning.shard import Shard
 from imagematrix.reports.outcome import BUILT, DROPPED, MISSING, OPEN, STATUSES
-from imagematrix.text import plain
+from imagematrix.text import plain, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,17 +26,20 @@ PRECEDENCE = {status: place for place, status in enumerate(STATUSES)}
 class Merged:
     """The outcome of every cell, in the order of the documents.
 
-    `missing` are the shards, such as "3/8", that have no document although other shards have one.
+    `missing` are the shards, such as "3/8", that have no document although other shards have one, if the
+    outcome of a cell is not known. `errors` are those that ended builds as a whole, each with its document.
     """
 
     outcomes: tuple[Outcome, ...]
     missing: tuple[str, ...]
+    errors: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the Build document, in which a cell without a known outcome is "missing"."""
         return {
             "schema": SCHEMA,
             "shard": None,
+            "error": "\n".join(self.errors) if self.errors and self.failure() else None,
             "cells": [
                 {**outcome.data, "status": MISSING} if outcome.status in OPEN else dict(outcome.data)
                 for outcome in self.outcomes
@@ -48,7 +51,8 @@ class Merged:
         buildable = [outcome for outcome in self.outcomes if outcome.status not in DROPPED]
         absent = [outcome for outcome in buildable if outcome.status in OPEN]
         failed = [outcome for outcome in buildable if outcome.status not in (*BUILT, *OPEN)]
-        if not (failed or absent or self.missing):
+        # A build that ended is made good by another that built its cells.
+        if not (failed or absent or self.missing or (self.errors and not self.outcomes)):
             return None
         lines = [f"{len(failed) + len(absent)} of {len(buildable)} images were not built"]
         if failed:
@@ -56,7 +60,8 @@ class Merged:
         if absent:
             lines.append(f"no document has the outcome of: {_names(absent)}")
         if self.missing:
-            lines.append(f"no document for the shards: {_listed(self.missing)}")
+            lines.append(f"no document for the shards: {shortened(self.missing, SHOWN)}")
+        lines += self.errors
         remedy = "run these again, and add their documents"
         return BuildError("\n  ".join(lines), remedy=remedy)
 
@@ -68,20 +73,23 @@ def merge(reports: Iterable[Report]) -> Merged:
     from different inputs or into different images, or it is excluded in one and built in another.
     """
     best: dict[tuple[str, str, str], Outcome] = {}
+    errors: list[str] = []
     contradictions: list[str] = []
     seen: set[Shard] = set()
     for report in reports:
         if report.shard is not None:
             seen.add(Shard.parse(report.shard))
+        if report.error is not None:
+            errors.append(f"{report.where}: {report.error}")
         for outcome in report.outcomes:
             other = best.setdefault(outcome.key, outcome)
             if other is not outcome:
                 contradictions += _contradictions(other, outcome)
-                best[outcome.key] = min(other, outcome, key=lambda one: PRECEDENCE[one.status])
+                best[outcome.key] = min(other, outcome, key=lambda candidate: PRECEDENCE[candidate.status])
     if contradictions:
-        more = f"\n  and {len(contradictions) - SHOWN} more" if len(contradictions) > SHOWN else ""
+        shown = shortened(contradictions, SHOWN, "\n  ", "\n  and {} more")
         raise BuildError(
-            "the documents contradict each other:\n  " + "\n  ".join(contradictions[:SHOWN]) + more,
+            f"the documents contradict each other:\n  {shown}",
             remedy="merge the documents of one run only",
         )
     numbers = {
@@ -89,25 +97,33 @@ def merge(reports: Iterable[Report]) -> Merged:
         for count in {shard.count for shard in seen}
         for number in range(1, count + 1)
     }
-    absent = sorted(numbers - seen, key=lambda shard: (shard.count, shard.number))
-    return Merged(outcomes=tuple(best.values()), missing=tuple(map(str, absent)))
+    whole = best and not any(outcome.status in OPEN for outcome in best.values())
+    absent = [] if whole else sorted(numbers - seen, key=lambda shard: (shard.count, shard.number))
+    return Merged(outcomes=tuple(best.values()), missing=tuple(map(str, absent)), errors=tuple(errors))
 
 
-def _contradictions(one: Outcome, other: Outcome) -> list[str]:
-    if one.status in DROPPED or other.status in DROPPED:
-        pairs = [(one.status, other.status)] if one.status != other.status else []
-    elif one.status in OPEN or other.status in OPEN:
+def _contradictions(first: Outcome, other: Outcome) -> list[str]:
+    if first.status in DROPPED or other.status in DROPPED:
+        pairs = [(first.status, other.status)] if first.status != other.status else []
+    elif first.status in OPEN or other.status in OPEN:
         # A report decides only about the cells of its own shard; other shards may have other base images.
         pairs = []
     else:
-        pairs = [(f"input {one.input}", f"input {other.input}")] if _differ(one.input, other.input) else []
-        if _differ(one.digest, other.digest):
-            pairs.append((str(one.digest), str(other.digest)))
-    return [f"{_name(one)}: {left} in {one.where}, {right} in {other.where}" for left, right in pairs]
+        pairs = (
+            [(f"input {first.input}", f"input {other.input}")] if _differ(first.input, other.input) else []
+        )
+        if _differ(first.digest, other.digest):
+            differ = _differ(first.libzstd, other.libzstd)
+            pairs.append((_built(first, libzstd=differ), _built(other, libzstd=differ)))
+    return [f"{_name(first)}: {left} in {first.where}, {right} in {other.where}" for left, right in pairs]
 
 
-def _differ(one: str | None, other: str | None) -> bool:
-    return None not in (one, other) and one != other
+def _built(outcome: Outcome, *, libzstd: bool) -> str:
+    return f"{outcome.digest} by libzstd {outcome.libzstd}" if libzstd else str(outcome.digest)
+
+
+def _differ(first: str | None, other: str | None) -> bool:
+    return None not in (first, other) and first != other
 
 
 def _name(outcome: Outcome) -> str:
@@ -115,9 +131,4 @@ def _name(outcome: Outcome) -> str:
 
 
 def _names(outcomes: Sequence[Outcome]) -> str:
-    return _listed([_name(outcome) for outcome in outcomes])
-
-
-def _listed(words: Sequence[str]) -> str:
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return ", ".join(words[:SHOWN]) + more
+    return shortened([_name(outcome) for outcome in outcomes], SHOWN)

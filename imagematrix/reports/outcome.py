@@ -61,6 +61,7 @@ class Outcome:
     seconds: float | None
     log: str | None
     error: str | None
+    libzstd: str | None
     where: str
     data: Mapping[str, Any]
 
@@ -72,11 +73,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A Build document or a Plan document; `shard` is its part, such as "2/8", or None for a whole matrix."""
+    """A Build document or a Plan document; `shard` is its part, such as "2/8", or None for a whole matrix.
+
+    `error` ended the build as a whole.
+    """
 
     where: str
     shard: str | None
     outcomes: tuple[Outcome, ...]
+    error: str | None = None
 
 
 def load(path: str | Path) -> Report:
@@ -96,6 +101,7 @@ def parse(data: object, where: str) -> Report:
         where=where,
         shard=fields.text_or_none("shard"),
         outcomes=tuple(_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
+        error=fields.text_or_none("error"),
     )
 
 
@@ -113,6 +119,7 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
         input=fields.text_or_none("input"),
         digest=fields.text_or_none("digest"),
         seconds=fields.number_or_none("seconds"),
+        libzstd=fields.text_or_none("libzstd"),
         log=fields.text_or_none("log"),
         error=fields.text_or_none("error"),
         where=where,

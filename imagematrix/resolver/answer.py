@@ -4,43 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.errors import UsageError
 from imagematrix.resolver.tag import request
 from imagematrix.selection.select import explain, select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.node.host import Host
-    from imagematrix.resolver.node import Node
+    from imagematrix.resolver.node import HostSources
     from imagematrix.selection.selection import Selection
 
-__all__ = ["Nodes", "Resolved", "explained", "resolve"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """This node, and by name the nodes that represent classes. Their facts are read when they are needed."""
-
-    here: Node
-    classes: Mapping[str, Node]
-
-    def host(self, node_class: str | None) -> Host:
-        """Return the host of a class, or of this node; raise UsageError if there is no such class.
-
-        Raises EngineError if the host cannot be read: a temporary error, not a verdict about an image.
-        """
-        node = self.here if node_class is None else self.classes.get(node_class)
-        if node is not None:
-            try:
-                return node.host()
-            except ImagematrixError as error:
-                raise EngineError(f"the node cannot be read: {error}", remedy=error.remedy) from error
-        names = ", ".join(sorted(self.classes)) or "none"
-        remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
-        raise UsageError(f"class {node_class!r} not found", remedy=remedy)
+__all__ = ["Resolved", "explained", "resolve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +35,7 @@ class Resolved:
         return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}"
 
 
-def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
+def resolve(nodes: HostSources, catalog: Catalog, tag: str) -> Resolved:
     """Return the variant of `catalog` for `tag` on this node.
 
     For a class, every node gets the variant of the class's host, if it fits the node. Raises NothingFits with
@@ -71,6 +45,7 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     requested = request(tag, catalog)
     host = nodes.host(requested.node_class)
     selection = explain(host, catalog, gpus=requested.gpus, where=dict(requested.where))
+    # `select` would advise --where, an option that a client of a registry does not have.
     if selection.variant is None and selection.decision.differing:
         axis, (value, *_) = next(iter(selection.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
@@ -78,14 +53,15 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     chosen = _resolved(select(host, catalog, gpus=requested.gpus, where=dict(requested.where)))
     if requested.node_class is None:
         return chosen
-    own = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
-    if chosen.reference not in own.fits:
+    here = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
+    if chosen.reference not in here.fits:
         message = f"class {requested.node_class} gets {chosen.reference}, which does not fit this node"
         raise UsageError(message, remedy=f"run `imagematrix explain {chosen.reference}` on this node")
-    return replace(chosen, gpus=own.gpus)
+    # The class decides on the variant, but the container gets the GPUs of this node.
+    return replace(chosen, gpus=here.gpus)
 
 
-def explained(nodes: Nodes, catalog: Catalog, tag: str) -> dict[str, object]:
+def explained(nodes: HostSources, catalog: Catalog, tag: str) -> dict[str, object]:
     """Return the Selection document for `tag`; raise UsageError if the tag is invalid."""
     requested = request(tag, catalog)
     host = nodes.host(requested.node_class)

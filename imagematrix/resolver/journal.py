@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from imagematrix.errors import EngineError, ImagematrixError
     from imagematrix.resolver.answer import Resolved
 
-__all__ = ["Journal"]
+__all__ = ["ResolverJournal"]
 
 METHODS = ("GET", "HEAD")
 
 
-class Journal:
+class ResolverJournal:
     """The counters of this process; `note` is called with each line."""
 
     TYPE = CONTENT_TYPE_LATEST
@@ -58,9 +58,9 @@ class Journal:
         """Log why a request was refused."""
         self._note(f"{path}: {error.details}")
 
-    def aborted(self, path: str, error: ConnectionError) -> None:
+    def aborted(self, path: str, why: str) -> None:
         """Log an answer that the client or the upstream aborted."""
-        self._note(f"{path}: aborted: {error}")
+        self._note(f"{path}: aborted: {why}")
 
     def stale(self, tag: str, error: EngineError) -> None:
         """Log an answer from the last known state."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.files import stamp
 from imagematrix.node.host import Host
 from imagematrix.node.probe import probe
@@ -13,22 +15,45 @@ from imagematrix.node.tree import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
 
-__all__ = ["Node", "Probed", "Saved"]
+__all__ = ["HostSource", "HostSources", "Probed", "Saved"]
 
 # NVIDIA's driver lists MIG devices here; a Host probed without NVML lacks them.
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 INTERVAL_S = 1.0  # the shortest time between two checks for a change
 
 
-class Node(Protocol):
+class HostSource(Protocol):
     """A node. `host` returns its current facts, or raises ProbeError or UsageError."""
 
     def host(self) -> Host:
         """Return the host. Thread-safe."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSources:
+    """This node, and by name the nodes that represent classes. Their facts are read when they are needed."""
+
+    here: HostSource
+    classes: Mapping[str, HostSource]
+
+    def host(self, node_class: str | None) -> Host:
+        """Return the host of a class, or of this node; raise UsageError if there is no such class.
+
+        Raises EngineError if the host cannot be read: a temporary error, not a verdict about an image.
+        """
+        node = self.here if node_class is None else self.classes.get(node_class)
+        if node is not None:
+            try:
+                return node.host()
+            except ImagematrixError as error:
+                raise EngineError(f"the node cannot be read: {error}", remedy=error.remedy) from error
+        names = ", ".join(sorted(self.classes)) or "none"
+        remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
+        raise UsageError(f"class {node_class!r} not found", remedy=remedy)
 
 
 class Saved:
@@ -38,7 +63,7 @@ class Saved:
         self._reloaded = _Reloaded(lambda: stamp(path), lambda: Host.load(path))
 
     def host(self) -> Host:
-        """Return the host; see Node."""
+        """Return the host; see HostSource."""
         return self._reloaded.value()
 
 
@@ -49,7 +74,7 @@ class Probed:
         self._reloaded = _Reloaded(_state_without_nvml, probe)
 
     def host(self) -> Host:
-        """Return the host; see Node."""
+        """Return the host; see HostSource."""
         return self._reloaded.value()
 
 
@@ -67,6 +92,7 @@ class _Reloaded:
     def value(self) -> Host:
         with self._lock:
             if self._value is None or time.monotonic() - self._checked >= INTERVAL_S:
+                # Before the host: what changes between the two is found at the next check.
                 seen = self._state()
                 if self._value is None or seen != self._seen:
                     self._value = self._read()

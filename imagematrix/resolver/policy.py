@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Policy", "Rule"]
+__all__ = ["SignaturePolicy", "SignatureRule"]
 
 SCHEMA = "imagematrix.policy/v1"
 LIMIT = 1024 * 1024  # bytes of the file
@@ -23,7 +23,7 @@ OTHERWISE = ("allow", "deny")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class SignatureRule:
     """A rule that images need a signature by one of `keys`.
 
     It applies to repositories that match the pattern `repository`, in which `*` stands for any characters.
@@ -36,19 +36,19 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SignaturePolicy:
     """A list of rules, of which the first one that matches a repository applies.
 
     `allows_others`: images without a rule are allowed. `registry` is the registry in the names of signed
     repositories, "" if they have none.
     """
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[SignatureRule, ...] = ()
     allows_others: bool = True
     registry: str = ""
 
     @classmethod
-    def load(cls, path: Path) -> Policy:
+    def load(cls, path: Path) -> SignaturePolicy:
         """Return the policy in a file, with key files relative to its folder; raise UsageError."""
         fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
         fields.schema(SCHEMA)
@@ -57,21 +57,23 @@ class Policy:
             raise fields.fail("otherwise", f"expected allow or deny, found {otherwise!r}")
         _only(fields, "schema", "registry", "rules", "otherwise")
         return cls(
-            rules=tuple(_rule(one, path.parent) for one in fields.objects("rules")),
+            rules=tuple(_rule(rule, path.parent) for rule in fields.objects("rules")),
             allows_others=otherwise == "allow",
             registry=fields.text_or_none("registry") or "",
         )
 
-    def on(self, registry: str) -> Policy:
+    def on(self, registry: str) -> SignaturePolicy:
         """Return the policy with `registry` in the names of signed repositories, unless it names another."""
         return self if self.registry else replace(self, registry=registry)
 
-    def rule(self, repository: str) -> Rule | None:
+    def rule(self, repository: str) -> SignatureRule | None:
         """Return the rule for a repository, or None if it needs none.
 
         Raises SignatureError if there is no rule and other images are denied.
         """
-        rule = next((one for one in self.rules if fnmatchcase(repository, one.repository)), None)
+        rule = next(
+            (candidate for candidate in self.rules if fnmatchcase(repository, candidate.repository)), None
+        )
         if rule is None and not self.allows_others:
             raise SignatureError(f"the policy allows no images of {repository}")
         return rule
@@ -81,7 +83,7 @@ class Policy:
         return f"{self.registry}/{repository}" if self.registry else repository
 
 
-def _rule(fields: documents.Fields, folder: Path) -> Rule:
+def _rule(fields: documents.Fields, folder: Path) -> SignatureRule:
     _only(fields, "repository", "keys", "aliases")
     pattern = fields.text("repository")
     if not PATTERN.fullmatch(pattern):
@@ -89,7 +91,7 @@ def _rule(fields: documents.Fields, folder: Path) -> Rule:
     keys = tuple(Key.load(folder / name) for name in fields.texts("keys"))
     if not keys:
         raise fields.fail("keys", "at least one file with a public key is needed")
-    return Rule(repository=pattern, keys=keys, aliases=frozenset(fields.texts("aliases")))
+    return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.texts("aliases")))
 
 
 def _only(fields: documents.Fields, *names: str) -> None:

@@ -1,40 +1,52 @@
-"""The registry's API, read-only (OCI distribution specification)."""
+"""The server of the resolver: a registry's API, read-only (OCI distribution specification)."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import io
+import ipaddress
 import json
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from aiohttp import BasicAuth, web
 
-from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
+from imagematrix.compression import has_zstd, without_zstd
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
+from imagematrix.listening import Address, listening
 from imagematrix.reference import DIGEST, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
+from imagematrix.resolver.journal import ResolverJournal
+from imagematrix.resolver.node import HostSources
+from imagematrix.resolver.policy import SignaturePolicy
+from imagematrix.resolver.state import StateFolder
+from imagematrix.resolver.tag import CLASS_NAME
+from imagematrix.resolver.upstream import LAYOUT, open_upstream
 from imagematrix.resolver.versions import Versions
 
 Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.oci.registry import Manifest
-    from imagematrix.resolver.answer import Nodes, Resolved
-    from imagematrix.resolver.journal import Journal
-    from imagematrix.resolver.policy import Policy
+    from imagematrix.node.host import Host
+    from imagematrix.oci.manifest import Manifest
+    from imagematrix.resolver.answer import Resolved
+    from imagematrix.resolver.node import HostSource
     from imagematrix.resolver.signature import Key
-    from imagematrix.resolver.state import State
     from imagematrix.resolver.upstream import Upstream
-    from imagematrix.resolver.version import Version
+    from imagematrix.resolver.versions import Version
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["Resolver"]
+__all__ = ["Resolver", "ResolverSettings", "serve"]
 
 API = {"Docker-Distribution-Api-Version": "registry/2.0"}
 PATH = re.compile(r"/v2/(?P<repository>[^?]+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)", re.ASCII)
@@ -45,11 +57,14 @@ CODES = {
     403: "DENIED",
     404: "NAME_UNKNOWN",
     405: "UNSUPPORTED",
-    502: "UNAVAILABLE",
+    502: "UNAVAILABLE",  # of Docker's registry: the specification has no code for it
 }
 DENIED, MISSING, UNAVAILABLE = 403, 404, 502
+DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-Agent
 OPEN = ("/healthz",)  # paths that need no token
 DECIDING = 4  # threads
+WATCH_S = 10.0  # between checks whether the node has changed
+GRACE_S = 10.0  # for pulls in progress, after a signal
 
 
 class Resolver:
@@ -64,12 +79,12 @@ class Resolver:
         self,
         *,
         upstream: Upstream,
-        nodes: Nodes,
-        journal: Journal,
+        nodes: HostSources,
+        journal: ResolverJournal,
         mirrors: str | None = None,
         token: str | None = None,
-        policy: Policy | None = None,
-        state: State | None = None,
+        policy: SignaturePolicy | None = None,
+        state: StateFolder | None = None,
     ) -> None:
         self._upstream = upstream
         # Local work has its own threads, because asyncio's may all wait for an upstream that hangs.
@@ -99,15 +114,15 @@ class Resolver:
                 response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
             else:
                 response = await handler(request)
-        except ConnectionError as error:
-            # The answer has begun, so it can only be truncated.
-            self._journal.aborted(request.path, error)
+        except (ConnectionError, asyncio.CancelledError) as error:
+            # The client has gone, or the answer has begun and can only be truncated.
+            self._journal.aborted(request.path, str(error) or "the client has disconnected")
             raise
         except web.HTTPException as error:
             response = _error(error.status, error.text or error.reason)
         except UnknownImageError as error:
             response = _error(MISSING, _sentence(error))
-        except EngineError as error:
+        except EngineError as error:  # before its base class: `sweep` removes a name that is refused with 403
             self._journal.refused(request.path, error)
             response = _error(UNAVAILABLE, _sentence(error))
         except ImagematrixError as error:
@@ -159,6 +174,7 @@ class Resolver:
             raise web.HTTPNotFound(
                 text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
             )
+        _require_unpackable(request, manifest)
         return _manifest(manifest)
 
     def _check(self, request: web.Request, repository: str) -> None:
@@ -212,12 +228,20 @@ class Resolver:
 def _accepted(request: web.Request, media_type: str) -> bool:
     """Whether a client accepts a media type; without an Accept header, it accepts any."""
     accepted = ",".join(request.headers.getall("Accept", ["*/*"])).split(",")
-    return any(one.partition(";")[0].strip() in (media_type, "application/*", "*/*") for one in accepted)
+    return any(kind.partition(";")[0].strip() in (media_type, "application/*", "*/*") for kind in accepted)
+
+
+def _require_unpackable(request: web.Request, manifest: Manifest) -> None:
+    """Raise UsageError if the client is a Docker that cannot unpack the layers of an image."""
+    client = DOCKER.match(request.headers.get("User-Agent", ""))
+    lacks = without_zstd(client[1]) if client else None
+    if lacks and has_zstd(manifest.raw):
+        raise UsageError(f"the image has layers compressed with zstd: {lacks[0]}", remedy=lacks[1])
 
 
 def _manifest(manifest: Manifest) -> web.Response:
     headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
-    return web.Response(body=manifest.raw, headers=headers)
+    return web.Response(body=io.BytesIO(manifest.raw), headers=headers)  # sent in pieces, as a client reads
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -229,3 +253,100 @@ def _error(status: int, message: str) -> web.Response:
 
 def _sentence(error: ImagematrixError) -> str:
     return f"{error}; {error.remedy}" if error.remedy else str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolverSettings:
+    """The options of `imagematrix resolver`.
+
+    `listen` is ADDRESS:PORT. The file `changed` is touched at the start, and after each change of the node.
+    `policy` is a file, `state` a folder.
+    """
+
+    upstream: str
+    listen: str
+    node: HostSource
+    classes: Mapping[str, HostSource]
+    token: str | None
+    changed: Path | None = None
+    policy: Path | None = None
+    state: Path | None = None
+
+    def address(self) -> Address:
+        """Return the address to listen on; raise UsageError if it is invalid, or needs a token."""
+        address = Address.parse(self.listen)
+        if not ipaddress.ip_address(address.host).is_loopback and not self.token:
+            raise UsageError(
+                f"other machines can reach {self.listen}, and would read images with this node's login",
+                remedy="require a password with --token-file, or listen on 127.0.0.1",
+            )
+        return address
+
+
+def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` is called with the address, the choices and the refusals.
+
+    Raises UsageError for invalid settings, ImagematrixError if the node cannot be probed.
+    """
+    for name in settings.classes:
+        if not CLASS_NAME.fullmatch(f"class.{name}"):
+            raise UsageError(
+                f"invalid class name: {name!r}; expected letters, digits, '.' and '_', as in a tag"
+            )
+    address = settings.address()
+    policy = SignaturePolicy.load(settings.policy) if settings.policy else SignaturePolicy()
+    for node in (settings.node, *settings.classes.values()):
+        node.host()
+    asyncio.run(_serve(settings, policy, address, note))
+
+
+async def _serve(
+    settings: ResolverSettings, policy: SignaturePolicy, address: Address, note: Callable[[str], None]
+) -> None:
+    upstream = open_upstream(settings.upstream)
+    registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
+    resolver = Resolver(
+        upstream=upstream,
+        nodes=HostSources(here=settings.node, classes=settings.classes),
+        journal=ResolverJournal(note),
+        mirrors=registry.partition("/")[0] or None,
+        token=settings.token,
+        policy=policy.on(registry),
+        state=StateFolder(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
+    )
+    try:
+        async with listening(resolver.application(), address, grace_s=GRACE_S) as bound:
+            ended = asyncio.Event()
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+            note(f"serving {settings.upstream} on {bound}")
+            watch = asyncio.create_task(_watch(settings, note))
+            await ended.wait()
+            watch.cancel()
+    finally:
+        await upstream.close()
+
+
+async def _watch(settings: ResolverSettings, note: Callable[[str], None]) -> None:
+    """Report changes of the node, and touch the file `changed`.
+
+    The file is touched at the start, too, because the node may have changed before.
+    """
+    seen: Host | None = None
+    loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(1)  # asyncio's threads may all wait for an upstream that hangs
+    while True:
+        try:
+            host = await loop.run_in_executor(executor, settings.node.host)
+        except ImagematrixError as error:
+            note(str(error))
+        else:
+            if seen is not None and host != seen:
+                note("the node has changed: new answers may differ from the images in the engine")
+            if settings.changed and host != seen:
+                try:
+                    await loop.run_in_executor(executor, settings.changed.touch)
+                except OSError as error:
+                    note(f"{settings.changed} cannot be touched: {error.strerror}")
+            seen = host
+        await asyncio.sleep(WATCH_S)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -21,16 +20,16 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from imagematrix import documents
 from imagematrix.errors import SignatureError, UnknownImageError, UsageError
-from imagematrix.reference import DIGEST
+from imagematrix.oci.manifest import Descriptor, ImageManifest, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from imagematrix.oci.registry import Manifest
+    from imagematrix.oci.manifest import Manifest
 
-__all__ = ["Key", "Source", "is_signature", "prove", "signature_tag"]
+__all__ = ["Key", "ManifestSource", "is_signature", "prove", "signature_tag"]
 
 SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -40,7 +39,7 @@ TRIED = 32  # signatures to verify for an image; a registry may list any number
 KEY_LIMIT = 64 * 1024  # bytes of a file with a key
 
 
-class Source(Protocol):
+class ManifestSource(Protocol):
     """A source of manifests and small blobs. Every method raises EngineError if it cannot be read."""
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -83,7 +82,7 @@ class Key:
         return True
 
 
-def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], identity: str) -> Key:
+def prove(source: ManifestSource, repository: str, digest: str, keys: Sequence[Key], identity: str) -> Key:
     """Return the one of `keys` that has signed the manifest `digest` as an image of `identity`.
 
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
@@ -99,7 +98,8 @@ def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], ide
     try:
         for payload_digest, signature in _layers(manifest, where):
             payload = source.content(repository, payload_digest)
-            key = next((one for one in keys if one.verifies(payload, signature)), None)
+            key = next((candidate for candidate in keys if candidate.verifies(payload, signature)), None)
+            # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
             fault = _fault(payload, where, digest, identity) if key else _unknown(keys)
             if key and fault is None:
                 return key
@@ -122,17 +122,16 @@ def signature_tag(digest: str) -> str:
 
 def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
     """Yield the digest of each payload with its signature."""
-    fields = documents.Fields(documents.parse(manifest.raw, where), where)
-    for layer in islice(fields.objects("layers"), TRIED):
-        signature = layer.named_texts("annotations").get(SIGNATURE)
-        if layer.text_or_none("mediaType") != PAYLOAD or signature is None:
+    found = parse(manifest.raw, where, Descriptor)
+    layers = (found.layers or ()) if isinstance(found, ImageManifest) else ()
+    for layer in layers[:TRIED]:
+        signature = layer.annotations.get(SIGNATURE)
+        if layer.media_type != PAYLOAD or signature is None:
             continue
-        if not DIGEST.fullmatch(layer.text("digest")):
-            raise layer.fail("digest", "not a sha256 digest")
         try:
-            yield layer.text("digest"), base64.b64decode(signature, validate=True)
+            yield layer.digest, base64.b64decode(signature, validate=True)
         except ValueError as error:  # binascii's is one
-            raise layer.fail("annotations", "the signature is not in base64") from error
+            raise UsageError(f"{where}: a signature is not in base64") from error
 
 
 def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:

@@ -11,23 +11,21 @@ import json
 import os
 import shutil
 import threading
-from dataclasses import dataclass
 
-from imagematrix import documents, files
+from imagematrix import files
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
-from imagematrix.oci.layout import VERSION, blob_file
-from imagematrix.oci.registry import Manifest
+from imagematrix.oci.layout import INDEX_FILE, MARK, NAME, VERSION, LayoutFolder, blob_file
+from imagematrix.oci.manifest import Descriptor, ImageIndex, Manifest, parse
 from imagematrix.reference import DIGEST, TAG
-from imagematrix.resolver.layout import INDEX_FILE, MARK, NAME, content
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from imagematrix.resolver.signature import Source
+    from imagematrix.resolver.signature import ManifestSource
 
-__all__ = ["Recorder", "State"]
+__all__ = ["Recorder", "StateFolder"]
 
 FOLDER = "last-known"
 UPSTREAM = "io.imagematrix.upstream"  # the annotation of index.json that names the upstream
@@ -37,14 +35,7 @@ BLOB = "application/octet-stream"
 OTHERS_WRITE = 0o022  # bits of a mode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    digest: str
-    media_type: str
-    size: int
-
-
-class State:
+class StateFolder:
     """Contents of `upstream` by name (REPOSITORY:TAG or REPOSITORY@DIGEST), saved in a folder below `folder`.
 
     Contents of another upstream are ignored. Thread-safe. If something cannot be written, `note` is called
@@ -54,14 +45,15 @@ class State:
 
     def __init__(self, folder: Path, upstream: str, note: Callable[[str], None]) -> None:
         self._folder = folder / FOLDER  # a folder of its own, in which unknown files can be removed
+        self._layout = LayoutFolder(self._folder, EngineError)
         self._blobs = blob_file(self._folder, "")
         self._upstream = upstream
         self._note = note
         self._lock = threading.Lock()
         self._failed = False
         try:
-            for own in (self._folder, self._blobs):
-                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (self._folder, self._blobs):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self._folder.stat()
         except OSError as error:
             raise UsageError(f"{self._folder} cannot be used: {error.strerror}") from error
@@ -95,14 +87,15 @@ class State:
 
     def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
         """Save the content of a tag or a digest, removing the oldest entries beyond the limits."""
-        entry = _Entry(digest=manifest.digest, media_type=manifest.media_type, size=len(manifest.raw))
         name = _name(repository, reference)
+        entry = _described(name, manifest.digest, manifest.media_type, manifest.raw)
         with self._lock:
             if self._entries.get(name) == entry:
                 return
-            entries = {key: one for key, one in self._entries.items() if key != name} | {name: entry}
-            total = sum(one.size for one in entries.values())
+            entries = {key: saved for key, saved in self._entries.items() if key != name} | {name: entry}
+            total = sum(saved.size for saved in entries.values())
             while len(entries) > 1 and (total > LIMIT or len(entries) > NAMES):
+                # The first entry is the one that changed least recently.
                 total -= entries.pop(next(iter(entries))).size
             self._change(entries, {entry.digest: manifest.raw})
 
@@ -111,16 +104,18 @@ class State:
         name = _name(repository, reference)
         with self._lock:
             if name in self._entries:
-                self._change({key: one for key, one in self._entries.items() if key != name}, {})
+                self._change({key: saved for key, saved in self._entries.items() if key != name}, {})
 
     def _content(self, digest: str) -> bytes | None:
         try:
-            return content(self._folder, digest)
+            return self._layout.blob(digest)
         except EngineError:
             return None
 
-    def _change(self, entries: dict[str, _Entry], new: Mapping[str, bytes]) -> None:
+    def _change(self, entries: dict[str, Descriptor], new: Mapping[str, bytes]) -> None:
         try:
+            # Contents before the index that names them, and removals last: a kill in between leaves no entry
+            # without content.
             for digest, raw in new.items():
                 files.replace(blob_file(self._folder, digest), raw)
             files.replace(self._folder / MARK, VERSION)
@@ -133,34 +128,34 @@ class State:
             self._failed = True
             return
         self._failed = False
-        gone = {one.digest for one in self._entries.values()} - {one.digest for one in entries.values()}
+        gone = {saved.digest for saved in self._entries.values()} - {
+            saved.digest for saved in entries.values()
+        }
         self._entries = entries
         for digest in gone:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # `_remove_others` does it at the next start
                 blob_file(self._folder, digest).unlink()
 
-    def _read(self) -> dict[str, _Entry]:
+    def _read(self) -> dict[str, Descriptor]:
         """Return the entries in index.json, none if it cannot be read."""
         path = self._folder / INDEX_FILE
         if not path.is_file():
             return {}
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, Descriptor] = {}
         total = 0
         try:
-            fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
-            if fields.named_texts("annotations").get(UPSTREAM) != self._upstream:
+            index = parse(self._layout.index(), str(path), Descriptor)
+            if index.annotations.get(UPSTREAM) != self._upstream or not isinstance(index, ImageIndex):
                 raise UsageError(f"{path} was not saved for {self._upstream}")
-            for one in fields.objects("manifests"):
-                name, digest = one.named_texts("annotations").get(NAME), one.text("digest")
-                if name is None or not DIGEST.fullmatch(digest):
-                    continue
-                raw = self._content(digest)
-                if raw is None:
+            for entry in index.entries:
+                name = entry.annotations.get(NAME)
+                raw = self._content(entry.digest)
+                if name is None or raw is None:
                     continue
                 total += len(raw)
                 if total > LIMIT or len(entries) == NAMES:
                     break
-                entries[name] = _Entry(digest=digest, media_type=one.text("mediaType"), size=len(raw))
+                entries[name] = _described(name, entry.digest, entry.media_type, raw)
         except ImagematrixError as error:
             self._note(f"starting without the saved state: {error}")
             return {}
@@ -168,7 +163,7 @@ class State:
 
     def _remove_others(self) -> None:
         """Remove files without an entry, such as those of a killed process."""
-        kept = {blob_file(self._folder, one.digest) for one in self._entries.values()}
+        kept = {blob_file(self._folder, saved.digest) for saved in self._entries.values()}
         for path in (*self._folder.glob(".*"), *self._blobs.iterdir()):
             if path not in kept and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -180,19 +175,19 @@ class State:
 class Recorder:
     """A source that records in `read` each tag or digest and the content that was read for it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ManifestSource) -> None:
         self._source = source
         self.read: list[tuple[str, Manifest]] = []
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return a manifest; see Source."""
+        """Return a manifest; see ManifestSource."""
         manifest = self._source.manifest(repository, reference)
         if manifest is not None:
             self.read.append((reference, manifest))
         return manifest
 
     def content(self, repository: str, digest: str) -> bytes:
-        """Return a small blob; see Source."""
+        """Return a small blob; see ManifestSource."""
         raw = self._source.content(repository, digest)
         self.read.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
         return raw
@@ -202,10 +197,16 @@ def _name(repository: str, reference: str) -> str:
     return f"{repository}{'@' if DIGEST.fullmatch(reference) else ':'}{reference}"
 
 
-def _index(upstream: str, entries: Mapping[str, _Entry]) -> bytes:
+def _described(name: str, digest: str, media_type: str, raw: bytes) -> Descriptor:
+    return Descriptor(
+        digest=digest, size=len(raw), media_type=media_type, annotations={NAME: name}, platform={}
+    )
+
+
+def _index(upstream: str, entries: Mapping[str, Descriptor]) -> bytes:
     listed = [
-        {"mediaType": one.media_type, "digest": one.digest, "size": one.size, "annotations": {NAME: name}}
-        for name, one in entries.items()
+        {key: value for key, value in saved.to_json().items() if key != "platform"}
+        for saved in entries.values()
     ]
     data = {"schemaVersion": 2, "manifests": listed, "annotations": {UPSTREAM: upstream}}
     return json.dumps(data, indent=1).encode()

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.gpus.spec import NONE
+from imagematrix.gpu_request.spec import NONE
+from imagematrix.reference import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
 
-__all__ = ["CLASS_NAME", "Request", "request", "version"]
+__all__ = ["CLASS_NAME", "TagRequest", "request", "version"]
 
 CPU = "cpu"
 CLASS = "class."  # no axis can have this name
@@ -26,7 +27,7 @@ CLASS_NAME = re.compile(r"class\.([A-Za-z0-9_.]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TagRequest:
     """What a tag requests beyond its version.
 
     `where` has values of the image's own axes. `cpu`: a CPU-only variant is requested. `node_class` is the
@@ -48,7 +49,7 @@ def version(tag: str) -> str:
     return tag.partition("-")[0]
 
 
-def request(tag: str, catalog: Catalog) -> Request:
+def request(tag: str, catalog: Catalog) -> TagRequest:
     """Return what `tag` requests of the catalog of its version.
 
     Raises UsageError if a word is neither `cpu`, nor a class, nor an axis with the value of some variant; if
@@ -56,14 +57,18 @@ def request(tag: str, catalog: Catalog) -> Request:
     """
     _, dash, rest = tag.partition("-")
     if not dash:
-        return Request()
-    words = {f"{axis}{value}": (axis, value) for one in catalog.variants for axis, value in one.axes}
-    readings = {tuple(sorted(one)) for one in _readings(rest, [*words.items(), (CPU, (CPU, ""))], ())}
+        return TagRequest()
+    meanings: dict[str, set[tuple[str, str]]] = {}
+    for axis, value in {pair for variant in catalog.variants for pair in variant.axes}:
+        meanings.setdefault(f"{axis}{word(value)}", set()).add((axis, value))
+    # Two values such as 2+1 and 2_1 of a foreign catalog cannot be told apart in a tag.
+    words = {name: pairs.pop() for name, pairs in meanings.items() if len(pairs) == 1}
+    readings = {tuple(sorted(reading)) for reading in _readings(rest, [*words.items(), (CPU, (CPU, ""))], ())}
     if len(readings) == 1:
-        pairs = dict(readings.pop())
-        node_class = pairs.pop(CLASS, None)
-        return Request(
-            cpu=pairs.pop(CPU, None) is not None, node_class=node_class, where=tuple(pairs.items())
+        asked = dict(readings.pop())
+        node_class = asked.pop(CLASS, None)
+        return TagRequest(
+            cpu=asked.pop(CPU, None) is not None, node_class=node_class, where=tuple(asked.items())
         )
     what = "is ambiguous" if readings else f"is not a tag of {catalog.image}"
     valid = ", ".join(sorted([*words, CPU, "class.NAME"]))
@@ -77,10 +82,10 @@ def _readings(
     """Yield every way to parse `rest` after the words `before`; the value of an axis may contain dashes."""
     named = CLASS_NAME.match(rest)
     readings = [*words, (named[0], (CLASS, named[1]))] if named else words
-    for word, pair in readings:
-        if pair[0] in dict(before) or not f"{rest}-".startswith(f"{word}-"):
+    for name, pair in readings:
+        if pair[0] in dict(before) or not f"{rest}-".startswith(f"{name}-"):
             continue
-        if rest == word:
+        if rest == name:
             yield *before, pair
         else:
-            yield from _readings(rest[len(word) + 1 :], words, (*before, pair))
+            yield from _readings(rest[len(name) + 1 :], words, (*before, pair))

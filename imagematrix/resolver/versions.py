@@ -1,4 +1,7 @@
-"""The manifests of the upstream's tags, and the last known ones while the upstream is unavailable."""
+"""The manifests of the upstream's tags, with their catalogs and signatures.
+
+While the upstream is unavailable, these are the last known ones.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,54 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from imagematrix.errors import EngineError, ImagematrixError
-from imagematrix.resolver.policy import Policy
+from imagematrix import documents
+from imagematrix.catalog import index, labels
+from imagematrix.catalog.registry import listed
+from imagematrix.errors import EngineError, ImagematrixError, SignatureError, UsageError
+from imagematrix.oci.manifest import INDEXES, Descriptor, ImageManifest, parse
+from imagematrix.resolver.policy import SignaturePolicy
 from imagematrix.resolver.signature import is_signature, prove
 from imagematrix.resolver.state import Recorder
 from imagematrix.resolver.tag import version as version_of
-from imagematrix.resolver.version import examine, named
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+K = TypeVar("K")
+V = TypeVar("V")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from imagematrix.oci.registry import Manifest
-    from imagematrix.resolver.journal import Journal
-    from imagematrix.resolver.state import State
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.oci.manifest import Manifest
+    from imagematrix.resolver.journal import ResolverJournal
+    from imagematrix.resolver.policy import SignatureRule
+    from imagematrix.resolver.signature import Key, ManifestSource
+    from imagematrix.resolver.state import StateFolder
     from imagematrix.resolver.upstream import Upstream
-    from imagematrix.resolver.version import Version
 
-__all__ = ["Versions"]
+__all__ = ["Version", "Versions"]
 
 KEPT = 1_000  # tags, and as many manifests
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
 PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A manifest or an index under a tag.
+
+    `catalog` is None if it has no variants of imagematrix. `digests` are its own digest and those of the
+    entries in an index. `key` is the key that signed it, None if the policy requires no signature.
+    """
+
+    manifest: Manifest
+    catalog: Catalog | None
+    digests: frozenset[str]
+    key: Key | None
 
 
 class Versions:
@@ -46,15 +68,15 @@ class Versions:
     def __init__(
         self,
         upstream: Upstream,
-        journal: Journal,
+        journal: ResolverJournal,
         executor: Executor,
-        policy: Policy | None = None,
-        state: State | None = None,
+        policy: SignaturePolicy | None = None,
+        state: StateFolder | None = None,
     ) -> None:
         self._upstream = upstream
         self._journal = journal
         self._executor = executor
-        self._policy = policy or Policy()
+        self._policy = policy or SignaturePolicy()
         self._state = state
         self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
         self._manifests: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
@@ -74,11 +96,12 @@ class Versions:
             return await self._version(repository, tag)
         _, earlier = self._versions.get((repository, name), (0.0, None))
         try:
+            # If the version is known, it can answer for the tag, so the wait is short.
             version = await self._version(repository, tag, hurry=earlier is not None)
         except EngineError:
             if earlier is None:
                 raise
-            digest = named(earlier.catalog, repository, tag)
+            digest = _named(earlier.catalog, repository, tag)
             manifest = await self.manifest(repository, digest) if digest else None
             version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
         if version is not None:
@@ -94,6 +117,7 @@ class Versions:
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._ask(key))
             self._tasks[key].add_done_callback(partial(self._end, key))
+        # A client that gives up must not end the request for others, who share it.
         task = asyncio.shield(self._tasks[key])
         try:
             return await asyncio.wait_for(task, PATIENCE_S if earlier or hurry else None)
@@ -117,7 +141,9 @@ class Versions:
         key = repository, digest
         if key not in self._manifests:
             listed = any(
-                digest in one.digests for (name, _), (_, one) in self._versions.items() if name == repository
+                digest in version.digests
+                for (name, _), (_, version) in self._versions.items()
+                if name == repository
             )
             # The content of a digest never changes, so the saved manifest is as good as the upstream's.
             entry = await self._saved(repository, digest)
@@ -152,7 +178,7 @@ class Versions:
         if earlier is not None and earlier.manifest.digest == manifest.digest:
             return earlier  # its catalog has cached decisions
         source = Recorder(self._upstream)
-        version = examine(source, self._policy, repository, tag, manifest)
+        version = _examine(source, self._policy, repository, tag, manifest)
         if self._state:
             for reference, content in ((tag, manifest), *source.read):
                 self._state.keep(repository, reference, content)
@@ -176,22 +202,111 @@ class Versions:
             self._state.keep(repository, digest, manifest)
         return manifest
 
-    def _restore(self, state: State) -> None:
+    def _restore(self, state: StateFolder) -> None:
         """Examine the saved versions as if they came from the upstream."""
         for repository, tag in state.tags():
             manifest = None if is_signature(tag) else state.manifest(repository, tag)
             if manifest is None:
                 continue
             try:
-                version = examine(state, self._policy, repository, tag, manifest)
+                version = _examine(state, self._policy, repository, tag, manifest)
             except ImagematrixError as error:
                 self._journal.refused(f"{repository}:{tag} from the saved state", error)
             else:
+                # It is never fresh, so the upstream is asked first.
                 _keep(self._versions, (repository, tag), (-math.inf, version))
 
 
-def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > KEPT:
         kept.popitem(last=False)
+
+
+def _examine(
+    source: ManifestSource, policy: SignaturePolicy, repository: str, tag: str, manifest: Manifest
+) -> Version:
+    """Return the Version for `manifest`, which `source` has for a tag.
+
+    Raises SignatureError if the policy requires a signature that is missing or wrong, UsageError for a
+    damaged catalog, EngineError if `source` cannot be read.
+    """
+    rule = policy.rule(repository)
+    try:
+        catalog = listed(manifest, repository, tag)
+        entries = index.parse(manifest.raw, tag) if manifest.media_type in INDEXES else ()
+    except UsageError as error:
+        raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
+    key = _signer(source, policy, rule, repository, tag, manifest) if rule else None
+    if rule:
+        _check_tag(source, rule, repository, tag, manifest, catalog)
+    digests = frozenset([manifest.digest, *(entry.digest for entry in entries)])
+    return Version(manifest=manifest, catalog=catalog, digests=digests, key=key)
+
+
+def _named(catalog: Catalog | None, repository: str, tag: str) -> str | None:
+    """Return the digest of the variant with a tag, or None if the catalog has no such variant."""
+    variants = catalog.variants if catalog else ()
+    return next((variant.digest for variant in variants if variant.reference == f"{repository}:{tag}"), None)
+
+
+def _signer(
+    source: ManifestSource,
+    policy: SignaturePolicy,
+    rule: SignatureRule,
+    repository: str,
+    tag: str,
+    manifest: Manifest,
+) -> Key:
+    """Return the key that signed a manifest or, for a variant's tag, the index of its version."""
+    identity = policy.identity(repository)
+    try:
+        return prove(source, repository, manifest.digest, rule.keys, identity)
+    except SignatureError:
+        of_version = _indexed(source, repository, tag, manifest.digest)
+        if of_version is None:
+            raise
+        return prove(source, repository, of_version, rule.keys, identity)
+
+
+def _check_tag(
+    source: ManifestSource,
+    rule: SignatureRule,
+    repository: str,
+    tag: str,
+    manifest: Manifest,
+    catalog: Catalog | None,
+) -> None:
+    """Raise SignatureError if the signed annotations or labels name another tag.
+
+    Tags are not signed: whoever controls the registry could present an old version as the new one.
+    """
+    if catalog:
+        tags = {version_of(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
+    else:
+        tags = _own_tags(source, repository, manifest)
+    if tags and tags != {tag} and tag not in rule.aliases:
+        message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
+        raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
+
+
+def _own_tags(source: ManifestSource, repository: str, manifest: Manifest) -> set[str]:
+    """Return the tag of a variant, from its annotations or labels; an empty set for other images."""
+    found = parse(manifest.raw, repository, Descriptor)
+    texts = found.annotations
+    if labels.VERSION not in texts and isinstance(found, ImageManifest) and found.config:
+        # An engine with the classic image store writes no annotations.
+        raw = source.content(repository, found.config.digest)
+        image = documents.Fields(documents.parse(raw, repository), repository).object_or_none("config")
+        texts = image.named_texts("Labels") if image else {}
+    parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
+    return {labels.tag(*map(str, parts))} if all(parts) else set()
+
+
+def _indexed(source: ManifestSource, repository: str, tag: str, digest: str) -> str | None:
+    """Return the digest of the version's index, if the image `digest` is in it as the variant named `tag`."""
+    version = version_of(tag)
+    manifest = source.manifest(repository, version) if version != tag else None
+    catalog = listed(manifest, repository, version) if manifest else None
+    return manifest.digest if manifest and _named(catalog, repository, tag) == digest else None

@@ -7,15 +7,17 @@ from operator import attrgetter
 from imagematrix.record import Record, replace
 from imagematrix.selection.hardware import sample
 from imagematrix.selection.order import key
+from imagematrix.selection.rule import Remedy
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
     from typing import Any
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
+    from imagematrix.selection.remedy import Remedies
     from imagematrix.selection.rule import Gap, RuleResult
     from imagematrix.selection.target import Target
 
@@ -64,39 +66,43 @@ def candidates(
 
     If another variant differs only in what a failing rule reads, the remedy of that rule names it.
     """
-    one_of_each = sample(target)
+    sampled = sample(target)
 
-    def place(candidate: Candidate) -> tuple[Any, ...]:
+    def rank_key(candidate: Candidate) -> tuple[Any, ...]:
         failing, variant = candidate.failing, candidate.variant
+        # `Index.nearest` finds the first of those that fail by the same order, without any reason.
         return (
             bool(failing),
             any(result.rule == "platform" for result in failing),
             bool(failing and bool(target.gpus) is not variant.gpu),
             len(failing),
-            _distances(one_of_each, variant),
-            *key(criteria, one_of_each, variant),
+            _distances(sampled, variant),
+            *key(criteria, sampled, variant),
         )
 
-    placed = sorted(
-        (Candidate(variant=variant, rank=None, rules=results(target, variant)) for variant in variants),
-        key=place,
+    ranked = sorted(
+        (Candidate(variant=variant, rank=None, rules=_verdicts(target, variant)) for variant in variants),
+        key=rank_key,
     )
-    built = {
-        _without(result.rule, candidate.variant): candidate.reference
-        for candidate in reversed(placed)
-        for result in candidate.rules
-        if result.ok
-    }
-    return tuple(
-        replace(candidate, rules=tuple(_with_remedy(candidate, result, built) for result in candidate.rules))
-        if candidate.failing
-        else replace(candidate, rank=rank)
-        for rank, candidate in enumerate(placed, 1)
-    )
+    fitting = [
+        replace(candidate, rank=rank) for rank, candidate in enumerate(ranked, 1) if not candidate.failing
+    ]
+    refused = ranked[len(fitting) :]
+    return (*fitting, *_with_remedies(refused, ranked, target)) if refused else tuple(fitting)
 
 
-def results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
+def results(target: Target, variant: Variant, remedies: Remedies | None = None) -> tuple[RuleResult, ...]:
     """Return the results of all rules that apply to `variant`, or may apply because a fact is unknown."""
+    verdicts = _verdicts(target, variant)
+    if all(result.ok for result in verdicts):
+        return verdicts
+    from imagematrix.selection.remedy import Remedies
+
+    return (remedies or Remedies(target)).added(variant, verdicts)
+
+
+def _verdicts(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
+    """Return the results without the changes that would end a refusal."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
 
 
@@ -109,9 +115,32 @@ def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
     return tuple(rule.distance(target, variant) for rule in reversed(RULES))
 
 
-def _with_remedy(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
-    reference = None if result.ok else built.get(_without(result.rule, candidate.variant))
-    return replace(result, fix=f"use {reference}, which differs only in this") if reference else result
+def _with_remedies(
+    refused: Iterable[Candidate], ranked: Sequence[Candidate], target: Target
+) -> Iterator[Candidate]:
+    """Yield the candidates that are refused, with the nearest change that would end each refusal."""
+    from imagematrix.selection.remedy import Remedies
+
+    remedies = Remedies(target)
+    failing = {
+        candidate.reference: frozenset([result.rule for result in candidate.failing]) for candidate in ranked
+    }
+    built = {
+        _without(result.rule, candidate.variant): candidate.reference
+        for candidate in reversed(ranked)  # the last one stays, which is the best
+        for result in candidate.rules
+        if result.ok
+    }
+
+    def existing(candidate: Candidate, result: RuleResult) -> RuleResult:
+        reference = None if result.ok else built.get(_without(result.rule, candidate.variant))
+        if reference is None or not failing[reference] < failing[candidate.reference]:
+            return result
+        return replace(result, remedy=Remedy(words=f"use {reference}, which differs only in this"))
+
+    for candidate in refused:
+        rules = remedies.added(candidate.variant, candidate.rules)
+        yield replace(candidate, rules=tuple(existing(candidate, result) for result in rules))
 
 
 def _without(name: str, variant: Variant) -> Hashable:

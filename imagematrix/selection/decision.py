@@ -7,6 +7,8 @@ from operator import attrgetter
 
 from imagematrix.catalog.catalog import Variant
 from imagematrix.selection.hardware import hardware, sample
+from imagematrix.selection.rule import Remedy
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,13 +40,14 @@ class Decision:
         self.question = question
         self._index = question.index
         self._target = target
-        one_of_each = sample(target)
-        self._fitting = self._index.fitting(one_of_each)
+        sampled = sample(target)
+        self._fitting = self._index.fitting(sampled)
         self.differing = self._index.differing(self._fitting)
-        self._leading = _alike(self._index.leading(one_of_each, self._fitting)) if self._fitting else []
+        self._leading = _alike(self._index.leading(sampled, self._fitting)) if self._fitting else []
         self.variant = self._leading[0] if len(self._leading) == 1 and not self.differing else None
 
     def __reduce__(self) -> tuple[Callable[[Question, Target], Decision], tuple[Question, Target]]:
+        # Decisions from a pool's workers share one question, with its index: see `_shared`.
         return Decision, (self.question, self._target)
 
     @property
@@ -66,7 +69,7 @@ class Decision:
         return candidates(self.catalog.variants, self._index.criteria, self._target)
 
     @cached_property
-    def ambiguity(self) -> tuple[str, str] | None:
+    def ambiguity(self) -> tuple[str, Remedy] | None:
         """Why several fitting variants remain, and how to choose; None if one is best."""
         if self.variant or not self._leading:
             return None
@@ -79,13 +82,17 @@ class Decision:
             choices = [
                 f"--where {axis}={value}" for axis, value in self._leading[-1].axes if axis in self.differing
             ]
+            option = " ".join(choices)
             return (
                 f"variants of {name} that fit this host differ in {', '.join(open_axes)}",
-                f"choose with {' '.join(choices)}; in matrix.yaml an image may set `defaults`",
+                Remedy(
+                    words=f"choose with {option}; in matrix.yaml an image may set `defaults`",
+                    change=("option", option),
+                ),
             )
-        references = ", ".join([one.reference for one in self._leading[:SHOWN]])
-        references += f" and {len(self._leading) - SHOWN} more" if len(self._leading) > SHOWN else ""
-        return f"variants of {name} cannot be told apart: {references}", "select one by its reference"
+        references = shortened([variant.reference for variant in self._leading], SHOWN)
+        remedy = Remedy(words="select one by its reference")
+        return f"variants of {name} cannot be told apart: {references}", remedy
 
     @cached_property
     def miss(self) -> Miss | None:
@@ -95,8 +102,8 @@ class Decision:
         from imagematrix.selection.miss import Miss, miss
 
         if self.ambiguity:
-            why, fix = self.ambiguity
-            return Miss(why=why, fix=fix)
+            why, remedy = self.ambiguity
+            return Miss(why=why, remedy=remedy)
         return miss(self.question, self._target)
 
 
@@ -107,4 +114,4 @@ def _alike(leading: list[Variant]) -> list[Variant]:
     """
     first, *others = leading
     content = _content(first)
-    return [first, *(one for one in others if _content(one) == content)]
+    return [first, *(variant for variant in others if _content(variant) == content)]

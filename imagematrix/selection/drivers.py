@@ -1,11 +1,13 @@
-"""Drivers: which one decides about a variant, and the remedies that several rules share."""
+"""Drivers: which one decides about a variant, and the words that several rules share."""
 
 from __future__ import annotations
 
-from imagematrix.facts import gpus, versions
+from imagematrix.facts import versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Gpu
     from imagematrix.selection.target import Target
@@ -13,21 +15,21 @@ if TYPE_CHECKING:
 __all__ = [
     "FAR",
     "NO_DRIVER",
+    "OTHER",
     "baked",
     "between",
+    "bounds",
     "effective",
     "last_for",
     "left_behind",
     "listed",
     "mode",
-    "newer",
-    "older",
     "own",
     "vgpu",
-    "with_driver",
 ]
 
 FAR = 10_000  # more than the distance of any two versions
+OTHER = "use a variant with another driver"  # advice if no single change helps
 NO_DRIVER = "no NVIDIA kernel module is loaded, or its version could not be read"
 
 
@@ -59,52 +61,28 @@ def effective(target: Target, variant: Variant) -> str | None:
 def left_behind(target: Target, driver: str) -> list[Gpu]:
     """Return the GPUs passed that `driver` no longer supports."""
     branch = versions.branch(driver)
-    return [gpu for gpu in target.gpus if (last := last_branch(gpu)) is not None and last < branch]
-
-
-def last_branch(gpu: Gpu) -> int | None:
-    """Return the last driver branch that supports a GPU; None if the newest does, or if it is unknown."""
-    return gpus.last_branch(gpu.pci_device_id, gpu.compute)
+    return [gpu for gpu in target.gpus if (last := gpu.last_branch) is not None and last < branch]
 
 
 def last_for(left: list[Gpu]) -> int:
     """Return the last driver branch that supports all of the GPUs that `left_behind` returned."""
-    return min(filter(None, map(last_branch, left)))
+    return min(gpu.last_branch for gpu in left if gpu.last_branch)
 
 
-def with_driver(target: Target, kernel: str) -> str:
-    """Return the remedy if the driver in the image does not work with the kernel's."""
-    left = left_behind(target, kernel)
-    if left:
-        return older(target, last_for(left))
-    return f"build a variant with driver {kernel}"
-
-
-def older(target: Target, last: int) -> str:
-    """Return the remedy if a driver dropped a GPU that branch `last` was the last to support."""
-    kernel = target.kernel_driver
-    if kernel is not None and left_behind(target, kernel):
-        return f"keep this host at a driver of branch {last} or older"
-    return f"build a variant with a driver of branch {last} or older, or with none of its own (driver: host)"
-
-
-def newer(variant: Variant, driver: str) -> str:
-    """Return the remedy if the effective driver has to be `driver` or newer."""
-    return (
-        f"build a variant with cuda-compat {driver} or newer" if own(variant) else f"driver {driver} or newer"
-    )
-
-
-def vgpu(target: Target) -> tuple[str, str]:
-    """Return why a virtual GPU takes no driver from an image, and the remedy."""
+def vgpu(target: Target) -> str:
+    """Return why a virtual GPU takes no driver from an image."""
     labels = listed([gpu.label for gpu in target.virtual])
-    why = f"{labels}: a virtual GPU needs the driver of its vGPU release, which its node provides"
-    return why, "build a variant with no driver of its own (driver: host)"
+    return f"{labels}: a virtual GPU needs the driver of its vGPU release, which its node provides"
 
 
 def listed(words: list[str]) -> str:
     """Return words as a list in a sentence."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def bounds(branches: Iterable[int]) -> tuple[str, ...]:
+    """Return the versions at which driver branches begin and end."""
+    return tuple(f"{bound}.0" for branch in sorted(branches) for bound in (branch, branch + 1))
 
 
 def between(one: str | None, other: str | None) -> tuple[int, ...]:

@@ -9,23 +9,23 @@ from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.rule import Rule
     from imagematrix.selection.target import Target
 
-    Group = tuple[Variant, int]  # a variant, and the set of all variants with the same needs
+    Group = tuple[Variant, int]  # a variant, and the mask of all variants with the same needs
 
-__all__ = ["Index", "differing"]
+__all__ = ["Index", "bits", "differing"]
 
 
 class Index:
     """The variants of a catalog, grouped by what each rule and each criterion of the order read.
 
-    A set of variants is an integer with bit i for variant i, so that thousands are combined at once. The
-    variants are numbered in the order of their references.
+    A set of variants is a mask: an integer with bit i for variant i, so that thousands are combined at once.
+    The variants are numbered in the order of their references.
     """
 
     __slots__ = (
@@ -45,15 +45,16 @@ class Index:
         self.everything = (1 << len(variants)) - 1
         self.criteria = criteria
         needs = [*(rule.need for rule in RULES), *(criterion.need for criterion in criteria)]
-        alone = [1 << number for number in range(len(variants))]
-        groups = {need: _groups(need, self._variants, alone) for need in dict.fromkeys(needs)}
+        singles = [1 << index for index in range(len(variants))]
+        # Some criteria have the need of a rule.
+        groups = {need: _groups(need, self._variants, singles) for need in dict.fromkeys(needs)}
         self._rules = [
             (rule, [group for needed, group in groups[rule.need].items() if needed is not None])
             for rule in RULES
         ]
         self._criteria = [(criterion, list(groups[criterion.need].values())) for criterion in criteria]
-        self._axes = list(_groups(attrgetter("axes"), self._variants, alone).values())
-        self._for_gpus = sum(1 << number for number, variant in enumerate(self._variants) if variant.gpu)
+        self._axes = list(_groups(attrgetter("axes"), self._variants, singles).values())
+        self._for_gpus = sum(1 << index for index, variant in enumerate(self._variants) if variant.gpu)
 
     def fitting(self, target: Target) -> int:
         """Return the variants for which every rule holds."""
@@ -77,52 +78,66 @@ class Index:
             failing = _failing(rule, groups, target, pool)
             shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
             by_failures = [(as_many & ~failing) | (one_less & failing) for as_many, one_less in shifted]
-        some = next(filter(None, by_failures))
+        mask = next(filter(None, by_failures))
         for rule, groups in reversed(self._rules):
-            gaps = [(rule.distance(target, one), members & some) for one, members in groups if members & some]
-            gaps.append(((), some & ~sum(members for _, members in gaps)))
+            gaps = [
+                (rule.distance(target, example), members & mask)
+                for example, members in groups
+                if members & mask
+            ]
+            # The groups of a rule have no variant in common, so their sum is their union.
+            gaps.append(((), mask & ~sum(members for _, members in gaps)))
             least = min(gap for gap, members in gaps if members)
-            some = sum(members for gap, members in gaps if gap == least)
-        return self.best(target, some)
+            mask = sum(members for gap, members in gaps if gap == least)
+        return self.best(target, mask)
 
-    def references(self, some: int) -> frozenset[str]:
+    def references(self, mask: int) -> frozenset[str]:
         """Return the references of a set of variants; the same object for the same set."""
-        references = self._references.get(some)
+        references = self._references.get(mask)
         if references is None:
-            references = frozenset(
-                [one.reference for number, one in enumerate(self._variants) if some >> number & 1]
-            )
-            self._references[some] = references
+            references = frozenset([variant.reference for variant in self._members(mask)])
+            self._references[mask] = references
         return references
 
-    def differing(self, some: int) -> dict[str, tuple[str, ...]]:
+    def differing(self, mask: int) -> dict[str, tuple[str, ...]]:
         """Return the image's own axes in which variants of a set differ; see the function."""
-        return differing(one for one, members in self._axes if members & some)
+        return differing(example for example, members in self._axes if members & mask)
 
-    def best(self, target: Target, some: int) -> Variant:
+    def best(self, target: Target, mask: int) -> Variant:
         """Return the variant of a set that has the least key of the order."""
-        return self.leading(target, some)[0]
+        return self.leading(target, mask)[0]
 
-    def leading(self, target: Target, some: int) -> list[Variant]:
+    def leading(self, target: Target, mask: int) -> list[Variant]:
         """Return the variants of a set that the criteria of the order rank first, sorted by reference."""
         for criterion, groups in self._criteria:
-            scores = [(criterion.score(target, one), members) for one, members in groups if members & some]
+            scores = [
+                (criterion.place(target, example), members) for example, members in groups if members & mask
+            ]
             least = min(score for score, _ in scores)
-            some &= sum(members for score, members in scores if score == least)
-        leaders = []
-        while some:
-            lowest = some & -some
-            leaders.append(self._variants[lowest.bit_length() - 1])
-            some ^= lowest
-        return leaders
+            mask &= sum(members for score, members in scores if score == least)
+        return self._members(mask)
+
+    def _members(self, mask: int) -> list[Variant]:
+        return [self._variants[bit.bit_length() - 1] for bit in bits(mask)]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the members of a set as sets of one member, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest
+        mask ^= lowest
 
 
 def _groups(
-    need: Callable[[Variant], Hashable], variants: list[Variant], alone: list[int]
+    need: Callable[[Variant], Hashable], variants: list[Variant], singles: list[int]
 ) -> dict[Hashable, Group]:
-    """Return a group for each distinct need; `alone` has, for each variant, the set of this variant only."""
+    """Return a group for each distinct need; `singles` has the mask of each variant alone.
+
+    The masks are made once for all needs: shifting integers of a thousand bits takes longer than grouping.
+    """
     groups: dict[Hashable, list[int]] = {}
-    for needed, member in zip(map(need, variants), alone, strict=True):
+    for needed, member in zip(map(need, variants), singles, strict=True):
         groups.setdefault(needed, []).append(member)
     return {
         needed: (variants[members[0].bit_length() - 1], sum(members)) for needed, members in groups.items()
@@ -132,8 +147,8 @@ def _groups(
 def _failing(rule: Rule, groups: list[Group], target: Target, among: int) -> int:
     """Return the variants for which a rule does not hold; only groups with a member in `among` count."""
     failing = 0
-    for one, members in groups:
-        if members & among and not rule.holds(target, one):
+    for example, members in groups:
+        if members & among and not rule.holds(target, example):
             failing |= members
     return failing
 
@@ -144,6 +159,7 @@ def differing(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
     A variant without such an axis has the value "" on it.
     """
     present = [dict(axes) for axes in {variant.axes for variant in variants}]
-    values = {axis: {own.get(axis, "") for own in present} for own in present for axis in own}
-    axes = sorted(axis for axis in values if len(values[axis]) > 1)
-    return {axis: tuple(sorted(values[axis], key=natural)) for axis in axes}
+    values = {axis: {other.get(axis, "") for other in present} for axes in present for axis in axes}
+    return {
+        axis: tuple(sorted(values[axis], key=natural)) for axis in sorted(values) if len(values[axis]) > 1
+    }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from imagematrix.gpus.spec import spec
-from imagematrix.record import Record, replace
+from imagematrix.gpu_request.spec import spec
+from imagematrix.record import replace
 from imagematrix.selection.candidate import results
 from imagematrix.selection.hardware import kind, sample
+from imagematrix.selection.remedy import Remedies, refusals
+from imagematrix.selection.rule import Remedied, Remedy
+from imagematrix.selection.rules import device_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Gpu
     from imagematrix.selection.index import Index
     from imagematrix.selection.question import Question
@@ -20,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["Miss", "miss"]
 
 
-class Miss(Record):
+class Miss(Remedied):
     """Why a host gets no image.
 
-    `why` is the reason in one sentence, and `fix` the remedy, or None. `nearest` is the reference of the
+    `why` is the reason in one sentence, `remedy` what to do, or None. `nearest` is the reference of the
     variant that is nearest to fitting, and `rules` are the rules that it fails.
     """
 
     why: str
-    fix: str | None
+    remedy: Remedy | None
     nearest: str | None = None
     rules: tuple[RuleResult, ...] = ()
 
@@ -38,35 +42,42 @@ class Miss(Record):
         foreign = tuple(rule for rule in self.rules if rule.rule == "platform")
         return foreign or self.rules
 
+    @property
+    def told(self) -> bool:
+        """Whether the rules to show say all that `why` and `fix` say."""
+        return bool(self.relevant) and self.relevant[0].why in self.why and self.fix == self.relevant[0].fix
+
     def to_json(self) -> dict[str, object]:
         """Return its part of the Coverage document."""
         return {
             "nearest": self.nearest,
             "why": self.why,
             "fix": self.fix,
+            "change": self.change,
             "rules": [rule.to_json() for rule in self.rules],
         }
 
 
 def miss(question: Question, target: Target) -> Miss:
     """Return why no variant that `question` allows fits `target`."""
-    nearest, one_of_each = _nearest(question, target), sample(target)
+    nearest, sampled = _nearest(question, target), sample(target)
     others = question.left_out
-    fitting = others.fitting(one_of_each)
+    fitting = others.fitting(sampled)
     if not fitting:
         return nearest
-    other = others.best(one_of_each, fitting)
+    other = others.best(sampled, fitting)
     why = f"{nearest.why}; {other.reference} fits, but was not requested"
-    return replace(nearest, why=why, fix=question.remedy(other))
+    return replace(nearest, why=why, remedy=question.remedy(other))
 
 
 def _nearest(question: Question, target: Target) -> Miss:
     catalog, index = question.catalog, question.index
     name = f"{catalog.image}:{catalog.version}"
     if not catalog.variants:
-        return Miss(why=f"{name} has no variants{question.words}", fix=None)
+        return Miss(why=f"{name} has no variants{question.words}", remedy=None)
     variant = index.nearest(sample(target))
-    failing = tuple(result for result in results(target, variant) if not result.ok)
+    remedies = Remedies(target)
+    failing = tuple(result for result in results(target, variant, remedies) if not result.ok)
     if len(catalog.variants) == 1:  # of its version, or the one that was named
         why, which, but = f"{variant.reference} does not fit this host", "it", ":"
     else:
@@ -75,11 +86,37 @@ def _nearest(question: Question, target: Target) -> Miss:
     served = _served(index, target)
     if served:
         why += f" with all the GPUs passed; {which} fits {', '.join(gpu.label for gpu in served)}"
-        fix: str | None = f"pass --gpus {spec(served)}"
+        option = f"--gpus {spec(served)}"
+        remedy: Remedy | None = Remedy(words=f"pass {option}", change=("option", option))
     else:
-        why += f"{but} {failing[0].why}"
-        fix = failing[0].fix
-    return Miss(why=why, fix=fix, nearest=variant.reference, rules=failing)
+        remedy, left = _remedy(index, remedies, variant, failing)
+        whys = [failing[0].why, *(result.why for result in failing[1:] if result.rule in left)]
+        why += f"{but} {', and '.join(dict.fromkeys(whys))}"
+    return Miss(why=why, remedy=remedy, nearest=variant.reference, rules=failing)
+
+
+def _remedy(
+    index: Index, remedies: Remedies, variant: Variant, failing: tuple[RuleResult, ...]
+) -> tuple[Remedy | None, frozenset[str]]:
+    """Return what ends the refusal of the nearest variant, and the rules that refuse it still.
+
+    If no change ends every refusal, it is one that ends one. The others have to be named, and no variant may
+    be refused by yet another.
+    """
+    failed = frozenset([result.rule for result in failing])
+    ending = [tried for tried in remedies.ending(variant, failed).values() if tried]
+    whole = next((tried for tried in ending if not tried.left), None) or remedies.whole(variant, failed)
+    if whole:
+        return whole.remedy, whole.left
+    for tried in ending:
+        # A build is nearer than all other variants. After another change, another variant may be.
+        changed = tried.target and sample(tried.target)
+        if changed is None or refusals(changed, index.nearest(changed)) <= failed:
+            return tried.remedy, tried.left
+    # Without a GPU that can be used, advice on the driver is pointless.
+    ordered = sorted(failing, key=lambda result: result.rule != device_code.RULE.name)
+    advice = next((result.remedy for result in ordered if result.remedy and not result.remedy.change), None)
+    return advice or Remedy(words="see with `imagematrix explain` what each rule needs"), failed
 
 
 def _served(index: Index, target: Target) -> tuple[Gpu, ...]:

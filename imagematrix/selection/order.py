@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from imagematrix.catalog.catalog import CRITERIA
+from imagematrix.catalog.catalog import CRITERIA, UNKNOWN
 from imagematrix.facts import marches, versions
 from imagematrix.record import Record
 from imagematrix.selection import drivers
@@ -20,25 +20,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Criterion", "key", "order"]
 
-MODES = {"exact": 0, "compat": 1, "host": 2, None: 3}
-NO_CODE = (2, 0)
+FIRST = "gpu"
+MODES = {"exact": 0, "compat": 1, "host": 2}
 
 
 class Criterion(Record):
     """One criterion by which variants are compared: the lower the score, the better.
 
     `facts` are all facts of a host that the score reads, named as in a Rule. `need` returns everything that
-    it reads in a variant: variants with equal needs have the same score on a target.
+    it reads in a variant: variants with equal needs have the same score on a target. The score is None if
+    what it compares is absent or unknown.
     """
 
     facts: tuple[str, ...]
     need: Callable[[Variant], Hashable]
     score: Callable[[Target, Variant], Any]
 
+    def place(self, target: Target, variant: Variant) -> tuple[bool, Any]:
+        """Return the score in a form that compares: None is worse than every score."""
+        score = self.score(target, variant)
+        return score is None, score
+
 
 def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
-    """Return the criteria: first the ones in `prefer`, then the others in their usual order."""
-    return tuple(BY_NAME[name] for name in dict.fromkeys((*prefer, *CRITERIA)))
+    """Return the criteria: "gpu", then the ones in `prefer`, then the others in their usual order.
+
+    No preference puts an image that leaves GPUs unused before one that uses them.
+    """
+    return tuple(BY_NAME[name] for name in dict.fromkeys((FIRST, *prefer, *CRITERIA)))
 
 
 def key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tuple[Any, ...]:
@@ -46,28 +55,39 @@ def key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tupl
 
     No two variants of a catalog have the same reference, so that no two have the same key.
     """
-    return (*(criterion.score(target, variant) for criterion in criteria), variant.reference)
+    return (*(criterion.place(target, variant) for criterion in criteria), variant.reference)
 
 
 def _cpu_only(_: Target, variant: Variant) -> bool:
     return not variant.gpu
 
 
-def _device_code(target: Target, variant: Variant) -> tuple[int, int]:
+def _device_code(target: Target, variant: Variant) -> tuple[int, int] | None:
     driver = drivers.effective(target, variant)
-    return max((device_code.code(variant, gpu, driver) or NO_CODE for gpu in target.gpus), default=NO_CODE)
+    matches = [device_code.code(variant, gpu, driver) for gpu in target.gpus]
+    return None if None in matches else max(filter(None, matches), default=None)
 
 
-def _driver_mode(_: Target, variant: Variant) -> int:
-    return MODES[drivers.mode(variant)]
+def _driver_mode(_: Target, variant: Variant) -> int | None:
+    mode = drivers.mode(variant)
+    return MODES[mode] if mode else None
 
 
-def _cuda(_: Target, variant: Variant) -> tuple[int, ...]:
-    return tuple(-part for part in versions.order(variant.cuda)) if variant.cuda else ()
+def _cuda(_: Target, variant: Variant) -> tuple[int, ...] | None:
+    return tuple(-part for part in versions.order(variant.cuda)) if variant.cuda else None
 
 
-def _cpu_level(_: Target, variant: Variant) -> int:
-    return -marches.level_rank(marches.level(variant.cpu_flags))
+def _cpu_need(variant: Variant) -> Hashable:
+    return _cpu_unknown(variant), cpu.need(variant)
+
+
+def _cpu_unknown(variant: Variant) -> bool:
+    """Whether the flags that the code needs are not all known; some may be."""
+    return variant.source("cpu_flags") == UNKNOWN
+
+
+def _cpu_level(_: Target, variant: Variant) -> int | None:
+    return None if _cpu_unknown(variant) else -marches.level_rank(marches.level(variant.cpu_flags))
 
 
 def _cpu_vendor(target: Target, variant: Variant) -> int:
@@ -76,8 +96,8 @@ def _cpu_vendor(target: Target, variant: Variant) -> int:
     return 0 if variant.vendor == marches.host_vendor(target.host.cpu.vendor) else 2
 
 
-def _cpu_flags(target: Target, variant: Variant) -> int:
-    return -len(cpu.needed_flags(target, variant))
+def _cpu_flags(_: Target, variant: Variant) -> int | None:
+    return None if _cpu_unknown(variant) else -len(cpu.needed_flags(variant))
 
 
 # By name; CRITERIA has the usual order.
@@ -93,9 +113,9 @@ BY_NAME = {
     # the newest CUDA release
     "cuda": Criterion(facts=(), need=attrgetter("cuda"), score=_cuda),
     # the highest psABI level among the flags that the code needs
-    "cpu-level": Criterion(facts=(), need=cpu.need, score=_cpu_level),
+    "cpu-level": Criterion(facts=(), need=_cpu_need, score=_cpu_level),
     # tuned for the host's CPU vendor, then generic, then tuned for another vendor
     "cpu-vendor": Criterion(facts=("cpu.vendor",), need=attrgetter("vendor"), score=_cpu_vendor),
     # the most flags that the code needs
-    "cpu-flags": Criterion(facts=("arch",), need=cpu.need, score=_cpu_flags),
+    "cpu-flags": Criterion(facts=(), need=_cpu_need, score=_cpu_flags),
 }

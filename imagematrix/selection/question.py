@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
 from imagematrix.catalog.catalog import HARDWARE
@@ -10,18 +11,22 @@ from imagematrix.facts.versions import natural
 from imagematrix.record import replace
 from imagematrix.selection.index import Index
 from imagematrix.selection.order import order
+from imagematrix.selection.rule import Remedy
+from imagematrix.selection.rules.device_code import served
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from imagematrix.catalog.catalog import Catalog, Variant
 
-    Where = Mapping[str, str | Sequence[str]]
+    # Conditions by axis, or texts such as "python=3.13,cuda>=12".
+    Where = Mapping[str, str | int | Sequence[str | int]] | str | Sequence[str]
     Asked = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a key
 
 __all__ = ["Question", "asked", "axes", "narrowed", "parse", "values"]
 
+EXAMPLE = 'write conditions such as {"python": "3.13"} or "python=3.13"'
 QUESTIONS = 8  # questions kept, which selections from other processes share
 
 
@@ -54,13 +59,14 @@ class Question:
         wanted = [f"{axis} {' or '.join(sorted(these, key=natural))}" for axis, these in self.wanted.items()]
         return f" with {', '.join(wanted)}" if wanted else ""
 
-    def remedy(self, variant: Variant) -> str:
+    def remedy(self, variant: Variant) -> Remedy:
         """Return how to request an excluded variant."""
         own = values(variant)
         differing = [axis for axis, these in self.wanted.items() if not these & {*own.get(axis, ())}]
         if all(axis in own for axis in differing):
-            return " ".join(f"--where {axis}={own[axis][0]}" for axis in differing)
-        return f"select it by its reference: {variant.reference}"
+            option = " ".join(f"--where {axis}={own[axis][0]}" for axis in differing)
+            return Remedy(words=option, change=("option", option))
+        return Remedy(words=f"select it by its reference: {variant.reference}")
 
 
 @lru_cache(maxsize=QUESTIONS)
@@ -74,7 +80,7 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     if not texts:
         return {}
     # Most questions have no conditions, and need not load the parser.
-    from imagematrix.conditions import ConditionError, parse_only
+    from imagematrix.axis_conditions import ConditionError, parse_only
 
     try:
         return parse_only(",".join(texts))
@@ -83,12 +89,36 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def asked(where: Where | None) -> Asked:
-    """Return hashable conditions on axes, each a word or several in the syntax of `--only`."""
+    """Return hashable conditions on axes; raise UsageError if `where` has another form.
+
+    Each axis has a word or several, in the syntax of `--only`. A text, or a list of texts, has conditions
+    such as "python=3.13".
+    """
     if not where:
         return ()
+    if isinstance(where, str | list | tuple):
+        where = parse(_words(where, "a condition"))
+    if not isinstance(where, Mapping):
+        raise UsageError(f"invalid conditions {where!r:.80}", remedy=EXAMPLE)
     return tuple(
-        sorted((axis, (words,) if isinstance(words, str) else tuple(words)) for axis, words in where.items())
+        sorted((_words(axis, "an axis")[0], _words(words, "a value")) for axis, words in where.items())
     )
+
+
+def _words(given: object, what: str) -> tuple[str, ...]:
+    """Return a word or a list of words as text.
+
+    A number with a point is refused: YAML reads 3.10 as 3.1, which may be another value.
+    """
+    words = given if isinstance(given, list | tuple) else (given,)
+    for word in words:
+        if isinstance(word, float):
+            raise UsageError(f"{word} as {what} may have lost digits", remedy=f"quote it: {str(word)!r}")
+        if isinstance(word, bool) or not isinstance(word, str | int):
+            raise UsageError(f"{word!r:.80} is not {what}", remedy=EXAMPLE)
+    if not words:
+        raise UsageError(f"an empty list is not {what}", remedy=EXAMPLE)
+    return tuple(map(str, words))
 
 
 def narrowed(catalog: Catalog, where: Where | None) -> Catalog:
@@ -108,7 +138,7 @@ def values(variant: Variant) -> dict[str, tuple[str, ...]]:
     hardware = {
         "platform": (variant.platform,),
         "cuda": (variant.cuda or "none",),
-        "compute": tuple(map(_compute, variant.cubins)),
+        "compute": tuple(map(_compute, served(variant))),
         "march": (variant.march,) if variant.march else (),
         "driver": (driver.version or driver.mode,) if driver else (),
     }
@@ -118,8 +148,8 @@ def values(variant: Variant) -> dict[str, tuple[str, ...]]:
 
 def _compute(target: str) -> str:
     """Return the compute capability that a target such as "90a" is for."""
-    number = target.rstrip("af")
-    return f"{number[:-1]}.{number[-1]}{target[len(number) :]}"
+    digits = target.rstrip("af")
+    return f"{digits[:-1]}.{digits[-1]}{target[len(digits) :]}"
 
 
 def _wanted(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
@@ -134,7 +164,7 @@ def _wanted(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
 def _conditions(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
     if not where:
         return {}
-    from imagematrix.conditions import ConditionError, among
+    from imagematrix.axis_conditions import ConditionError, among
 
     name = f"{catalog.image}:{catalog.version}"
     try:

@@ -7,31 +7,68 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Mapping
     from typing import Protocol
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.target import Target
 
     Gap = tuple[int, ...]
-    Reason = tuple[str, str | None, str, str | None]  # need, have, why and fix
+    Turns = Mapping[str, Iterable[str | int | bool]]
+    Reason = tuple[str, str | None, str, str | None]  # need, have, why and advice
+    Change = tuple[str, str | tuple[tuple[str, str | None], ...]]
 
     class Tell(Protocol):
-        """Gives the reason of a verdict `ok`; the fix is None if the rule holds."""
+        """Gives the reason of a verdict `ok`."""
 
         def __call__(self, target: Target, variant: Variant, *, ok: bool) -> Reason:
-            """Return need, have, why and fix."""
+            """Return need, have, why and advice.
+
+            The advice is what to do if no change of the question, the driver or the matrix ends the refusal
+            (see `imagematrix.selection.remedy`), or None.
+            """
 
 
-__all__ = ["Rule", "RuleResult"]
+__all__ = ["Remedied", "Remedy", "Rule", "RuleResult"]
 
 UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
 
-class RuleResult(Record):
-    """The result of one rule for one variant. `why` is the reason in one sentence, `fix` the remedy, or None.
+class Remedy(Record):
+    """What to do about a refusal, in words, and for a machine if it is one change.
 
-    `source` says where the need comes from: "bytes", "claim" or "unknown".
+    The change is ("option", an option of `select`), ("driver", its version and kind), or ("matrix", the
+    values of axes).
+    """
+
+    words: str
+    change: Change | None = None
+
+
+class Remedied(Record):
+    """A refusal with its remedy. The base has no fields, so that records can be derived from it."""
+
+    if TYPE_CHECKING:
+        remedy: Remedy | None
+
+    @property
+    def fix(self) -> str | None:
+        """The remedy in words."""
+        return self.remedy.words if self.remedy else None
+
+    @property
+    def change(self) -> dict[str, object] | None:
+        """The remedy for a machine: a change of the question, the driver or the matrix; or None."""
+        if self.remedy is None or self.remedy.change is None:
+            return None
+        what, value = self.remedy.change
+        return {what: value if isinstance(value, str) else dict(value)}
+
+
+class RuleResult(Remedied):
+    """The result of one rule for one variant. `why` is the reason in one sentence, `remedy` None if it holds.
+
+    `source` says where the need comes from: "bytes", "claim", "table" or "unknown".
     """
 
     rule: str
@@ -39,7 +76,7 @@ class RuleResult(Record):
     need: str
     have: str | None
     why: str
-    fix: str | None
+    remedy: Remedy | None = None
     source: str = CLAIM
 
     def to_json(self) -> dict[str, object]:
@@ -51,6 +88,7 @@ class RuleResult(Record):
             "have": self.have,
             "why": self.why,
             "fix": self.fix,
+            "change": self.change,
             "source": self.source,
         }
 
@@ -68,6 +106,13 @@ class Rule(Record):
     their order. `parts` are the fields of a variant that another build would change to make the rule hold,
     `fact` the name in its `facts` that says where the need comes from. An unknown fact of a host never counts
     in favour of a variant; an unknown need of a variant never counts against it.
+
+    `turns` returns what `holds` compares: for each fact that the verdict for a variant depends on, the values
+    at which the verdict may change. Between two of them, in the order of versions, all values have the same
+    verdict; so have all values that are not among them, if the fact has no order. An unknown value, or no
+    driver, may have another verdict anyway. Facts are named as above; those that are computed from others are
+    properties of the same records ("gpus.last_branch", "gpus.data_centre"). What a driver upgrade, a label or
+    a device selector has to tell apart is derived from this, so a rule must state all of it.
     """
 
     name: str
@@ -76,6 +121,7 @@ class Rule(Record):
     fact: str
     need: Callable[[Variant], Hashable]
     holds: Callable[[Target, Variant], bool]
+    turns: Callable[[Variant], Turns]
     reason: Tell
     gap: Callable[[Target, Variant], Gap]
 
@@ -83,14 +129,13 @@ class Rule(Record):
         """Return the verdict with its reason."""
         source = variant.source(self.fact)
         if self.need(variant) is None:  # or whether it applies is unknown
-            return RuleResult(
-                rule=self.name, ok=True, need=UNKNOWN, have=None, why=UNDECIDED, fix=None, source=source
-            )
+            return RuleResult(rule=self.name, ok=True, need=UNKNOWN, have=None, why=UNDECIDED, source=source)
         ok = self.holds(target, variant)
-        need, have, why, fix = self.reason(target, variant, ok=ok)
+        need, have, why, advice = self.reason(target, variant, ok=ok)
         if ok and source == UNKNOWN:
             why = UNDECIDED
-        return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, fix=fix, source=source)
+        remedy = Remedy(words=advice) if advice and not ok else None
+        return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, remedy=remedy, source=source)
 
     def may_apply(self, variant: Variant) -> bool:
         """Whether the rule applies to a variant, or may apply because a fact is unknown."""

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
-from imagematrix.gpus.spec import NONE, choose
+from imagematrix.gpu_request.spec import NONE, candidates
+from imagematrix.node.host import Host
 from imagematrix.record import replace
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.hardware import hardware, kind
+from imagematrix.selection.index import bits
 from imagematrix.selection.question import Question, asked
 from imagematrix.selection.selection import NothingFits, Selection
 from imagematrix.selection.target import Target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable
+    from typing import TypeVar
 
-    from imagematrix.catalog.catalog import Catalog
-    from imagematrix.gpus.choice import Choice
-    from imagematrix.gpus.spec import Wanted
-    from imagematrix.node.host import Host
+    from imagematrix.gpu_request.choice import Choice
+    from imagematrix.gpu_request.spec import Wanted
     from imagematrix.selection.question import Asked, Where
+
+    T = TypeVar("T")
 
 __all__ = ["Selector", "explain", "select", "select_many", "serving"]
 
@@ -39,16 +44,17 @@ def select(
 ) -> Selection:
     """Return the variant that fits `host` best.
 
-    `gpus` says which GPUs to pass: a count, a value of `--gpus`, or GPUs of the host; None passes all. A
-    host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or if `gpus` is
-    "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several in the
-    syntax of `--only`: only variants that meet them are considered. The catalog's defaults decide about
-    axes that it leaves open.
+    `gpus` says which GPUs to pass: a count, a value of `--gpus`, or a list of GPUs of the host; None passes
+    all. Of a count, the first GPUs that a variant fits are passed, which are those that `run` takes if all
+    are free. A host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or if
+    `gpus` is "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several in
+    the syntax of `--only`, or one text such as "python=3.13,cuda>=12": only variants that meet them are
+    considered. The catalog's defaults decide about axes that it leaves open.
 
     Raises NothingFits with every reason if none fits. Raises UsageError if the host has no such GPUs, if no
     variant has such an axis or value, and if variants that fit still differ in one of the image's own axes.
     """
-    return _selector(_Same(catalog), asked(where)).select(host, gpus=gpus, allow_cpu=allow_cpu)
+    return _asking(catalog, where).select(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
 def explain(
@@ -60,21 +66,24 @@ def explain(
     where: Where | None = None,
 ) -> Selection:
     """Return what `select` finds, with `selected` None if nothing fits or the question leaves it open."""
-    return _selector(_Same(catalog), asked(where)).explain(host, gpus=gpus, allow_cpu=allow_cpu)
+    return _asking(catalog, where).explain(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
 def select_many(
-    hosts: Iterable[Host],
+    hosts: Iterable[Host] | Mapping[str, Host],
     catalog: Catalog,
     *,
     gpus: int | str | None = None,
     allow_cpu: bool = False,
     where: Where | None = None,
 ) -> list[Selection | NothingFits | UsageError]:
-    """Return for each host, in their order, what `select` returns or raises."""
-    selector = _selector(_Same(catalog), asked(where))
+    """Return for each host, in their order, what `select` returns or raises.
+
+    Of hosts by name, as `load_hosts` returns them, the names play no part.
+    """
+    selector = _asking(catalog, where)
     answers: list[Selection | NothingFits | UsageError] = []
-    for host in hosts:
+    for host in _several(hosts):
         try:
             answers.append(selector.select(host, gpus=gpus, allow_cpu=allow_cpu))
         except (NothingFits, UsageError) as error:
@@ -89,7 +98,7 @@ def serving(host: Host, catalog: Catalog, choice: Choice, where: Where | None = 
     fits together are in one of the choices. The choice with the first GPUs comes first. If nothing fits, or
     `choice` takes all its GPUs, it is returned alone.
     """
-    return _selector(_Same(catalog), asked(where)).serving(host, choice)
+    return _asking(catalog, where).serving(host, choice)
 
 
 class Selector:
@@ -98,11 +107,12 @@ class Selector:
     It caches the decisions for `keep` kinds.
     """
 
-    __slots__ = ("_decisions", "_keep", "question")
+    __slots__ = ("_decisions", "_keep", "_serving", "question")
 
     def __init__(self, catalog: Catalog, where: Asked = (), *, keep: int = DECISIONS) -> None:
         self.question = Question(catalog, where)
         self._decisions: dict[Hashable, Decision] = {}
+        self._serving: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
         self._keep = keep
 
     def select(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
@@ -117,40 +127,75 @@ class Selector:
 
     def explain(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None if it raises; see the function `explain`."""
-        chosen = choose(host, gpus)
-        allow_cpu = allow_cpu or gpus == NONE
+        if not isinstance(host, Host):
+            raise UsageError(f"{host!r:.80} is not a Host", remedy="read one with Host.load(path) or probe()")
+        chosen = host.gpus  # the usual case if many hosts are decided on
+        if gpus is not None:
+            chosen = self.serving(host, candidates(host.gpus, gpus))[0].first
+        allow_cpu = allow_cpu or gpus == NONE  # the word consents to leaving accelerators unused
         key = hardware(host, chosen, allow_cpu=allow_cpu)
         decision = self._decisions.get(key)
         if decision is None:
-            if len(self._decisions) >= self._keep:
-                self._decisions.clear()
             target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu)
-            decision = self._decisions[key] = Decision(self.question, target)
+            decision = self._kept(self._decisions, key, Decision(self.question, target))
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
     def serving(self, host: Host, choice: Choice) -> tuple[Choice, ...]:
         """Narrow a choice of GPUs; see the function `serving`."""
-        gpus, count = choice.gpus, choice.count
-        examples = {kind(gpu): gpu for gpu in gpus}
-        if count == len(gpus) or len(examples) == 1:
+        gpus = choice.gpus
+        if choice.count == len(gpus) or len(set(map(kind, gpus))) == 1:
             return (choice,)
+        key = choice.count, hardware(host, gpus, allow_cpu=False)
+        choices = self._serving.get(key)
+        if choices is None:
+            choices = self._kept(self._serving, key, self._indices(host, choice))
+        return tuple(replace(choice, gpus=tuple(gpus[index] for index in indices)) for indices in choices)
+
+    def _indices(self, host: Host, choice: Choice) -> tuple[tuple[int, ...], ...]:
+        """Return the choices that `serving` returns, as indices of the choice's GPUs."""
+        kinds = list(map(kind, choice.gpus))
+        every = tuple(range(len(kinds)))
         # A variant that fits each GPU fits all of them: no rule compares GPUs.
         index = self.question.index
+        examples = dict(zip(kinds, choice.gpus, strict=True))
         fitting = {which: index.fitting(Target(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
-        if count == 1:
-            served_at_all = tuple(gpu for gpu in gpus if fitting[kind(gpu)])
-            return (replace(choice, gpus=served_at_all or gpus),)
+        if choice.count == 1:
+            return (tuple(gpu for gpu in every if fitting[kinds[gpu]]) or every,)
         served = {
-            frozenset(which for which, some in fitting.items() if some & one)
-            for one in (1 << number for number in range(len(self.question.catalog.variants)))
+            frozenset(which for which, variants in fitting.items() if variants & variant)
+            for variant in bits(index.everything)
         }
-        choices = [
-            replace(choice, gpus=tuple(gpu for gpu in gpus if kind(gpu) in some))
-            for some in served
-            if not any(some < other for other in served)
+        largest = [
+            tuple(gpu for gpu in every if kinds[gpu] in together)
+            for together in served
+            if not any(together < other for other in served)
         ]
-        enough = [one for one in choices if one.enough]
-        return tuple(sorted(enough, key=lambda one: [gpus.index(gpu) for gpu in one.gpus])) or (choice,)
+        return tuple(sorted(gpus for gpus in largest if len(gpus) >= choice.count)) or (every,)
+
+    def _kept(self, cache: dict[Hashable, T], key: Hashable, value: T) -> T:
+        if len(cache) >= self._keep:
+            cache.clear()
+        cache[key] = value
+        return value
+
+
+def _several(hosts: object) -> Iterable[Host]:
+    if isinstance(hosts, Host):
+        raise UsageError("a single host instead of several", remedy="give a list of hosts, or use `select`")
+    if isinstance(hosts, Mapping):
+        return hosts.values()
+    if isinstance(hosts, str) or not isinstance(hosts, Iterable):
+        raise UsageError(f"{hosts!r:.80} is not a list of hosts", remedy="read hosts with load_hosts(path)")
+    return hosts
+
+
+def _asking(catalog: Catalog, where: Where | None) -> Selector:
+    if not isinstance(catalog, Catalog):
+        raise UsageError(
+            f"{catalog!r:.80} is not a Catalog",
+            remedy="open one with open_catalog(name)",
+        )
+    return _selector(_Same(catalog), asked(where))
 
 
 class _Same:

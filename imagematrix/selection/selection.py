@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.gpus.spec import names
+from imagematrix.gpu_request.spec import names
 from imagematrix.record import Record
+from imagematrix.selection.drivers import mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ class Selection(Record):
     def gpus(self) -> tuple[str, ...]:
         """A name for each GPU or MIG device passed: its UUID, or its index if the UUID is unknown."""
         return names(self.chosen_gpus)
+
+    @property
+    def doubt(self) -> str | None:
+        """What is unknown about the host and was assumed to be right, in a sentence; None if nothing was."""
+        driver = self.host.driver
+        if self.variant and mode(self.variant) == "host" and driver and driver.user_mode is None:
+            return (
+                "the version of the node's own user-mode driver is unknown: if it is not that of the kernel "
+                "module, the image will not work"
+            )
+        return None
 
     @property
     def fits(self) -> frozenset[str]:

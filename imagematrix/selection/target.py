@@ -8,10 +8,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.node.host import Gpu, Host
 
-__all__ = ["Target"]
+__all__ = ["VIRTUAL", "Target", "machine"]
 
 # A machine's name in uname(2) and in an image's platform, where they differ.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+MACHINES = {architecture: machine for machine, architecture in ARCHITECTURES.items()}
+
+VIRTUAL = "vgpu"  # the state of a virtual GPU
+
+
+def machine(platform: str) -> str:
+    """Return the name in uname(2) of the machines that a platform is for: "x86_64" for "linux/amd64"."""
+    architecture = platform.split("/")[1]
+    return MACHINES.get(architecture, architecture)
 
 
 class Target(Record):
@@ -33,7 +42,7 @@ class Target(Record):
     @property
     def virtual(self) -> tuple[Gpu, ...]:
         """The passed GPUs that are virtual."""
-        return tuple(gpu for gpu in self.gpus if gpu.state == "vgpu")
+        return tuple(gpu for gpu in self.gpus if gpu.state == VIRTUAL)
 
     @property
     def platform(self) -> str:

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import threading
 import time
 from functools import cached_property
 from typing import Any, Self
 
-from imagematrix import engine
 from imagematrix.catalog import labels
+from imagematrix.catalog.engine import repository_digest
+from imagematrix.compression import ZSTD_REMEDY
+from imagematrix.engine import images, system, transport
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
-from imagematrix.oci.parts import Part, of_history
-from imagematrix.planning.backend import Present
-from imagematrix.reference import familiar, split
-from imagematrix.stores.held import Held
+from imagematrix.oci.parts import SizedLayer, of_history
+from imagematrix.planning.backend import IMAGE, StoredImage
+from imagematrix.reference import split
+from imagematrix.stores import bases
+from imagematrix.stores.names import Namer, TemporaryNames, present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import BinaryIO
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import docker
 
-    from imagematrix.planning.backend import Made, Order
+    from imagematrix.engine.transport import Transport
+    from imagematrix.planning.backend import Made, Order, Present
 
-__all__ = ["Engine"]
+__all__ = ["EngineStore"]
 
+BASE = "imagematrix-base"  # names in the engine of bases that no registry has, for builds of other tools
 SMALL = 1 << 20  # bytes of layers
-KEPT = (404, 409)  # statuses of a removal whose image is gone or in use
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
 # Transient errors of a push, as the two image stores report them. If a manifest is rejected because a blob is
@@ -41,24 +43,7 @@ TRANSIENT = re.compile(
 )
 
 
-class _Stream(io.RawIOBase):
-    """Chunks of bytes as a readable file."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._left = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        self._left = self._left or next(self._pieces, b"")
-        piece, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-class Engine:
+class EngineStore:
     """The Store of the Docker engine at `endpoint.address`. Use it as a context manager.
 
     From an OCI layout it loads only layers that the engine lacks.
@@ -66,8 +51,10 @@ class Engine:
 
     def __init__(self) -> None:
         # An unreachable engine is reported immediately; docker-py is loaded later.
-        if not engine.responds():
-            self._client  # noqa: B018 - raises EngineError
+        self._connection = None if transport.responds() else transport.client()
+        self._lasting: Namer | None = None
+        self._temporary: TemporaryNames | None = None
+        self._connecting = threading.RLock()  # of the three
         self._components: dict[str, Mapping[str, str]] = {}
         self._ids: dict[str, str] = {}  # of the images that are present
         self._loaded: set[str] = set()  # layers
@@ -79,24 +66,38 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if "_client" in self.__dict__:
-            if "_held" in self.__dict__:
-                with contextlib.suppress(EngineError), engine.errors():  # the next build removes the rest
-                    self._held.close()
-            self._client.close()
+        if self._temporary:
+            with contextlib.suppress(EngineError), transport.errors():  # the next build removes the rest
+                self._temporary.close()
+        if self._connection:
+            self._connection.close()
+
+    @property
+    def _client(self) -> docker.DockerClient:
+        with self._connecting:
+            self._connection = self._connection or transport.client()
+            return self._connection
 
     @cached_property
-    def _client(self) -> docker.DockerClient:
-        return engine.client()
+    def _over(self) -> Transport:
+        # A plan needs no more than these reads, and is ready before docker-py would be loaded.
+        return transport.local_socket(transport.TIMEOUT) or transport.DockerPy(self._client)
 
     @cached_property
     def _info(self) -> dict[str, Any]:
-        with engine.errors():
-            return dict(self._client.info())
+        return system.info(self._over)
 
-    @cached_property
-    def _held(self) -> Held:
-        return Held(self._client, str(self._info.get("ID")))
+    @property
+    def _namer(self) -> Namer:
+        with self._connecting:
+            self._lasting = self._lasting or Namer(self._client)
+            return self._lasting
+
+    @property
+    def _held(self) -> TemporaryNames:
+        with self._connecting:
+            self._temporary = self._temporary or TemporaryNames(self._client, str(self._info.get("ID")))
+            return self._temporary
 
     @property
     def version(self) -> str:
@@ -108,118 +109,111 @@ class Engine:
         """Whether it has the containerd image store, which keeps images exactly as a registry does."""
         return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
 
+    keeps_layers = has_manifests
+
     def layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
-        with engine.errors():
-            images = [self._client.api.inspect_image(one["Id"]) for one in self._client.api.images()]
-        return frozenset(layer for one in images for layer in (one.get("RootFS") or {}).get("Layers") or ())
+        inspected = (images.inspect(one["Id"], self._over) for one in images.listed(over=self._over))
+        roots = [(image or {}).get("RootFS") or {} for image in inspected]
+        return frozenset(layer for root in roots for layer in root.get("Layers") or ())
 
-    def parts(self, reference: str) -> tuple[Part, ...] | None:
+    def parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
 
         If the engine does not report the size of each layer, they count as one. Returns None if there is no
         such image.
         """
-        import docker
-
-        with engine.errors():
-            try:
-                image = self._client.api.inspect_image(reference)
-                history = self._client.api.history(reference)
-            except docker.errors.NotFound:
-                return None
+        image = images.inspect(reference, self._over)
+        history = images.history(reference, self._over) if image else None
+        if image is None or history is None:
+            return None
         layers = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
-        whole = Part(digest=str(image["Id"]), size=int(image["Size"]))
+        whole = SizedLayer(digest=str(image["Id"]), size=int(image["Size"]))
         return (whole,) if layers is None else layers
 
     def require(self) -> None:
         """Raise EngineError if the engine no longer answers."""
-        with engine.errors():
+        with transport.errors():
             self._client.ping()
 
     def digest(self, reference: str) -> str | None:
         """Return the digest of the image with this name in the engine; None if there is none."""
-        import docker
-
-        with engine.errors():
-            try:
-                image = self._client.api.inspect_image(reference)
-            except docker.errors.ImageNotFound:
-                return None
-        return self._digest(image, reference)
-
-    @staticmethod
-    def _digest(image: Mapping[str, Any], reference: str) -> str:
-        repository = familiar(split(reference)[0])
-        for name in image.get("RepoDigests") or ():
-            if name.startswith(f"{repository}@"):
-                return str(name).rpartition("@")[2]
-        return str(image["Id"])
+        image = images.inspect(reference, self._over)
+        return repository_digest(image, split(reference)[0]) if image else None
 
     def resolve(self, reference: str) -> str:
         """Return the digest of a base image: in the engine, or else in its registry.
 
-        Raises UsageError if neither has it.
+        Raises UsageError if neither has it, or if it brings inputs from elsewhere into builds.
         """
-        return self.digest(reference) or self._newest(reference)
+        return self._known(reference) or self._in_registry(reference)
 
     def newest(self, reference: str) -> str:
-        """Return the digest of a base image in its registry, or else in the engine."""
+        """Return the digest of a base image in its registry; in the engine if its registry has no such image.
+
+        Raises UsageError as `resolve` does, and EngineError if the registry does not answer.
+        """
         try:
-            return self._newest(reference)
-        except (EngineError, UsageError):
-            digest = self.digest(reference)
+            return self._in_registry(reference)
+        except EngineError as error:
+            if self.digest(reference) is None:
+                raise
+            remedy = f"try again, or delete {reference} from the lock to use the engine's image"
+            raise EngineError(str(error), remedy=remedy) from error
+        except UsageError:
+            digest = self._known(reference)
             if digest is None:
                 raise
             return digest
 
+    def _known(self, reference: str) -> str | None:
+        """Return the digest of a base image in the engine, as `digest` does; raise UsageError."""
+        image = images.inspect(reference, self._over)
+        if image is None:
+            return None
+        bases.require_in_engine(image, reference)
+        return repository_digest(image, split(reference)[0])
+
+    def _in_registry(self, reference: str) -> str:
+        """Return the digest of a base image in its registry; raise UsageError or EngineError."""
+        digest = bases.digest_in_registry(self._client, reference)
+        bases.require_in_registry(reference, digest)
+        return digest
+
     def is_published(self, reference: str) -> bool:
         """Whether the engine can find this image in its registry."""
         try:
-            self._newest(reference)
+            bases.digest_in_registry(self._client, reference)
         except (EngineError, UsageError):
             return False
         return True
 
-    def _newest(self, reference: str) -> str:
-        import docker
-
-        with engine.errors():
-            try:
-                return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
-            except docker.errors.APIError as error:
-                message = f"the base image {reference} is neither in the engine nor in its registry"
-                remedy = f"run `docker pull {reference}`, or import it under that name"
-                kind = EngineError if error.is_server_error() else UsageError
-                raise kind(f"{message}: {error.explanation}", remedy=remedy) from error
-
     def present(self, image: str, version: str) -> list[Present]:
-        """Return the images of `image`:`version` that it has."""
-        wanted = [f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}"]
-        with engine.errors():
-            images = self._client.api.images(filters={"label": wanted})
-        return [item for entry in images for item in self._present(entry, image)]
+        """Return the images of `image`:`version` that it has.
 
-    def _present(self, entry: dict[str, Any], image: str) -> Iterator[Present]:
-        own = entry.get("Labels") or {}
-        components = labels.components(own)
-        if components is None or not {labels.VERSION, labels.CELL, labels.INPUT} <= own.keys():
-            return
-        # Images that users build on a variant inherit its labels, but not the tag derived from them.
-        reference = f"{image}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
-        if familiar(reference) in (entry.get("RepoTags") or ()):
-            self._components[reference] = components
-            self._ids[reference] = str(entry["Id"])
-            yield Present(
-                reference=reference,
-                cell=own[labels.CELL],
-                input_digest=own[labels.INPUT],
-                development=own.get(labels.DEVELOPMENT) == "true",
-            )
+        Raises AuditError if the name of one now stands for an image that was built on it.
+        """
+        wanted = (f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}")
+        found = []
+        for entry in images.listed(*wanted, over=self._over):
+            for one in present(self._over, entry, image):
+                self._components[one.reference] = labels.components(entry["Labels"]) or {}
+                self._ids[one.reference] = str(entry["Id"])
+                found.append(one)
+        return found
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         return self._components.get(reference, {})
+
+    def stored(self, reference: str) -> StoredImage:
+        """Return an image that is present."""
+        image = images.require(reference, self._over)
+        return StoredImage(
+            digest=str(image["Id"]),
+            layers=tuple((image.get("RootFS") or {}).get("Layers") or ()),
+            content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),
+        )
 
     def source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for builds on this engine; None for other builders."""
@@ -235,64 +229,77 @@ class Engine:
 
         It gets a temporary name until this process exits, because `docker tag` may move any other name.
         """
-        import docker
+        image = self._of(reference, digest)
+        with transport.errors():
+            return image and self._held.hold(image, digest)
 
-        with engine.errors():
-            try:
-                image = self._client.api.inspect_image(reference)
-            except docker.errors.ImageNotFound:
-                return None
-            if digest not in (image["Id"], self._digest(image, reference)):
-                return None
-            return self._held.hold(image["Id"], digest)
+    def _of(self, reference: str, digest: str) -> str | None:
+        """Return the ID of the image with this name, or None if it has another digest."""
+        image = images.inspect(reference, self._over)
+        if image is None or digest not in (image["Id"], repository_digest(image, split(reference)[0])):
+            return None
+        bases.require_in_engine(image, reference)  # the digest may be from an older lock
+        return str(image["Id"])
 
-    def holds(self, place: str) -> bool:
+    def lasting(self, reference: str, digest: str) -> str:
+        """Return the source of the image named `reference` for builds after this process; raise UsageError.
+
+        It names the digest, for a registry if one has the image. Otherwise the engine's image gets another
+        name, which has the digest: BuildKit finds an image that was never pulled by its name only.
+        """
+        if "@" in reference or self.is_published(f"{reference}@{digest}"):
+            return f"{IMAGE}{reference.partition('@')[0]}@{digest}"
+        image = self._of(reference, digest)
+        if image is None:
+            raise UsageError(f"{reference} is now another image in the engine", remedy="export again")
+        tag = digest.removeprefix("sha256:")
+        with transport.errors():
+            self._client.api.tag(image, BASE, tag)
+        return f"{IMAGE}{BASE}:{tag}"
+
+    def holds(self, source: str) -> bool:
         """Whether this is a source that `hold` returned."""
-        return "_held" in self.__dict__ and place in self._held
+        return self._temporary is not None and source in self._temporary
 
     def store(self, order: Order, made: Made) -> str:
-        """Tag an image; if it is in a layout, first load what the engine lacks."""
-        with engine.errors():
-            if made.layout:
-                self._load(layout.Image(made.layout, made.digest), made.base_layers, order.reference)
-            else:
-                repository, _, tag = order.reference.rpartition(":")
-                self._client.api.tag(made.digest, repository, tag)
-            if order.replaces:
-                self._remove(order.replaces, order.reference)
-        self._ids[order.reference] = made.digest
-        return made.digest
+        """Tag an image; if it is in a layout, first load what the engine lacks.
 
-    def _remove(self, old: str, new: str) -> None:
-        """Remove the name `old`, and its image unless it is in use."""
-        import docker
+        If another build has since tagged an image of the same inputs, that image is kept. Raises
+        TagMovedError if it has tagged one of other inputs.
+        """
+        with transport.errors(), self._in_engine(order, made) as image:
+            kept = self._namer.give(order, image)
+        self._ids[order.reference] = kept or made.digest
+        return kept or made.digest
 
-        api = self._client.api
-        try:
-            image = str(api.inspect_image(old)["Id"])
-        except docker.errors.ImageNotFound:
+    def name(self, order: Order, made: Made) -> None:
+        """Tag an image of the engine that only its registry stores."""
+        repository, _, tag = order.reference.rpartition(":")
+        with transport.errors():
+            self._client.api.tag(made.digest, repository, tag)
+
+    @contextlib.contextmanager
+    def _in_engine(self, order: Order, made: Made) -> Iterator[str]:
+        """Yield the ID of an image in the engine, loaded under a temporary name if it is in a layout."""
+        if made.layout is None:
+            yield made.digest
             return
-        # The engine does not remove a name that a container was started by, unless the name has moved.
-        repository, _, tag = old.rpartition(":")
-        api.tag(new, repository, tag)
-        api.remove_image(old)
-        try:
-            api.remove_image(image)
-        except docker.errors.APIError as error:  # in use by another name, image or container, or gone
-            if error.status_code not in KEPT:
-                raise
+        image = layout.LayoutImage(made.layout, made.digest)
+        expected = image.digest if self.has_manifests else image.config
+        with self._held.loading(expected) as name:
+            self._load(image, made.base_layers, order.reference, name)
+            found = self.image(name)
+            if found != expected:
+                raise EngineError(f"{order.reference} was stored as {found}, but {expected} was built")
+            yield expected
 
-    def _load(self, image: layout.Image, present: frozenset[str], reference: str) -> None:
-        """Load an image; the engine has the layers `present` from another image."""
+    def _load(self, image: layout.LayoutImage, present: frozenset[str], reference: str, name: str) -> None:
+        """Load an image under a name; the engine has the layers `present` from another image."""
         with self._unpacking(image.layers) as new:
             # The classic store needs every layer in the archive.
             missing = [layer for layer in new if layer not in present]
-            if not self.has_manifests or not self._loads(image, reference, missing):
-                self._loads(image, reference, image.layers)
-        digest = str(self._client.api.inspect_image(reference)["Id"])
-        expected = image.digest if self.has_manifests else image.config
-        if digest != expected:
-            raise EngineError(f"{reference} was stored as {digest}, but {expected} was built")
+            if not self.has_manifests or not self._loads(image, reference, name, missing):
+                self._loads(image, reference, name, image.layers)
 
     @contextlib.contextmanager
     def _unpacking(self, layers: Sequence[str]) -> Iterator[list[str]]:
@@ -313,16 +320,16 @@ class Engine:
                 self._loading.difference_update(new)
                 self._changed.notify_all()
 
-    def _loads(self, image: layout.Image, reference: str, layers: Sequence[str]) -> bool:
+    def _loads(self, image: layout.LayoutImage, reference: str, name: str, layers: Sequence[str]) -> bool:
         """Load an image by sending `layers`; return False if the engine lacks another layer."""
         import docker
 
         large = sum(image.blob(layer).stat().st_size for layer in layers) > SMALL
-        with contextlib.ExitStack() as turn:
+        with contextlib.ExitStack() as sent:
             # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
             # runs in parallel, which pays off for large layers.
-            turn.enter_context(self._sending)
-            archive = self._archive(image, reference, layers, turn.close if large else lambda: None)
+            sent.enter_context(self._sending)
+            archive = self._archive(image, name, layers, sent.close if large else lambda: None)
             try:
                 answers = self._client.api.load_image(archive)
                 errors = [answer["error"] for answer in answers if "error" in answer]
@@ -336,9 +343,9 @@ class Engine:
 
     @staticmethod
     def _archive(
-        image: layout.Image, reference: str, layers: Sequence[str], sent: Callable[[], None]
+        image: layout.LayoutImage, name: str, layers: Sequence[str], sent: Callable[[], None]
     ) -> Iterator[bytes]:
-        yield from image.archive(reference, layers)
+        yield from image.archive(name, layers)
         sent()
 
     def adopt(self, reference: str) -> str:
@@ -347,13 +354,11 @@ class Engine:
 
     def image(self, reference: str) -> str:
         """Return the ID of the image with this name."""
-        with engine.errors():
-            return str(self._client.api.inspect_image(reference)["Id"])
+        return str(images.require(reference, self._over)["Id"])
 
-    def save(self, image: str) -> BinaryIO:
+    def save(self, image: str) -> images.ExportedImage:
         """Return an image, as `docker save` writes it."""
-        with engine.errors():
-            return io.BufferedReader(_Stream(self._client.api.get_image(image)))
+        return images.ExportedImage(image)
 
     def push(self, reference: str) -> None:
         """Push an image to the registry in its name, with docker's own credentials.
@@ -364,13 +369,15 @@ class Engine:
         attempt = 1
         while error := self._pushed(reference):
             if attempt == TRIES or not TRANSIENT.search(error):
-                raise EngineError(f"{reference} was not pushed: {error}")
+                zstd = self.components(reference).get("compression", "").startswith("zstd")
+                remedy = ZSTD_REMEDY if zstd and "manifest" in error else None
+                raise EngineError(f"{reference} was not pushed: {error}", remedy=remedy)
             time.sleep(PAUSE * 2 ** (attempt - 1))
             attempt += 1
 
     def _pushed(self, reference: str) -> str | None:
         """Push an image once, and return the error of docker, if any."""
         repository, _, tag = reference.rpartition(":")
-        with engine.errors():
+        with transport.errors():
             answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
             return next((str(answer["error"]) for answer in answers if "error" in answer), None)

@@ -17,21 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.catalog.index import Entry
+    from imagematrix.catalog.index import IndexEntry
 
-__all__ = ["Plain", "answers", "kept"]
+__all__ = ["PlatformDefault", "answers", "kept"]
 
 # The march that every CPU of an architecture supports.
 BASELINE = {"linux/amd64": "x86-64", "linux/arm64": "armv8-a"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plain:
-    """The variant that a plain pull of a version gets on a `platform`, or None."""
+class PlatformDefault:
+    """The variant that a plain pull of a version gets on a `platform`, or None.
+
+    `zstd` says whether it has layers that are compressed with zstd, which old engines cannot unpack.
+    """
 
     platform: str
     variant: Variant | None
     why: str
+    zstd: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -50,25 +54,19 @@ class Plain:
             "digest": self.variant.digest if self.variant else None,
             "cuda": self.variant.cuda if self.variant else None,
             "needs": list(self.needs),
+            "zstd": self.zstd,
             "why": self.why,
         }
 
 
-def kept(entries: Sequence[Entry]) -> frozenset[str]:
-    """Return the digests of the defaults among the entries of an index.
-
-    An index written by a release without defaults has none: each of its entries has a plain platform.
-    """
-    ours = [one for one in entries if one.ours and not one.hidden]
-    platforms = [one.plain for one in ours]
-    if None in platforms or len(set(platforms)) < len(platforms):
-        return frozenset()
-    return frozenset(one.digest for one in ours)
+def kept(entries: Sequence[IndexEntry]) -> frozenset[str]:
+    """Return the digests of the defaults among the entries of an index."""
+    return frozenset(entry.digest for entry in entries if entry.ours and not entry.hidden)
 
 
 def answers(
-    name: str, entries: Iterable[Entry], before: frozenset[str], named: Mapping[str, str]
-) -> list[Plain]:
+    name: str, entries: Iterable[IndexEntry], before: frozenset[str], named: Mapping[str, str]
+) -> list[PlatformDefault]:
     """Return the answers of the version `name` to plain pulls, one for each platform of its variants.
 
     `before` are the digests of its present defaults, which stay. `named` are the cells, by platform, that the
@@ -77,11 +75,13 @@ def answers(
     image = name.rpartition(":")[0]
     by_platform: dict[str, list[tuple[Variant, str]]] = {}
     terms = set()
-    for one in entries:
-        variant = labels.read(one.annotations, reference=f"{image}:{one.tag}", digest=one.digest, size=None)
-        terms.add(labels.terms(one.annotations, variant.reference))
+    for entry in entries:
+        variant = labels.read(
+            entry.annotations, reference=f"{image}:{entry.tag}", digest=entry.digest, size=None
+        )
+        terms.add(labels.terms(entry.annotations, variant.reference))
         platform = "/".join(variant.platform.split("/")[:2])  # arm64/v8 is arm64 for engines
-        by_platform.setdefault(platform, []).append((variant, one.annotations[labels.CELL]))
+        by_platform.setdefault(platform, []).append((variant, entry.annotations[labels.CELL]))
     defaults = dict(labels.agreed(name, terms).defaults)
     return [
         _answer(platform, variants, before, named.get(platform), defaults)
@@ -95,12 +95,12 @@ def _answer(
     before: frozenset[str],
     named: str | None,
     defaults: Mapping[str, str],
-) -> Plain:
+) -> PlatformDefault:
     published = next((variant for variant, _ in variants if variant.digest in before), None)
     wanted, why = _wanted(variants, named, defaults)
     if published and published != wanted:
         wanted, why = published, "a version's default stays once it is published"
-    return Plain(platform=platform, variant=wanted, why=why)
+    return PlatformDefault(platform=platform, variant=wanted, why=why)
 
 
 def _wanted(

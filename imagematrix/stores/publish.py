@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from imagematrix.catalog import index, labels
+from imagematrix.catalog.registry import entry_of
+from imagematrix.compression import has_zstd
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.oci.registry import DOCKER_LIST, INDEX
-from imagematrix.oci.transfer import LIMIT
+from imagematrix.oci.manifest import INDEX, INDEXES, LIMIT
 from imagematrix.reference import TAG
 from imagematrix.stores import plain_pull as plain
 from imagematrix.stores.registry import Complete, attestations, survey
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from imagematrix.catalog.index import Entry
+    from imagematrix.catalog.index import IndexEntry
     from imagematrix.oci.registry import Registry
-    from imagematrix.stores.plain_pull import Plain
+    from imagematrix.stores.plain_pull import PlatformDefault
     from imagematrix.stores.registry import Survey
 
 __all__ = ["Published", "publish"]
@@ -40,7 +42,7 @@ class Published:
     digest: str
     variants: int
     new: int
-    plain: tuple[Plain, ...] = ()
+    plain: tuple[PlatformDefault, ...] = ()
     dropped: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ def publish(
     aliases: Sequence[str] = (),
     *,
     named: Mapping[str, str] | None = None,
+    versions: Collection[str] = (),
     chosen: Collection[str] = (),
     repair: bool = False,
 ) -> Published:
@@ -59,16 +62,17 @@ def publish(
 
     Entries stay in an index, except, with `repair`, those whose images the registry lost: the manifest, or a
     blob, in which case the rest of the image is deleted so that builds make it again. The `aliases` are tags
-    that are moved to the index; only they ever move. `named` are the cells, by platform, that answer a plain
-    pull. If a cell has several images with different inputs, the one with a `chosen` tag is taken.
+    that are moved to the index; only they ever move. The matrix names the cells, by platform, that answer a
+    plain pull (`named`), and the `versions` of the image. If a cell has several images with different inputs,
+    the one with a `chosen` tag is taken.
 
     Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
-    variants of one cell have different inputs and none is chosen, or if an alias is the tag of an image or
-    of another version.
+    variants of one cell have different inputs and none is chosen, if the version's tag has something else
+    than its index, or if an alias is the tag of an image or the name of a version.
     """
     name = f"{registry.name}:{version}"
     for alias in aliases:
-        _movable(registry, alias)
+        _movable(registry, alias, {version, *versions})
     complete = Complete(registry) if repair else None
     first: frozenset[str] | None = None
     dropped: set[str] = set()
@@ -77,25 +81,29 @@ def publish(
         surveyed = survey(registry, version, complete)
         dropped |= _lost(name, surveyed, repair=repair)
         stuck |= {
-            f"{registry.name}:{one.tag}@{one.digest}"
-            for one in surveyed.damaged
-            if not registry.withdraw(one.tag, one.digest)
+            f"{registry.name}:{entry.tag}@{entry.digest}"
+            for entry in surveyed.damaged
+            if not registry.withdraw(entry.tag, entry.digest)
         }
         variants, others = _settled(name, surveyed, chosen)
         before = {entry.digest: entry for entry in surveyed.alive}
         first = frozenset(before) if first is None else first
-        own = {entry.digest: _described(entry) for entry in variants}
-        new = [entry for digest, entry in own.items() if digest not in before]
-        attested = {one.digest: one for entry in new for one in attestations(registry, entry.tag)}
-        whole = own | before | attested
+        listed = {entry.digest: _described(entry) for entry in variants}
+        new = [one for digest, one in listed.items() if digest not in before]
+        attested = {
+            attestation.digest: attestation
+            for entry in new
+            for attestation in attestations(registry, entry.tag)
+        }
+        whole = listed | before | attested
         answers = plain.answers(
-            name, (whole[digest] for digest in own), plain.kept(surveyed.entries), named or {}
+            name, (whole[digest] for digest in listed), plain.kept(surveyed.entries), named or {}
         )
-        raw = index.write(_placed(whole.values(), answers))
+        raw = index.write(_placed(whole.values(), answers), registry.name, version)
         if len(raw) > LIMIT:
             remedy = "spread the cells over several images"
             raise UsageError(
-                f"{name}: an index of {len(own)} variants is too large for a registry", remedy=remedy
+                f"{name}: an index of {len(listed)} variants is too large for a registry", remedy=remedy
             )
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
@@ -107,9 +115,9 @@ def publish(
                 continue  # another client published meanwhile, so the aliases may be outdated
             return Published(
                 digest=published.digest,
-                variants=len(own),
-                new=len(own.keys() - first),
-                plain=tuple(answers),
+                variants=len(listed),
+                new=len(listed.keys() - first),
+                plain=tuple(_with_layers(registry, answer) for answer in answers),
                 dropped=tuple(sorted(dropped)),
                 stuck=tuple(sorted(stuck)),
                 others=tuple(sorted(others)),
@@ -122,78 +130,94 @@ def publish(
     )
 
 
-def _movable(registry: Registry, alias: str) -> None:
-    """Raise UsageError if an alias is not a valid tag, TagMovedError if its tag never moves."""
+def _with_layers(registry: Registry, answer: PlatformDefault) -> PlatformDefault:
+    """Return an answer to plain pulls with what its layers need of an engine."""
+    manifest = registry.manifest(answer.variant.digest) if answer.variant and answer.variant.digest else None
+    return replace(answer, zstd=manifest is not None and has_zstd(manifest.raw))
+
+
+def _movable(registry: Registry, alias: str, versions: Collection[str]) -> None:
+    """Raise UsageError if an alias is not a valid tag, TagMovedError if its tag never moves.
+
+    That of a version never does, even of one that is only pushed, or that only the matrix names.
+    """
     if not TAG.fullmatch(alias):
         raise UsageError(f"--alias: {alias!r} is not a valid tag", remedy="such as latest or stable")
-    manifest = registry.manifest(alias)
-    if manifest is None:
-        return
     name = f"{registry.name}:{alias}"
-    if manifest.media_type not in (INDEX, DOCKER_LIST):
-        raise TagMovedError(f"{name} is an image, not an alias", remedy="choose another alias")
-    if any(own.annotations.get(labels.VERSION) == alias for own in index.parse(manifest.raw, name)):
-        raise TagMovedError(f"{name} is a version, and versions never move", remedy="choose another alias")
+    remedy = "choose another alias"
+    manifest = registry.manifest(alias)
+    if manifest and manifest.media_type not in INDEXES:
+        raise TagMovedError(f"{name} is an image, not an alias", remedy=remedy)
+    listed = [entry for entry in index.parse(manifest.raw, name) if entry.ours] if manifest else []
+    pushed = (tag for tag in registry.tags() if tag.startswith(f"{alias}-"))
+    if (
+        alias in versions
+        or any(entry.annotations[labels.VERSION] == alias for entry in listed)
+        or any((entry := entry_of(registry, tag)) and entry.ours and entry.tag == tag for tag in pushed)
+    ):
+        raise TagMovedError(f"{name} is a version, and versions never move", remedy=remedy)
+    if manifest and not listed:
+        found = f"{name} is {manifest.digest}, an index of another tool, not an alias"
+        raise TagMovedError(found, remedy=f"{remedy}, or delete the tag")
 
 
 def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
     """Return the references of lost images of a version; raise UnknownImageError without `repair`."""
     image = name.rpartition(":")[0]
-    published = [one for one in surveyed.entries if one.digest in surveyed.lost]
-    lost = {one.digest: one for one in (*surveyed.damaged, *published)}.values()
+    published = [entry for entry in surveyed.entries if entry.digest in surveyed.lost]
+    lost = {entry.digest: entry for entry in (*surveyed.damaged, *published)}.values()
     references = sorted(
-        f"{image}:{one.tag}@{one.digest}" if one.ours else f"{image}@{one.digest}" for one in lost
+        f"{image}:{entry.tag}@{entry.digest}" if entry.ours else f"{image}@{entry.digest}" for entry in lost
     )
     if lost and not repair:
-        shown = "".join(f"\n    {reference}" for reference in references[:SHOWN])
-        more = f"\n    and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        shown = shortened(references, SHOWN, "\n    ", "\n    and {} more")
         raise UnknownImageError(
-            f"the registry lost images of {name}:{shown}{more}",
+            f"the registry lost images of {name}:\n    {shown}",
             remedy="`imagematrix build --push` builds them again; `publish --repair` removes the rest",
         )
     return set(references)
 
 
-def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list[Entry], list[str]]:
+def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list[IndexEntry], list[str]]:
     """Return the variants of a version, one for each cell, and the tags of excluded images."""
-    unknown = set(chosen) - {one.tag for one in (*surveyed.variants, *surveyed.others)}
+    unknown = set(chosen) - {entry.tag for entry in (*surveyed.variants, *surveyed.others)}
     if unknown:
         remedy = "pass a tag that is in the registry"
         raise UnknownImageError(f"{name} has no variant {', '.join(sorted(unknown))}", remedy=remedy)
-    late = sorted(one.tag for one in surveyed.others if one.tag in chosen)
+    late = sorted(entry.tag for entry in surveyed.others if entry.tag in chosen)
     if late:
         raise TagMovedError(
             f"{name} was published with another image for the cell of {', '.join(late)}",
             remedy="a version never changes; raise the version",
         )
-    cells: dict[str, list[Entry]] = {}
+    cells: dict[str, list[IndexEntry]] = {}
     for entry in surveyed.variants:
         cells.setdefault(entry.annotations[labels.CELL], []).append(entry)
-    kept, others = [], [one.tag for one in surveyed.others]
+    kept, others = [], [entry.tag for entry in surveyed.others]
     for entries in cells.values():
-        wanted = [one for one in entries if one.tag in chosen] or entries
-        if len({one.annotations[labels.INPUT] for one in wanted}) > 1:
+        wanted = [entry for entry in entries if entry.tag in chosen] or entries
+        if len({entry.annotations[labels.INPUT] for entry in wanted}) > 1:
             raise TagMovedError(
-                f"{name} has several images for one cell: {' and '.join(one.tag for one in wanted)}",
+                f"{name} has several images for one cell: {' and '.join(entry.tag for entry in wanted)}",
                 remedy=f"`imagematrix publish {name} --choose TAG` chooses one, or raise the version",
             )
         kept += wanted
-        others += [one.tag for one in entries if one not in wanted]
+        others += [entry.tag for entry in entries if entry not in wanted]
     if not kept:
         raise UnknownImageError(f"the registry has no variant of {name}", remedy="`imagematrix build --push`")
     return kept, others
 
 
-def _described(entry: Entry) -> Entry:
+def _described(variant: IndexEntry) -> IndexEntry:
     """Return an entry for an index, without annotations that only builds need."""
-    annotations = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
-    return replace(entry, annotations=annotations)
+    annotations = {key: value for key, value in variant.annotations.items() if key != labels.INPUTS}
+    return replace(variant, annotations=annotations)
 
 
-def _placed(entries: Collection[Entry], answers: Sequence[Plain]) -> list[Entry]:
+def _placed(entries: Collection[IndexEntry], answers: Sequence[PlatformDefault]) -> list[IndexEntry]:
     """Return the entries with their platforms: a plain one for those that answer a plain pull."""
     plain_ones = {one.variant.digest: one.platform for one in answers if one.variant}
     return [
-        replace(one, platform=index.platform(plain_ones.get(one.digest))) if one.ours else one
-        for one in entries
+        replace(entry, platform=index.platform(plain_ones.get(entry.digest))) if entry.ours else entry
+        for entry in entries
     ]

@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+from imagematrix import documents
+from imagematrix.audit.claims import broken, of_layers
+from imagematrix.audit.sources import archived
 from imagematrix.catalog import index, labels
-from imagematrix.catalog.registry import entry
-from imagematrix.errors import TagMovedError, UnknownImageError
+from imagematrix.catalog.engine import built_on
+from imagematrix.catalog.registry import entry_of
+from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.oci import layout
-from imagematrix.oci.registry import INDEX, Registry
+from imagematrix.oci.manifest import INDEX, Descriptor, ImageManifest, parse
+from imagematrix.oci.registry import Registry
 from imagematrix.once import Once
-from imagematrix.planning.backend import Present
-from imagematrix.stores.adoption import examine
+from imagematrix.planning.backend import Present, StoredImage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from imagematrix.audit.layers import Layers
-    from imagematrix.catalog.index import Entry
-    from imagematrix.oci.registry import Manifest
+    from imagematrix.catalog.index import IndexEntry
+    from imagematrix.oci.expanded import ByteStream
+    from imagematrix.oci.manifest import Manifest
     from imagematrix.planning.backend import Made, Order
-    from imagematrix.stores.engine import Engine
+    from imagematrix.stores.engine import EngineStore
 
-__all__ = ["Complete", "Remote", "Survey", "attestations", "survey"]
+__all__ = ["Complete", "RegistryStore", "Survey", "attestations", "survey"]
 
 REQUESTS = 8  # at the same time
 
 
-class Remote:
+class RegistryStore:
     """The Store of registries: an image is stored in the registry in its name. Use it as a context manager.
 
-    Images without a layout, such as those of earlier builds, are audited and pushed by the engine `docker`;
-    `layers` are those already read.
+    Images without a layout, which those of the classic image store are, are audited and pushed by the engine
+    `docker`; `layers` are those already read.
     """
 
-    def __init__(self, docker: Engine, layers: Layers) -> None:
+    def __init__(self, docker: EngineStore, layers: Layers) -> None:
         self._docker = docker
         self._layers = layers
         self._registries: dict[str, Registry] = {}
@@ -65,9 +69,9 @@ class Remote:
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that its registry has, published or only pushed."""
         surveyed = survey(self.registry(image), version)
-        lost = {one.tag: one for one in surveyed.listed if one.digest in surveyed.lost}
+        lost = {entry.tag: entry for entry in surveyed.listed if entry.digest in surveyed.lost}
         images = []
-        for variant in ({one.tag: one for one in surveyed.variants} | lost).values():
+        for variant in ({entry.tag: entry for entry in surveyed.variants} | lost).values():
             reference = f"{image}:{variant.tag}"
             self._digests[reference] = variant.digest
             images.append(
@@ -83,8 +87,31 @@ class Remote:
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         image, _, _ = reference.rpartition(":")
-        variant = entry(self.registry(image), self._digests[reference])
+        variant = entry_of(self.registry(image), self._digests[reference])
         return (variant and labels.components(variant.annotations)) or {}
+
+    @property
+    def keeps_layers(self) -> bool:
+        """True: a registry never changes a blob."""
+        return True
+
+    def stored(self, reference: str) -> StoredImage:
+        """Return an image that is present."""
+        image, _, _ = reference.rpartition(":")
+        registry, digest = self.registry(image), self._digests[reference]
+        entry = entry_of(registry, digest)
+        manifest = registry.manifest(entry.digest) if entry else None
+        if manifest is None:
+            raise UnknownImageError(f"{reference} is no longer in its registry")
+        found = parse(manifest.raw, reference, Descriptor)
+        assert isinstance(found, ImageManifest) and found.config  # noqa: S101, PT018 - as entry_of found
+        raw = registry.blob(found.config.digest)
+        rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_none("rootfs")
+        return StoredImage(
+            digest=manifest.digest,
+            layers=tuple(rootfs.texts("diff_ids")) if rootfs else (),
+            content=labels.of_config(raw, reference).get(labels.CONTENT),
+        )
 
     def source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for a build, by its digest.
@@ -106,15 +133,15 @@ class Remote:
         if present:
             return present
         if made.layout is None:
-            self._docker.store(order, made)
+            self._docker.name(order, made)
             self._docker.push(order.reference)
             return self._read_back(registry, order.reference, None)
-        image_alone = layout.Image(made.layout, made.digest)
-        named = layout.Index(made.layout, made.attested) if made.attested else image_alone
-        for one in named.images:
-            for digest in one.blobs:
-                self._push_blob(registry, digest, one)
-            registry.push_manifest(one.digest, one.raw, one.media_type)
+        image_alone = layout.LayoutImage(made.layout, made.digest)
+        named = layout.LayoutIndex(made.layout, made.attested) if made.attested else image_alone
+        for image in named.images:
+            for digest in image.blobs:
+                self._push_blob(registry, digest, image)
+            registry.push_manifest(image.digest, image.raw, image.media_type)
         # Another client may have pushed an image of the same name by now.
         present = self._present(registry, order.reference)
         if present:
@@ -135,7 +162,7 @@ class Remote:
             return present
         image = self._docker.image(reference)
         with self._docker.save(image) as archive:
-            examine(reference, archive, self._layers)
+            _examine(reference, archive, self._layers)
         self._docker.push(reference)
         if self._docker.image(reference) != image:
             remedy = "delete it from the registry"
@@ -143,7 +170,7 @@ class Remote:
         expected = self._docker.digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
 
-    def _push_blob(self, registry: Registry, digest: str, pushed: layout.Image) -> None:
+    def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
         # Images share most of their layers: the first one uploads a layer, the others wait.
         with self._lock:
             once = self._blobs.setdefault((registry.name, digest), threading.Lock())
@@ -162,7 +189,7 @@ class Remote:
         if digest is None:
             return None
         if digest != expected:
-            image = entry(registry, digest)
+            image = entry_of(registry, digest)
             if image is None and registry.digest(tag) != digest:  # another client has withdrawn it meanwhile
                 return self._present(registry, reference, expected)
             if image is None or not image.ours or image.tag != tag:
@@ -201,9 +228,8 @@ class Remote:
         if not others:
             return
         version = tag.partition("-")[0]
-        published = registry.manifest(version)
-        entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
-        if any(one.digest == digest for one in entries):
+        entries = index.published(registry.manifest(version), registry.name, version)
+        if any(entry.digest == digest for entry in entries):
             return  # the version contains it, so the others are too late
         self._digests.pop(reference, None)
         withdrawn = registry.withdraw(tag, digest)
@@ -214,6 +240,27 @@ class Remote:
             f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
             remedy="build from the same inputs, or raise the version; `publish --choose` selects one of them",
         )
+
+
+def _examine(reference: str, archive: ByteStream, layers: Layers) -> None:
+    """Raise AuditError if an image that the engine saved in an `archive` is not the variant in its name.
+
+    Every image that is built on a variant inherits its labels, and `docker tag` gives any image any name. So
+    one label has the digest of what a container gets of the image; if it matches, nothing was built on the
+    variant. The bytes of the layers, unless `layers` has read them, are also audited, as after a build. This
+    does not protect against someone who forges the label; signatures do. Images from the classic image store
+    have no such label and are only audited.
+    """
+    try:
+        (image,) = archived(archive, reference, "", layers)
+        promised = labels.read(image.labels, reference=reference, digest=None, size=None)
+    except (AuditError, UnknownImageError, UsageError, ValueError) as error:
+        raise AuditError(f"{reference} cannot be read from the engine: {error}") from error
+    if image.inherited and labels.names(image.labels, reference):
+        raise built_on(reference)
+    why = broken(of_layers(image.layers, promised, labels.optional(image.labels)), promised)
+    if why:
+        raise AuditError(f"{reference}: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,17 +274,17 @@ class Survey:
     """
 
     published: Manifest | None
-    entries: tuple[Entry, ...]
-    listed: tuple[Entry, ...]
+    entries: tuple[IndexEntry, ...]
+    listed: tuple[IndexEntry, ...]
     lost: frozenset[str]
-    variants: tuple[Entry, ...]
-    others: tuple[Entry, ...]
-    damaged: tuple[Entry, ...] = ()
+    variants: tuple[IndexEntry, ...]
+    others: tuple[IndexEntry, ...]
+    damaged: tuple[IndexEntry, ...] = ()
 
     @property
-    def alive(self) -> list[Entry]:
+    def alive(self) -> list[IndexEntry]:
         """The entries of the index except lost ones and attestations of lost ones."""
-        return [one for one in self.entries if not {one.digest, one.attests} & self.lost]
+        return [entry for entry in self.entries if not {entry.digest, entry.attests} & self.lost]
 
 
 class Complete:
@@ -252,16 +299,19 @@ class Complete:
         self._has_blob: Once[str, bool] = Once()
 
     def __call__(self, digest: str) -> bool:
-        """Whether it has the manifest with this digest, its configuration and its layers."""
+        """Whether it has the manifest with this digest, its configuration and its layers.
+
+        Raises UsageError if the manifest is damaged.
+        """
         manifest = self._registry.manifest(digest)
         if manifest is None:
             return False
-        document = json.loads(manifest.raw)
-        blobs = [document.get("config"), *(document.get("layers") or ())]
+        image = parse(manifest.raw, f"{self._registry.name}@{digest}", Descriptor)
+        blobs = (image.config, *(image.layers or ())) if isinstance(image, ImageManifest) else ()
         whole = all(
-            self._has_blob(blob["digest"], partial(self._registry.has_blob, blob["digest"]))
+            self._has_blob(blob.digest, partial(self._registry.has_blob, blob.digest))
             for blob in blobs
-            if blob and "urls" not in blob  # a foreign layer
+            if blob and not blob.foreign
         )
         if not whole:
             self.damaged.add(digest)
@@ -269,20 +319,21 @@ class Complete:
 
 
 def survey(registry: Registry, version: str, complete: Complete | None = None) -> Survey:
-    """Return the contents of a version in a registry; raise UsageError if an index or image is damaged.
+    """Return the contents of a version in a registry.
 
+    Raises UsageError if an index or image is damaged, TagMovedError if the version's tag has something else.
     An image counts as lost if its manifest is gone, or if it is not `complete`.
     """
     exists = complete or (lambda digest: registry.digest(digest) is not None)
     published = registry.manifest(version)
-    entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
+    entries = index.published(published, registry.name, version)
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        kept = pool.map(lambda one: exists(one.digest), entries)
+        kept = pool.map(lambda entry: exists(entry.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
-        lost = frozenset(one.digest for one, kept_one in zip(entries, kept, strict=True) if not kept_one)
-        listed = tuple(one for one in entries if one.ours and one.annotations[labels.VERSION] == version)
-        by_tag = {one.tag: one for one in listed if one.digest not in lost}
-        lost_by_tag = {one.tag: one for one in listed if one.digest in lost}
+        lost = frozenset(entry.digest for entry, is_kept in zip(entries, kept, strict=True) if not is_kept)
+        listed = tuple(entry for entry in entries if entry.ours)
+        by_tag = {entry.tag: entry for entry in listed if entry.digest not in lost}
+        lost_by_tag = {entry.tag: entry for entry in listed if entry.digest in lost}
         rest = [tag for tag in tags if tag not in by_tag]
         pushed = zip(
             rest,
@@ -290,28 +341,30 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
             strict=True,
         )
         # A tag counts only if the labels of its image match it.
-        only_pushed = [one for tag, one in pushed if one and one.ours and one.tag == tag]
-        whole = pool.map(lambda one: complete is None or complete(one.digest), only_pushed)
+        only_pushed = [entry for tag, entry in pushed if entry and entry.ours and entry.tag == tag]
+        whole = pool.map(lambda entry: complete is None or complete(entry.digest), only_pushed)
         damaged = tuple(one for one, is_whole in zip(only_pushed, whole, strict=True) if not is_whole)
-        by_tag |= {one.tag: one for one in only_pushed if one not in damaged}
-    frozen = {one.annotations[labels.CELL]: one.tag for one in listed}
+        by_tag |= {entry.tag: entry for entry in only_pushed if entry not in damaged}
+    frozen = {entry.annotations[labels.CELL]: entry.tag for entry in listed}
     images = [by_tag[tag] for tag in sorted(by_tag)]
-    late = [one for one in images if frozen.get(one.annotations[labels.CELL], one.tag) != one.tag]
+    late = [entry for entry in images if frozen.get(entry.annotations[labels.CELL], entry.tag) != entry.tag]
     return Survey(
         published=published,
         entries=entries,
         listed=listed,
         lost=lost,
-        variants=tuple(one for one in images if one not in late),
+        variants=tuple(entry for entry in images if entry not in late),
         others=tuple(late),
         damaged=damaged,
     )
 
 
-def _pushed(registry: Registry, tag: str, lost: Entry | None, complete: Complete | None) -> Entry | None:
+def _pushed(
+    registry: Registry, tag: str, lost: IndexEntry | None, complete: Complete | None
+) -> IndexEntry | None:
     """Return the entry of the image with a tag; if the image is damaged, its entry in the index, or None."""
     try:
-        return entry(registry, tag)
+        return entry_of(registry, tag)
     except UnknownImageError:  # its configuration is missing
         if complete is None or registry.digest(tag) not in complete.damaged:
             raise
@@ -321,14 +374,14 @@ def _pushed(registry: Registry, tag: str, lost: Entry | None, complete: Complete
 def _others(registry: Registry, tag: str) -> list[str]:
     """Return the tags of images for the same version and cell with other inputs."""
     stem = tag.rpartition("-")[0]
-    alike = [one for one in registry.tags() if one.rpartition("-")[0] == stem and one != tag]
-    images = {one: entry(registry, one) for one in alike}
+    alike = [other for other in registry.tags() if other.rpartition("-")[0] == stem and other != tag]
+    images = {other: entry_of(registry, other) for other in alike}
     return sorted(one for one, image in images.items() if image and image.ours and image.tag == one)
 
 
-def attestations(registry: Registry, tag: str) -> list[Entry]:
+def attestations(registry: Registry, tag: str) -> list[IndexEntry]:
     """Return the attestations of the image with a tag."""
     manifest = registry.manifest(tag)
     if manifest is None or manifest.media_type != INDEX:
         return []
-    return [one for one in index.parse(manifest.raw, tag) if one.attests]
+    return [entry for entry in index.parse(manifest.raw, tag) if entry.attests]

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 from imagematrix import documents
 from imagematrix.errors import EngineError
+from imagematrix.oci.manifest import Descriptor, ImageManifest, parse
 from imagematrix.oci.parts import of_config
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import Reference, names_registry
-from imagematrix.stores.engine import Engine
+from imagematrix.stores.engine import EngineStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog, Variant
-    from imagematrix.oci.parts import Part
+    from imagematrix.oci.parts import SizedLayer
 
 __all__ = ["SCHEMA", "Sized", "Sizes", "sizes"]
 
@@ -34,7 +35,7 @@ class Sized:
     """
 
     variant: Variant
-    parts: tuple[Part, ...] | None
+    parts: tuple[SizedLayer, ...] | None
     compressed: bool
     pull: int | None = None
 
@@ -52,7 +53,7 @@ class Sizes:
     variants: tuple[Sized, ...]
 
     @property
-    def layers(self) -> dict[str, Part]:
+    def layers(self) -> dict[str, SizedLayer]:
         """All layers by digest, each once."""
         return {part.digest: part for one in self.variants for part in one.parts or ()}
 
@@ -77,6 +78,21 @@ class Sizes:
             for one in self.variants
         ]
 
+    def rows(self) -> list[dict[str, object]]:
+        """Return the Sizes document's `variants`."""
+        return [
+            {
+                "reference": one.variant.reference,
+                "digest": one.variant.digest,
+                "compressed": one.compressed,
+                "size": one.size,
+                "adds": adds,
+                "pull": one.pull,
+                "layers": [part.digest for part in one.parts or ()],
+            }
+            for one, adds in zip(self.variants, self.added(), strict=True)
+        ]
+
     def to_json(self) -> dict[str, object]:
         """Return the Sizes document."""
         return {
@@ -84,18 +100,7 @@ class Sizes:
             "image": self.catalog.image,
             "version": self.catalog.version,
             "total": self.total,
-            "variants": [
-                {
-                    "reference": one.variant.reference,
-                    "digest": one.variant.digest,
-                    "compressed": one.compressed,
-                    "size": one.size,
-                    "adds": adds,
-                    "pull": one.pull,
-                    "layers": [part.digest for part in one.parts or ()],
-                }
-                for one, adds in zip(self.variants, self.added(), strict=True)
-            ],
+            "variants": self.rows(),
             "layers": {
                 digest: {"size": part.size, "made_by": part.made_by}
                 for digest, part in sorted(self.layers.items())
@@ -113,7 +118,7 @@ def sizes(catalog: Catalog) -> Sizes:
         names = {Reference.parse(reference).name for reference in remote}
         registries = {name: stack.enter_context(Registry(name)) for name in names}
         try:
-            engine = stack.enter_context(Engine())
+            engine = stack.enter_context(EngineStore())
         except EngineError:
             if len(remote) < len(catalog.variants):
                 raise
@@ -128,7 +133,7 @@ def sizes(catalog: Catalog) -> Sizes:
         return Sizes(catalog=catalog, variants=tuple(pool.map(sized, catalog.variants)))
 
 
-def _engine_layers(engine: Engine) -> frozenset[str] | None:
+def _engine_layers(engine: EngineStore) -> frozenset[str] | None:
     """Return the digests of all uncompressed layers in this machine's engine; None if it cannot list them."""
     try:
         return engine.layers()
@@ -139,12 +144,11 @@ def _engine_layers(engine: Engine) -> frozenset[str] | None:
 def _remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> Sized:
     reference = variant.reference
     manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
-    fields = documents.Fields(documents.parse(manifest.raw, reference), reference) if manifest else None
-    config = fields.object_or_none("config") if fields else None
-    if fields is None or config is None:
+    found = parse(manifest.raw, reference, Descriptor) if manifest else None
+    if not isinstance(found, ImageManifest) or found.config is None:
         return Sized(variant=variant, parts=None, compressed=True)
-    image = documents.Fields(documents.parse(registry.blob(config.text("digest")), reference), reference)
-    layers = [(one.text("digest"), one.integer("size")) for one in fields.objects("layers")]
+    image = documents.Fields(documents.parse(registry.blob(found.config.digest), reference), reference)
+    layers = [(layer.digest, layer.size) for layer in found.layers or ()]
     rootfs = image.object_or_none("rootfs")
     contents = rootfs.texts("diff_ids") if rootfs else ()
     pull = None

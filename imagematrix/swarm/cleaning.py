@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from imagematrix.engine import errors
+from imagematrix.engine.transport import errors
 from imagematrix.swarm.manager import Manager, RemovedError
 from imagematrix.swarm.service import JOB, LABEL
 from imagematrix.swarm.tasks import ended, replicas, seconds
@@ -53,19 +53,19 @@ def clean(client: DockerClient, older_than_s: float = 0.0, *, dry_run: bool = Fa
     label = f"{LABEL}={JOB}"
     controls = manager.controls()
     # Containers first: a job that starts and ends after this is not among them.
-    left = list(_ended_containers(client, label, before))
+    containers = list(_ended_containers(client, label, before))
     services = manager.services(label) if controls else []
     names = []
     for service in services:
         count = replicas(service)
-        with suppress(RemovedError):
+        with suppress(RemovedError):  # somebody else has removed it
             tasks = manager.tasks(service["ID"])
             if count and ended(tasks, count) and max(task.since for task in tasks) <= before:
                 if not dry_run:
                     manager.remove(service["ID"])
                 names.append(str(service["Spec"]["Name"]))
     present = {service["ID"] for service in services}
-    orphans = [(identifier, name) for identifier, service, name in left if service not in present]
+    orphans = [(identifier, name) for identifier, service, name in containers if service not in present]
     if not dry_run:
         for identifier, _ in orphans:
             _remove(client, identifier)
@@ -81,7 +81,7 @@ def _ended_containers(client: DockerClient, label: str, before: float) -> Iterat
     wanted = {"label": [label, SERVICE_ID], "status": ["exited", "dead"]}
     with errors():
         for listed in client.api.containers(all=True, filters=wanted):
-            with suppress(NotFound):
+            with suppress(NotFound):  # somebody else has removed it
                 state = client.api.inspect_container(listed["Id"])["State"]
                 if seconds(str(state.get("FinishedAt") or "")) <= before:
                     yield listed["Id"], listed["Labels"][SERVICE_ID], listed["Names"][0].lstrip("/")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-__all__ = ["DEFAULT", "Engine", "content", "diff", "indent", "read", "replace", "started_with", "write"]
+__all__ = ["DEFAULT", "Daemon", "content", "diff", "indent", "read", "replace", "started_with", "write"]
 
 DEFAULT = Path("/etc/docker/daemon.json")
 DATA_ROOT = "/var/lib/docker"
@@ -31,7 +31,7 @@ NO_SUCH_FLAG = "unknown flag"  # engines before 23.0 cannot validate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class Daemon:
     """An engine, described by the flags of its command line in order: (name without dashes, value)."""
 
     flags: tuple[tuple[str, str], ...] = ()
@@ -96,17 +96,17 @@ def diff(path: Path, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def started_with(path: Path, proc: Path = Path("/proc")) -> Engine:
+def started_with(path: Path, proc: Path = Path("/proc")) -> Daemon:
     """Return the running engine whose configuration is the file `path`; without flags if none runs."""
     for folder in sorted(proc.glob("[0-9]*")):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended, or is another program's
             program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
             if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path
                 continue
-            engine = Engine(flags=tuple(_flags(words)))
+            engine = Daemon(flags=tuple(_flags(words)))
             if Path([str(DEFAULT), *engine.values("config-file")][-1]) == path:
                 return engine
-    return Engine()
+    return Daemon()
 
 
 def write(path: Path, text: str) -> str | None:
@@ -123,6 +123,7 @@ def write(path: Path, text: str) -> str | None:
             status = target.stat()
             os.chown(draft, status.st_uid, status.st_gid)
             draft.chmod(stat.S_IMODE(status.st_mode))
+            # After the validation, so that an invalid text leaves the last copy as it is.
             shutil.copy2(target, f"{target}{BACKUP}")
 
     replace(target, text.encode(), 0o644, check)
@@ -169,6 +170,7 @@ def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
         if not word.startswith("-"):
             continue
         name, equals, value = word.lstrip("-").partition("=")
+        # dockerd takes no plain arguments, so that a word after a flag is its value.
         if not equals and following is not None and not following.startswith("-"):
             value, following = following, next(rest, None)
         yield name, value if value or equals else "true"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
+    Write = Callable[[str, str | None, bytes], None]
+
 __all__ = ["Logs"]
 
 TASK = "com.docker.swarm.task.id="
@@ -28,10 +30,8 @@ class Logs:
     `follow` starts to read, `finish` reads the rest. A line without a task's id is the engine's own.
     """
 
-    def __init__(
-        self, client: DockerClient, service: str, write: Callable[[str, str | None, bytes], None]
-    ) -> None:
-        self._streams = [_Stream(client, service, name, write) for name in ("stdout", "stderr")]
+    def __init__(self, client: DockerClient, service: str, write: Write) -> None:
+        self._streams = [_OutputStream(client, service, name, write) for name in ("stdout", "stderr")]
 
     def follow(self) -> None:
         """Print lines as they come, in threads that end with this process."""
@@ -44,14 +44,8 @@ class Logs:
             stream.finish()
 
 
-class _Stream:
-    def __init__(
-        self,
-        client: DockerClient,
-        service: str,
-        name: str,
-        write: Callable[[str, str | None, bytes], None],
-    ) -> None:
+class _OutputStream:
+    def __init__(self, client: DockerClient, service: str, name: str, write: Write) -> None:
         self._client, self._service, self._name, self._write = client, service, name, write
         self._printed: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -62,7 +56,7 @@ class _Stream:
         from requests.exceptions import RequestException
 
         while not self._done.is_set():
-            with contextlib.suppress(DockerException, RequestException, OSError):
+            with contextlib.suppress(DockerException, RequestException, OSError):  # `finish` reads the rest
                 self._print(self._lines(follow=True))
             self._done.wait(PAUSE_S)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from imagematrix.engine import errors
+from imagematrix.engine.transport import errors
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.swarm import nodes
+from imagematrix.swarm.nodes import SwarmNode
 from imagematrix.swarm.tasks import Task, ended, latest, summary
 
 TYPE_CHECKING = False
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-    from imagematrix.swarm.nodes import Node
-    from imagematrix.swarm.service import Service
+    from imagematrix.swarm.service import SwarmService
 
 __all__ = ["Manager", "RemovedError"]
 
@@ -46,7 +45,7 @@ class Manager:
             raise EngineError("this engine is not in a swarm", remedy=SWARM)
         return bool(swarm.get("ControlAvailable"))
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[SwarmNode, ...]:
         """Return the nodes of the swarm."""
         if not self.controls():
             raise EngineError(
@@ -54,7 +53,7 @@ class Manager:
                 remedy="run this on a manager, or set DOCKER_HOST to one, such as ssh://manager",
             )
         with errors():
-            return nodes.of(self._client.api.nodes())
+            return tuple(map(SwarmNode.of, self._client.api.nodes()))
 
     def overlays(self, networks: Sequence[str]) -> list[str]:
         """Return those of `networks` that are overlay networks; raise UsageError if one does not exist."""
@@ -70,7 +69,7 @@ class Manager:
                 raise UsageError(f"network not found: {name}", remedy=remedy) from error
         return [name for name, driver in drivers.items() if driver == "overlay"]
 
-    def create(self, service: Service) -> str:
+    def create(self, service: SwarmService) -> str:
         """Create a service and return its id; raise UsageError if the name is taken."""
         from docker.errors import APIError
 
@@ -103,8 +102,11 @@ class Manager:
 
         try:
             with errors(NotFound):
-                tasks = [Task.of(one) for one in self._client.api.tasks(filters={"service": identifier})]
+                tasks = [
+                    Task.of(listed) for listed in self._client.api.tasks(filters={"service": identifier})
+                ]
                 if not tasks:
+                    # No tasks: they have not been created yet, or the service is gone.
                     self._client.api.inspect_service(identifier)
         except NotFound as error:
             raise RemovedError("the service was removed") from error

@@ -7,7 +7,7 @@ that exist and their numbers, are read from the kernel when a task starts.
 from __future__ import annotations
 
 from imagematrix.errors import ProbeError
-from imagematrix.gpus.choice import parts
+from imagematrix.gpu_request.choice import parts
 from imagematrix.node import nvidia
 from imagematrix.record import replace
 
@@ -27,7 +27,7 @@ REMEDY = "run `imagematrix swarm node-config` on the node and restart its engine
 def offered(host: Host) -> tuple[Gpu, ...]:
     """Return what a node offers: its usable GPUs, or the MIG devices of those in MIG mode."""
     usable = (gpu for gpu in host.gpus if gpu.usable)
-    return tuple(one for gpu in usable for one in (parts(gpu) if gpu.mig is not None else (gpu,)))
+    return tuple(part for gpu in usable for part in (parts(gpu) if gpu.mig is not None else (gpu,)))
 
 
 def present(host: Host, tree: Tree) -> Host:
@@ -55,7 +55,7 @@ def named(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
 
 
 def _still_present(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
-    information = {one.bus_id: one for one in kernel.information if one.bus_id}
+    information = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     for gpu in gpus:
         current = information.get(gpu.pci_bus_id or "")
         if current is None or current.excluded or current.minor is None:

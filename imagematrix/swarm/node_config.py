@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.gpus.choice import memory_mib
+from imagematrix.gpu_request.choice import memory_mib
 from imagematrix.swarm.node import offered
 from imagematrix.swarm.resources import GPU, OFFER, SHARES, VRAM, fitting, is_ours, shares
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu, Host
 
-__all__ = ["ALL", "FLAGS", "Offer", "merged", "offer", "parse"]
+__all__ = ["ALL", "FLAGS", "NodeOffer", "merged", "offer", "parse"]
 
 RESOURCES = "node-generic-resources"
 SINGULAR = "node-generic-resource"  # the name of the flag: the engine ignores it in the file
@@ -38,14 +38,14 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class NodeOffer:
     """What a node offers: generic resources ("VRAM-4G=6") and labels of its engine ("key=value")."""
 
     resources: tuple[str, ...]
     labels: tuple[str, ...]
 
 
-def offer(host: Host, vram: str | None = None) -> Offer:
+def offer(host: Host, vram: str | None = None) -> NodeOffer:
     """Return what `host` offers: each usable GPU or MIG device by UUID, and classes of hardware as labels.
 
     With `vram` it also offers memory: shares of this size ("4G"), or with "all" the MiB of its only GPU.
@@ -55,7 +55,7 @@ def offer(host: Host, vram: str | None = None) -> Offer:
     resources = [f"{GPU}={_uuid(gpu)}" for gpu in gpus]
     if vram is not None and gpus:
         resources.append(_memory(gpus, vram))
-    return Offer(resources=tuple(resources), labels=tuple(_labels(host, gpus, shared=vram is not None)))
+    return NodeOffer(resources=tuple(resources), labels=tuple(_labels(host, gpus, shared=vram is not None)))
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return config
 
 
-def merged(config: Mapping[str, Any], offer: Offer, runtime: str) -> dict[str, Any]:
+def merged(config: Mapping[str, Any], offer: NodeOffer, runtime: str) -> dict[str, Any]:
     """Return `config` with the node's offer in place of an earlier one, and with the runtime.
 
     Resources and labels of other software stay as they are.
@@ -95,6 +95,7 @@ def merged(config: Mapping[str, Any], offer: Offer, runtime: str) -> dict[str, A
         RUNTIMES: {**config.get(RUNTIMES, {}), RUNTIME: {"path": runtime}},
         DEFAULT: RUNTIME,
     }
+    # Empty lists are not added: the file of a node without GPUs gets only the runtime.
     return {**config, **{key: value for key, value in changed.items() if value or key in config}}
 
 

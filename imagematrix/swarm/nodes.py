@@ -9,10 +9,10 @@ from imagematrix.swarm.resources import OFFER, SHARES, is_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["Node", "of"]
+__all__ = ["SwarmNode"]
 
 # moby/moby#44378: nodes that are not managers reject a task with a generic resource and an overlay network,
 # because "assigned node no longer meets constraints".
@@ -21,7 +21,7 @@ VERSION = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class SwarmNode:
     """A node: what it offers by kind of resource (GPUs are counted), and the version of its engine.
 
     `shared` states that it also offers shares of its GPUs' memory.
@@ -33,32 +33,28 @@ class Node:
     shared: bool
     offers: Mapping[str, int]
 
+    @classmethod
+    def of(cls, listed: Mapping[str, Any]) -> SwarmNode:
+        """Return a node as the engine describes it; it may be down."""
+        description = listed.get("Description") or {}
+        engine = description.get("Engine") or {}
+        offers: dict[str, int] = {}
+        for resource in (description.get("Resources") or {}).get("GenericResources") or ():
+            named, discrete = resource.get("NamedResourceSpec"), resource.get("DiscreteResourceSpec")
+            kind = (named or discrete or {}).get("Kind", "")
+            if is_ours(kind):
+                offers[kind] = offers.get(kind, 0) + (1 if named else discrete["Value"])
+        return cls(
+            name=str(description.get("Hostname") or listed.get("ID")),
+            manager=bool(listed.get("ManagerStatus")),
+            engine=str(engine.get("EngineVersion") or ""),
+            shared=(engine.get("Labels") or {}).get(OFFER) == SHARES,
+            offers=offers,
+        )
+
     @property
     def rejects_overlay(self) -> bool:
         """Whether its engine rejects tasks that have both a generic resource and an overlay network."""
         match = VERSION.match(self.engine)
         first, fixed = BROKEN
         return match is not None and not self.manager and first <= (int(match[1]), int(match[2])) < fixed
-
-
-def of(listed: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
-    """Return the nodes that the engine lists, including those that are down."""
-    return tuple(map(_node, listed))
-
-
-def _node(listed: Mapping[str, Any]) -> Node:
-    description = listed.get("Description") or {}
-    engine = description.get("Engine") or {}
-    offers: dict[str, int] = {}
-    for resource in (description.get("Resources") or {}).get("GenericResources") or ():
-        named, discrete = resource.get("NamedResourceSpec"), resource.get("DiscreteResourceSpec")
-        kind = (named or discrete or {}).get("Kind", "")
-        if is_ours(kind):
-            offers[kind] = offers.get(kind, 0) + (1 if named else discrete["Value"])
-    return Node(
-        name=str(description.get("Hostname") or listed.get("ID")),
-        manager=bool(listed.get("ManagerStatus")),
-        engine=str(engine.get("EngineVersion") or ""),
-        shared=(engine.get("Labels") or {}).get(OFFER) == SHARES,
-        offers=offers,
-    )

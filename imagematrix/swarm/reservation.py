@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.swarm.nodes import Node
+    from imagematrix.swarm.nodes import SwarmNode
 
 __all__ = ["Reservation", "gpus", "memory"]
 
@@ -42,7 +42,7 @@ class Reservation:
         return {self.kind: self.count} if self.kind else {}
 
 
-def gpus(nodes: Sequence[Node], count: int) -> Reservation:
+def gpus(nodes: Sequence[SwarmNode], count: int) -> Reservation:
     """Return the reservation of `count` whole GPUs; raise UsageError if no node has that many.
 
     Nodes that also offer shares of their GPUs are left out: Swarm counts a GPU and its shares separately.
@@ -63,13 +63,13 @@ def gpus(nodes: Sequence[Node], count: int) -> Reservation:
     return Reservation(kind=GPU, count=count, constraints=(f"engine.labels.{OFFER}!={SHARES}",))
 
 
-def memory(nodes: Sequence[Node], mib: int) -> Reservation:
+def memory(nodes: Sequence[SwarmNode], mib: int) -> Reservation:
     """Return the reservation of at least `mib` of one GPU's memory; raise UsageError if no GPU has that much.
 
     A service can reserve only one kind. Of the kinds that are large enough, it is the kind with room for most
     tasks in the swarm; of kinds with equal room, the one that wastes least.
     """
-    room: dict[str, int] = {}
+    fitting: dict[str, int] = {}
     sizes = {VRAM: mib}
     largest = 0
     for node in nodes:
@@ -79,13 +79,13 @@ def memory(nodes: Sequence[Node], mib: int) -> Reservation:
                 continue
             largest = max(largest, size)
             if size >= mib:
-                room[kind] = room.get(kind, 0) + (count // mib if kind == VRAM else count)
+                fitting[kind] = fitting.get(kind, 0) + (count // mib if kind == VRAM else count)
                 sizes.setdefault(kind, size)
     if not largest:
         raise UsageError("no node offers GPU memory", remedy=OFFER_MEMORY)
-    if not room:
+    if not fitting:
         raise UsageError(
             f"requested {mib} MiB for each task, but no node offers more than {largest} MiB of a GPU"
         )
-    kind = min(room, key=lambda one: (-room[one], sizes[one], one))
+    kind = min(fitting, key=lambda kind: (-fitting[kind], sizes[kind], kind))
     return Reservation(kind=kind, count=mib if kind == VRAM else 1, vram_mib=sizes[kind])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from imagematrix.errors import UsageError
-from imagematrix.gpus.choice import memory_mib
+from imagematrix.gpu_request.choice import memory_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

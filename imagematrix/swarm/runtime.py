@@ -15,22 +15,22 @@ import sys
 import time
 from zipimport import zipimporter
 
-from imagematrix import endpoint, engine
 from imagematrix.allocation import grants
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.containers import usage
-from imagematrix.allocation.locks import Locks, folder
-from imagematrix.allocation.survey import query_nvml, survey, survey_quickly
+from imagematrix.allocation.locks import Locks
+from imagematrix.allocation.survey import query_nvml, running_containers, survey, survey_quickly
 from imagematrix.allocation.usage import combined, keys
+from imagematrix.engine import endpoint, images
 from imagematrix.errors import ImagematrixError, ProbeError
-from imagematrix.gpus.choice import Choice
-from imagematrix.gpus.spec import names
+from imagematrix.gpu_request.choice import Choice
+from imagematrix.gpu_request.spec import names
 from imagematrix.launcher.devices import nodes, require
 from imagematrix.launcher.share import Share
 from imagematrix.node.host import Host
 from imagematrix.node.tree import Tree
 from imagematrix.record import Record
-from imagematrix.swarm import bundle, node, task
+from imagematrix.swarm import container, node
 from imagematrix.swarm.resources import GPUS
 
 TYPE_CHECKING = False
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.allocation.usage import Usage
-    from imagematrix.node.host import Gpu
-    from imagematrix.swarm.task import Assigned, Task
+    from imagematrix.engine.containers import Attended
+    from imagematrix.swarm.container import Assigned
 
-__all__ = ["SETTINGS", "Call", "Settings", "main"]
+__all__ = ["SETTINGS", "Call", "RuntimeSettings", "main"]
 
 SETTINGS = "settings.json"  # in the archive
 CREATE = "create"
@@ -53,25 +53,36 @@ WAIT_S = 5.0
 FAILED = 1
 
 
-class Settings(Record):
-    """The settings with which the runtime was installed: the engine's data root and address, and the node."""
+class RuntimeSettings(Record):
+    """The settings with which the runtime was installed: the engine's data root and address, and the node.
+
+    `locks` is the folder of the GPU locks. The engine's environment, which the runtime has, is not that of
+    launches.
+    """
 
     data_root: str
     address: str
     host: Host
+    locks: str
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Settings:
+    def from_json(cls, document: Mapping[str, Any]) -> RuntimeSettings:
         """Return the settings in a document of `to_json`."""
         return cls(
             data_root=document["data_root"],
             address=document["address"],
             host=Host.from_json(document["host"], SETTINGS),
+            locks=document["locks"],
         )
 
     def to_json(self) -> dict[str, object]:
         """Return the document that the archive contains."""
-        return {"data_root": self.data_root, "address": self.address, "host": self.host.to_json()}
+        return {
+            "data_root": self.data_root,
+            "address": self.address,
+            "host": self.host.to_json(),
+            "locks": self.locks,
+        }
 
 
 class Call(Record):
@@ -109,7 +120,7 @@ def main() -> None:
     call = Call.parse(words)
     try:
         if call.command == CREATE and call.container:
-            settings = Settings.from_json(json.loads(zipimporter(archive).get_data(SETTINGS)))
+            settings = RuntimeSettings.from_json(json.loads(zipimporter(archive).get_data(SETTINGS)))
             os.environ["DOCKER_HOST"] = settings.address
             give(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
     except ImagematrixError as error:
@@ -119,26 +130,25 @@ def main() -> None:
     os.execv(runc, [runc, *words])  # noqa: S606 - runc replaces this process
 
 
-def give(settings: Settings, container: str, where: str) -> None:
+def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
     """Give a task the GPUs that Swarm assigned to it: claim them, record them, add them to the bundle.
 
-    `where` is the bundle. A container that belongs to no task, or to a task without GPUs, stays as it is.
-    Raises ImagematrixError.
+    A container that belongs to no task, or to a task without GPUs, stays as it is. Raises ImagematrixError.
     """
-    swarm_task = task.read(settings.data_root, container)
-    if swarm_task is None:
+    created = container.read(settings.data_root, container_id)
+    if created is None:
         return
-    wanted = task.assigned(swarm_task.environment, engine.environment_of(swarm_task.image_id))
+    wanted = container.assigned(created.environment, images.environment(created.image_id))
     if not wanted:
         return
     group = endpoint.group()
     host = node.present(settings.host, Tree("/"))
-    with Locks(folder(), group) as locks:
+    with Locks(settings.locks, group) as locks:
         grants.sweep(locks)
-        grants.remove(locks, container)  # of an earlier start
+        grants.remove(locks, container_id)  # of an earlier start
         with claim(
-            _choice(host, wanted),
-            lambda _: _usage(host, locks),
+            [_choice(host, wanted)],
+            lambda attended: _usage(host, locks, attended),
             vram_mib=wanted.vram_mib,
             wait_s=WAIT_S,
             path=locks.path,
@@ -148,8 +158,16 @@ def give(settings: Settings, container: str, where: str) -> None:
             require(devices)
             environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
             environment[GPUS] = ",".join(names(claimed.gpus))
-            grants.write(locks, _grant(swarm_task, container, where, claimed.gpus, wanted))
-            bundle.rewrite(where, devices, environment)
+            grant = grants.GpuGrant(
+                container=container_id,
+                bundle=bundle,
+                name=f"{created.name} ({created.image})",
+                keys=tuple(key for gpu in claimed.gpus for key in keys(gpu)),
+                vram_mib=wanted.vram_mib,
+            )
+            # The record first: if the rest fails, the engine removes the bundle, and with it the grant ends.
+            grants.write(locks, grant)
+            container.rewrite(bundle, devices, environment)
 
 
 def _choice(host: Host, wanted: Assigned) -> Choice:
@@ -164,8 +182,8 @@ def _choice(host: Host, wanted: Assigned) -> Choice:
     return Choice(gpus=gpus, count=1)
 
 
-def _usage(host: Host, locks: Locks) -> Usage:
-    running = engine.running()
+def _usage(host: Host, locks: Locks, attended: Attended) -> Usage:
+    running = running_containers(host.gpus, attended, pods=True)
 
     def given() -> Usage:
         return combined(usage(running, host.gpus), grants.grants(locks))
@@ -173,18 +191,6 @@ def _usage(host: Host, locks: Locks) -> Usage:
     if host.driver is None:  # without it no process uses a GPU
         return given()
     return survey_quickly(host.gpus, given, lambda: survey(host.gpus, lambda: running, query_nvml))
-
-
-def _grant(
-    swarm_task: Task, container: str, where: str, gpus: tuple[Gpu, ...], wanted: Assigned
-) -> grants.Grant:
-    return grants.Grant(
-        container=container,
-        bundle=where,
-        name=f"{swarm_task.name} ({swarm_task.image})",
-        keys=tuple(key for gpu in gpus for key in keys(gpu)),
-        vram_mib=wanted.vram_mib,
-    )
 
 
 def _fail(log: str | None, message: str) -> None:

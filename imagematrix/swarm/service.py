@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from imagematrix.swarm.reservation import Reservation
 
-__all__ = ["JOB", "LABEL", "SCHEMA", "Service", "image_name", "name_for"]
+__all__ = ["JOB", "LABEL", "SCHEMA", "SwarmService", "image_name", "name_for"]
 
 SCHEMA = "imagematrix.service/v1"
 LABEL = "io.imagematrix.swarm"  # label of the service and of its containers: JOB or SERVICE
@@ -26,7 +26,7 @@ CONSTRAINT = re.compile(r"(node|engine)\.\S+?\s*[!=]=\s*\S.*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class SwarmService:
     """A service with `replicas` tasks; with `job`, a job that ends when all of them have ended.
 
     `volumes` are SOURCE:TARGET or SOURCE:TARGET:ro, `environment` NAME=VALUE. An empty `command` means the

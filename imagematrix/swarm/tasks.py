@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLETE", "Task", "ended", "latest", "replicas", "seconds", "summary"]
 
-WAITING = ("new", "pending")
-STARTING = ("assigned", "accepted", "preparing", "ready", "starting")
+# States that a person sees as one.
+WORDS = {
+    **dict.fromkeys(("new", "pending"), "waiting"),
+    **dict.fromkeys(("assigned", "accepted", "preparing", "ready"), "starting"),
+}
 RUNNING = "running"
 COMPLETE = "complete"
 # A task in any other state may still run, even if its node is down.
@@ -87,7 +90,7 @@ def summary(tasks: Iterable[Task]) -> str:
     counts: dict[str, int] = {}
     reasons = []
     for task in latest(tasks):
-        word = "waiting" if task.state in WAITING else "starting" if task.state in STARTING else task.state
+        word = WORDS.get(task.state, task.state)
         counts[word] = counts.get(word, 0) + 1
         if task.state == "pending" and task.reason and task.reason not in reasons:
             reasons.append(task.reason)

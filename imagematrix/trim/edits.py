@@ -56,10 +56,10 @@ def removed_bytes(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]:
             at = offset + size
 
 
-def zeros(number: int) -> Iterator[bytes]:
+def zeros(count: int) -> Iterator[bytes]:
     """Yield `number` zeros in pieces."""
-    for at in range(0, number, PIECE):
-        yield ZEROS[: number - at]
+    for at in range(0, count, PIECE):
+        yield ZEROS[: count - at]
 
 
 def _pieces(window: Window, offset: int, size: int) -> Iterator[bytes]:

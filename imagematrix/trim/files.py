@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.errors import UsageError
+from imagematrix.files import named, stamp, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import IO
 
-__all__ = ["Listed", "Name", "listed", "replace"]
+__all__ = ["Listed", "PathPair", "listed", "replace"]
 
 PREFIX = ".imagematrix-trim-"  # of temporary files, which are locked while they are written
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class PathPair:
     """A path of a file, and the path of the result; both are the same if the file is replaced."""
 
     source: Path
@@ -39,9 +40,9 @@ class Listed:
     """
 
     output: Path | None
-    files: tuple[tuple[Name, ...], ...]
-    links: tuple[Name, ...]
-    folders: tuple[Name, ...]
+    files: tuple[tuple[PathPair, ...], ...]
+    links: tuple[PathPair, ...]
+    folders: tuple[PathPair, ...]
 
     def create(self) -> None:
         """Create the folders and the links of the copies."""
@@ -64,9 +65,9 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
 
     Links in folders are not followed. Raises UsageError if a path does not exist, or a target already does.
     """
-    files: dict[tuple[int, int], dict[Path, Name]] = {}
-    links: list[Name] = []
-    folders: list[Name] = []
+    files: dict[tuple[int, int], dict[Path, PathPair]] = {}
+    links: list[PathPair] = []
+    folders: list[PathPair] = []
     given: dict[Path, Path] = {}
     for path in paths:
         source = _resolved(path)
@@ -96,7 +97,7 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
     )
 
 
-def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[bytes]], object]) -> None:
+def replace(names: Sequence[PathPair], status: os.stat_result, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file to the targets of `names`, with the mode and the times of its source.
 
     `status` is the status of the source when it was read; raises UsageError if the source has changed since.
@@ -106,7 +107,7 @@ def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[b
     if first.source == first.target:
         for folder in {name.target.parent for name in names}:
             _remove_stale(folder)
-    with _temporary(first.target.parent) as (file, temporary):
+    with named(first.target), _temporary(first.target.parent) as (file, temporary):
         write(file)
         file.truncate(file.tell())
         file.flush()
@@ -114,8 +115,8 @@ def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[b
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         shutil.copystat(first.source, temporary)
         os.fsync(file.fileno())
-        now = first.source.stat()
-        if _state(now) != _state(status):
+        # As late as possible: a change after this check would be lost.
+        if stamp(first.source) != stamp_of(status):
             raise UsageError(f"{first.source} changed while it was read", remedy="run the command again")
         for other in others:
             with _temporary(other.target.parent) as (_, link):
@@ -123,10 +124,6 @@ def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[b
                 link.hardlink_to(temporary)
                 link.replace(other.target)
         temporary.replace(first.target)
-
-
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _owner(file: IO[bytes]) -> tuple[int, int]:
@@ -155,6 +152,7 @@ def _remove_stale(folder: Path) -> None:
     with os.scandir(folder) as entries:
         paths = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and entry.is_file()]
     for path in paths:
+        # An error means that its process still holds the lock, or has just removed it.
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -170,9 +168,9 @@ def _resolved(path: Path) -> Path:
         raise UsageError(f"{path}: {reason}") from error
 
 
-def _walk(source: Path, target: Path) -> Iterator[Name]:
+def _walk(source: Path, target: Path) -> Iterator[PathPair]:
     """Yield a file, or a folder and its contents, sorted by name."""
-    waiting = [(Name(source, target), source.is_dir())]
+    waiting = [(PathPair(source, target), source.is_dir())]
     while waiting:
         name, folder = waiting.pop()
         yield name
@@ -182,5 +180,5 @@ def _walk(source: Path, target: Path) -> Iterator[Name]:
             ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
         for entry in ordered:
             inner = entry.is_dir(follow_symlinks=False)
-            if inner or not entry.name.startswith(PREFIX):
-                waiting.append((Name(name.source / entry.name, name.target / entry.name), inner))
+            if inner or not entry.name.startswith(PREFIX):  # drafts of another run are none of the files
+                waiting.append((PathPair(name.source / entry.name, name.target / entry.name), inner))

@@ -11,11 +11,10 @@ import hashlib
 import io
 import re
 
-from imagematrix.trim import edits
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["NAME", "SIGNATURE", "digest", "encoded", "updated"]
 
@@ -23,13 +22,10 @@ NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 
 
-def digest(pieces: Iterable[bytes | int]) -> str:
-    """Return the hash of a file in the encoding of a RECORD; a number n in `pieces` stands for n zeros."""
-    checksum = hashlib.sha256()
-    for piece in pieces:
-        for one in edits.zeros(piece) if isinstance(piece, int) else (piece,):
-            checksum.update(one)
-    return encoded(checksum.digest())
+def digest(path: Path) -> str:
+    """Return the hash of a file in the encoding of a RECORD."""
+    with path.open("rb") as file:
+        return encoded(hashlib.file_digest(file, "sha256").digest())
 
 
 def encoded(digest: bytes) -> str:

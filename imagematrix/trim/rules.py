@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.audit.fatbin import CUBIN, PTX
-from imagematrix.errors import UsageError
 from imagematrix.facts import device_code
-from imagematrix.spelling import nearest
+from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from imagematrix.audit.fatbin import Entry
+    from imagematrix.audit.fatbin import FatbinEntry
 
 __all__ = ["VERSION", "Rules", "Verdict", "capabilities"]
 
@@ -28,7 +27,7 @@ VERSION = "3"
 class Verdict:
     """The entries of a fatbin that stay, and the capabilities for which they have code."""
 
-    kept: tuple[Entry, ...]
+    kept: tuple[FatbinEntry, ...]
     served: frozenset[str]
 
 
@@ -46,20 +45,21 @@ class Rules:
     drop_dead: bool = False
     nvidia: bool = False
 
-    def judge(self, entries: Sequence[Entry]) -> Verdict:
+    def judge(self, entries: Sequence[FatbinEntry]) -> Verdict:
         """Return which entries of a fatbin stay."""
-        code = [one for entry in entries for one in entry.code]
-        cubins = [one for one in code if one.kind == CUBIN]
-        texts = [one for one in code if one.kind == PTX]
+        code = [inner for entry in entries for inner in entry.code]
+        cubins = [entry for entry in code if entry.kind == CUBIN]
+        texts = [entry for entry in code if entry.kind == PTX]
         native = {compute for compute in self.computes if _any_cubin(cubins, compute)}
         compiled = [compute for compute in self.computes if compute not in native]
         served = native.union(compute for compute in compiled if _any_ptx(texts, compute))
-        kept = tuple(entry for entry in entries if any(self._stays(one, compiled) for one in entry.code))
+        kept = tuple(entry for entry in entries if any(self._stays(inner, compiled) for inner in entry.code))
+        # A program with an empty fatbin would fail later, and less clearly.
         if cubins + texts and not served and not self.drop_dead:
             kept = tuple(entries)
         return Verdict(kept=kept, served=frozenset(served))
 
-    def _stays(self, entry: Entry, compiled: Sequence[str]) -> bool:
+    def _stays(self, entry: FatbinEntry, compiled: Sequence[str]) -> bool:
         if entry.kind == CUBIN:
             return any(_any_cubin([entry], compute) for compute in self.computes)
         if entry.kind == PTX:
@@ -75,16 +75,14 @@ def capabilities(words: Iterable[str]) -> tuple[str, ...]:
     gpus: set[str] = set()
     targets = device_code.known()
     for word in words:
-        if word not in targets:
-            remedy = nearest(word, targets) or f"one of {', '.join(targets)}"
-            raise UsageError(f"invalid compute capability: {word!r}", remedy=remedy)
+        require_known(word, targets, "compute capability")
         gpus.update(device_code.gpus(word))
     return tuple(sorted(gpus, key=targets.index))
 
 
-def _any_cubin(cubins: Iterable[Entry], compute: str) -> bool:
+def _any_cubin(cubins: Iterable[FatbinEntry], compute: str) -> bool:
     return any(device_code.cubin_runs(entry.target, compute) for entry in cubins)
 
 
-def _any_ptx(texts: Iterable[Entry], compute: str) -> bool:
+def _any_ptx(texts: Iterable[FatbinEntry], compute: str) -> bool:
     return any(device_code.ptx_runs(entry.target, compute) for entry in texts)

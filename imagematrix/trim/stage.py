@@ -32,6 +32,7 @@ def main() -> None:
         report = trim(options.paths, rules)
     except UsageError as error:
         sys.exit(f"trim: {error}")
-    for one in report.findings:
-        missing = f", nothing for {' '.join(one.missing)}" if one.missing else ""
-        print(f"{one.status.value}: {one.path}: {one.removed} of {one.size} bytes removed{missing}")  # noqa: T201 - its answer
+    for result in report.results:
+        missing = f", nothing for {' '.join(result.missing)}" if result.missing else ""
+        removed = f"{result.removed} of {result.size} bytes removed"
+        print(f"{result.status.value}: {result.path}: {removed}{missing}")  # noqa: T201 - its answer

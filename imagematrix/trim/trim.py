@@ -14,12 +14,13 @@ from imagematrix.audit import archives
 from imagematrix.audit.window import Window
 from imagematrix.errors import UsageError
 from imagematrix.trim import edits, files, records, wheel
-from imagematrix.trim.examine import Finding, Status, examine, interesting
-from imagematrix.trim.files import Name
+from imagematrix.trim.examine import FileResult, TrimStatus, examine, interesting
+from imagematrix.trim.files import PathPair
+from imagematrix.trim.rules import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import IO, BinaryIO
 
     from imagematrix.trim.edits import Edit
@@ -28,26 +29,43 @@ if TYPE_CHECKING:
 
     Measure = Callable[[Iterable[bytes]], int]
 
-__all__ = ["Report", "trim"]
+__all__ = ["SCHEMA", "TrimReport", "trim"]
 
-PIECE = 1 << 20
+SCHEMA = "imagematrix.trim/v1"
 # A file without anything to remove may have been trimmed by an earlier run that was killed before it updated
 # the RECORD.
-DONE = (Status.TRIMMED, Status.UNCHANGED)
+DONE = (TrimStatus.TRIMMED, TrimStatus.UNCHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TrimReport:
     """The results for files with device code; with `dry_run`, nothing was written.
 
     A file in a wheel is named by the wheel's path, "!/" and its own path. `linked` are the trimmed files with
-    hard links outside the given paths; these links keep the untrimmed file.
+    hard links outside the given paths; these links keep the untrimmed file. `recorded` are the files
+    from which nothing was removed, and whose hash in a RECORD was corrected.
     """
 
     rules: Rules
     dry_run: bool
-    findings: tuple[Finding, ...]
+    results: tuple[FileResult, ...]
     linked: tuple[str, ...]
+    recorded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Trim document."""
+        return {
+            "schema": SCHEMA,
+            "rules": VERSION,
+            "computes": list(self.rules.computes),
+            "keep_ptx": self.rules.keep_ptx,
+            "drop_dead": self.rules.drop_dead,
+            "include_nvidia": self.rules.nvidia,
+            "dry_run": self.dry_run,
+            "removed": sum(result.removed for result in self.results),
+            "files": [result.to_json() for result in self.results],
+            "linked": list(self.linked),
+        }
 
 
 def trim(
@@ -57,7 +75,7 @@ def trim(
     output: Path | None = None,
     dry_run: bool = False,
     measure: Measure | None = None,
-) -> Report:
+) -> TrimReport:
     """Trim files, all files in folders, and wheels; raise UsageError.
 
     Each file is replaced atomically by a new one with the same length, mode, owner and times: processes that
@@ -66,8 +84,9 @@ def trim(
     The hashes of trimmed files in a RECORD are updated. `measure` returns the compressed size of bytes.
     """
     listed = files.listed(paths, output)
-    trimmed: set[Path] = set()
-    findings: list[Finding] = []
+    trimmed: dict[Path, bool] = {}  # whether something was removed, by path
+    recorded: list[str] = []
+    results: list[FileResult] = []
     linked: list[str] = []
     look = partial(_look, rules, measure)
     try:
@@ -76,9 +95,9 @@ def trim(
         try:
             for names in listed.files:
                 with _opened(names[0].source, look) as examined:
-                    findings += examined.findings
-                    if any(finding.status in DONE for finding in examined.findings):
-                        trimmed.update(name.target for name in names)
+                    results += examined.results
+                    if any(result.status in DONE for result in examined.results):
+                        trimmed.update({name.target: bool(examined.write) for name in names})
                     if examined.write:
                         linked += [str(names[0].source)] * (examined.status.st_nlink > len(names))
                     if not dry_run:
@@ -86,22 +105,24 @@ def trim(
         finally:  # after an error, too, for the files that are already trimmed
             if not dry_run:
                 for names in listed.files:
-                    _record(names, trimmed)
+                    recorded += _record(names, trimmed)
         if not dry_run:
             listed.finish()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise UsageError(f"{where}{error.strerror or error}") from error
-    return Report(rules=rules, dry_run=dry_run, findings=tuple(findings), linked=tuple(linked))
+    return TrimReport(
+        rules=rules, dry_run=dry_run, results=tuple(results), linked=tuple(linked), recorded=tuple(recorded)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Examined:
-    """An open file: its findings, and a function that writes it trimmed, None if nothing is to be removed."""
+    """An open file: its results, and a function that writes it trimmed, None if nothing is to be removed."""
 
     file: BinaryIO
     status: os.stat_result
-    findings: Sequence[Finding]
+    results: Sequence[FileResult]
     write: Callable[[IO[bytes]], None] | None
 
 
@@ -114,25 +135,25 @@ def _opened(path: Path, look: Look) -> Iterator[_Examined]:
         if path.suffix == wheel.SUFFIX and head.startswith(archives.ZIP):
             with wheel.opened(str(path), window, look) as inside:
                 write = inside.write if inside.changed else None
-                yield _Examined(file=file, status=status, findings=inside.findings, write=write)
+                yield _Examined(file=file, status=status, results=inside.results, write=write)
             return
-        finding = look(str(path), window) if interesting(head) else None
+        result = look(str(path), window) if interesting(head) else None
         yield _Examined(
             file=file,
             status=status,
-            findings=[finding] if finding else [],
-            write=partial(_write, window, finding.edits) if finding and finding.edits else None,
+            results=[result] if result else [],
+            write=partial(_write, window, result.edits) if result and result.edits else None,
         )
 
 
-def _look(rules: Rules, measure: Measure | None, path: str, window: Window) -> Finding | None:
-    finding = examine(path, window, rules)
-    if measure and finding and finding.edits:
-        return dataclasses.replace(finding, compressed=measure(edits.removed_bytes(window, finding.edits)))
-    return finding
+def _look(rules: Rules, measure: Measure | None, path: str, window: Window) -> FileResult | None:
+    result = examine(path, window, rules)
+    if measure and result and result.edits:
+        return dataclasses.replace(result, compressed=measure(edits.removed_bytes(window, result.edits)))
+    return result
 
 
-def _put(names: Sequence[Name], examined: _Examined) -> None:
+def _put(names: Sequence[PathPair], examined: _Examined) -> None:
     """Write the trimmed file; if nothing is removed, only copy it if it has another target."""
     first = names[0]
     if examined.write:
@@ -150,11 +171,15 @@ def _write(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
             target.write(piece)
 
 
-def _record(names: Sequence[Name], trimmed: Collection[Path]) -> None:
-    """Update the hashes of trimmed files in a RECORD; after an error, its copy may not exist yet."""
+def _record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str]:
+    """Update the hashes of files in a RECORD, and return those of them that were not trimmed now.
+
+    After an error, its copy may not exist yet.
+    """
     target = names[0].target
     if not (trimmed and records.NAME.fullmatch(target.as_posix()) and target.exists()):
-        return
+        return []
+    surprising: list[str] = []
     folder = target.parent.parent
     real = {Path(os.path.realpath(file)): file for file in trimmed}
     basenames = {file.name for file in real}
@@ -164,17 +189,17 @@ def _record(names: Sequence[Name], trimmed: Collection[Path]) -> None:
         if "\0" in path or os.path.basename(path) not in basenames:  # noqa: PTH119 - text, perhaps no path
             return None
         file = real.get(Path(os.path.realpath(folder / path)))
-        return records.digest(_content(file)) if file and file.exists() else None
+        if not file or not file.exists():
+            return None
+        checksum = records.digest(file)
+        if not trimmed[file] and checksum not in text:
+            surprising.append(str(file))
+        return checksum
 
     before = target.read_bytes()
     text = before.decode("utf-8", "surrogateescape")
     after = records.updated(text, hashed).encode("utf-8", "surrogateescape")
     if after != before:
-        own = [Name(name.target, name.target) for name in names]
-        files.replace(own, target.stat(), lambda file: file.write(after))
-
-
-def _content(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            yield piece
+        copies = [PathPair(name.target, name.target) for name in names]
+        files.replace(copies, target.stat(), lambda file: file.write(after))
+    return surprising

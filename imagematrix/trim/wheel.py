@@ -8,13 +8,14 @@ import shutil
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 
 from imagematrix import deflate
 from imagematrix.audit import archives
 from imagematrix.errors import UsageError
 from imagematrix.trim import edits, records
-from imagematrix.trim.examine import Finding, Status, interesting
+from imagematrix.trim.examine import FileResult, TrimStatus, interesting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.window import Window
 
-    Look = Callable[[str, Window], Finding | None]
+    Look = Callable[[str, Window], FileResult | None]
 
 __all__ = ["SUFFIX", "Wheel", "opened"]
 
@@ -37,8 +38,8 @@ class Wheel:
     """The results for the files in a wheel; `changed` are the original bytes of files to trim, by name."""
 
     window: Window
-    findings: tuple[Finding, ...]
-    changed: Mapping[str, tuple[Window, Finding]]
+    results: tuple[FileResult, ...]
+    changed: Mapping[str, tuple[Window, FileResult]]
 
     def write(self, target: IO[bytes]) -> None:
         """Write the wheel with the trimmed files; the compressed bytes of all others are copied.
@@ -51,11 +52,11 @@ class Wheel:
             zipfile.ZipFile(target, "w", compresslevel=deflate.LEVEL) as archive,
         ):
             record = _record(source)
-            for one in source.infolist():
-                if one.filename in self.changed:
-                    digests[one.filename] = _deflate(*self.changed[one.filename], one, archive)
-                elif one is not record:
-                    _copy(self.window, one, archive)
+            for entry in source.infolist():
+                if entry.filename in self.changed:
+                    digests[entry.filename] = _deflate(*self.changed[entry.filename], entry, archive)
+                elif entry is not record:
+                    _copy(self.window, entry, archive)
             updated = records.updated(source.read(record).decode(), digests.get)
             archive.writestr(_like(record), updated)
 
@@ -66,30 +67,37 @@ def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
 
     A file in it is named by the wheel's path, "!/" and its own path.
     """
-    findings: list[Finding] = []
-    changed: dict[str, tuple[Window, Finding]] = {}
+    results: list[FileResult] = []
+    changed: dict[str, tuple[Window, FileResult]] = {}
     with contextlib.ExitStack() as stack:
         try:
             for name, size, reader in archives.zipped(window):
-                with contextlib.ExitStack() as own:
-                    file = own.enter_context(reader())
+                with contextlib.ExitStack() as opening:
+                    file = opening.enter_context(reader())
                     head = file.read(archives.HEAD)
                     if not interesting(head):
                         continue
-                    part = own.enter_context(archives.copied(file, size, head))
-                    finding = look(f"{path}!/{name}", part)
-                    if finding:
-                        findings.append(finding)
-                    if finding and finding.edits:
-                        changed[name] = part, finding
-                        stack.push(own.pop_all())
+                    part = opening.enter_context(archives.copied(file, size, head))
+                    result = look(f"{path}!/{name}", part)
+                    if result:
+                        results.append(result)
+                    if result and result.edits:
+                        # Rewriting reads it again; all other files are closed now.
+                        changed[name] = part, result
+                        stack.push(opening.pop_all())
             if changed:
                 _require_writable(path, window, changed)
         except archives.UNREADABLE as error:
             if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
                 raise
-            findings, changed = [Finding(path=path, status=Status.DAMAGED, size=window.size)], {}
-        yield Wheel(window=window, findings=tuple(findings), changed=changed)
+            why = str(error) if isinstance(error, _RecordError) else None
+            results = [FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=why)]
+            changed = {}
+        yield Wheel(window=window, results=tuple(results), changed=changed)
+
+
+class _RecordError(ValueError):
+    """A wheel whose list of files does not fit its files."""
 
 
 def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
@@ -101,47 +109,51 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
             raise UsageError(f"{path}: the wheel is signed, and trimming breaks the signature", remedy=remedy)
         listed: set[str] = set()
         records.updated(archive.read(_record(archive)).decode(), listed.add)
-        if len(names) != len(set(names)) or not changed.keys() <= listed:
-            raise ValueError("RECORD does not list the trimmed files, or names are repeated")
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise _RecordError(f"it has {repeated[0]} twice")
+        missing = sorted(changed.keys() - listed)
+        if missing:
+            raise _RecordError(f"its RECORD does not list {missing[0]}")
 
 
 def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     """Return the wheel's own RECORD; those of vendored packages are in deeper folders."""
     (record,) = (
-        one
-        for one in archive.infolist()
-        if one.filename.count("/") == 1 and records.NAME.fullmatch(one.filename)
+        entry
+        for entry in archive.infolist()
+        if entry.filename.count("/") == 1 and records.NAME.fullmatch(entry.filename)
     )
     return record
 
 
-def _bytes(window: Window, finding: Finding) -> Iterator[bytes]:
-    for piece in edits.edited(window, finding.edits):
+def _bytes(window: Window, result: FileResult) -> Iterator[bytes]:
+    for piece in edits.edited(window, result.edits):
         yield from edits.zeros(piece) if isinstance(piece, int) else (piece,)
 
 
-def _like(one: zipfile.ZipInfo) -> zipfile.ZipInfo:
+def _like(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:
     """Return a new zip entry with the name, time, mode and size of another one."""
-    new = zipfile.ZipInfo(one.filename, one.date_time)
-    new.compress_type = one.compress_type
-    new.create_system = one.create_system
-    new.external_attr = one.external_attr
-    new.file_size = one.file_size
+    new = zipfile.ZipInfo(entry.filename, entry.date_time)
+    new.compress_type = entry.compress_type
+    new.create_system = entry.create_system
+    new.external_attr = entry.external_attr
+    new.file_size = entry.file_size
     return new
 
 
-def _deflate(window: Window, finding: Finding, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> str:
+def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> str:
     """Write a trimmed file to a zip with several threads, and return its hash in the encoding of a RECORD.
 
     zipfile would use a single thread.
     """
-    new = _like(one)
+    new = _like(entry)
     new.compress_type = zipfile.ZIP_DEFLATED  # even if the original was stored, to compress the zeros
     new.CRC = 0
     digest = hashlib.sha256()
 
     def content() -> Iterator[bytes]:
-        for block in deflate.blocks(_bytes(window, finding)):
+        for block in deflate.blocks(_bytes(window, result)):
             new.CRC = zlib.crc32(block, new.CRC)
             digest.update(block)
             yield block
@@ -154,12 +166,12 @@ def _deflate(window: Window, finding: Finding, one: zipfile.ZipInfo, archive: zi
     return records.encoded(digest.digest())
 
 
-def _copy(window: Window, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
+def _copy(window: Window, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
     """Copy the compressed bytes of a file from one zip to another, which zipfile cannot do."""
-    lengths = LOCAL.unpack(window.at(one.header_offset, LOCAL.size))
-    data = window.part(one.header_offset + LOCAL.size + sum(lengths), one.compress_size)
-    new = _like(one)
-    new.CRC, new.compress_size = one.CRC, one.compress_size
+    lengths = LOCAL.unpack(window.at(entry.header_offset, LOCAL.size))
+    data = window.part(entry.header_offset + LOCAL.size + sum(lengths), entry.compress_size)
+    new = _like(entry)
+    new.CRC, new.compress_size = entry.CRC, entry.compress_size
     with _appended(archive, new) as file:
         shutil.copyfileobj(data, file)
 
@@ -174,6 +186,7 @@ def _appended(archive: zipfile.ZipFile, new: zipfile.ZipInfo) -> Iterator[IO[byt
     assert file is not None  # noqa: S101 - it is open; this tells the type checker
     file.seek(archive.start_dir)
     new.header_offset = file.tell()
+    # The header is written before the compressed size is known, and needs room for it.
     zip64 = new.file_size * GROWTH > zipfile.ZIP64_LIMIT
     file.write(new.FileHeader(zip64))
     yield file

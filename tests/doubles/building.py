@@ -9,15 +9,15 @@ import threading
 
 import pytest
 
-from imagematrix.builder.rewrite import TAR
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
-from imagematrix.oci.layout import Image
-from imagematrix.oci.parts import Part
-from imagematrix.planning.backend import Made, Present, StoppedError
+from imagematrix.oci.layout import LayoutImage
+from imagematrix.oci.parts import SizedLayer
+from imagematrix.planning.backend import Made, Present, StoppedError, StoredImage
 from imagematrix.planning.planner import Against, plan
 
+TAR = "application/vnd.oci.image.layer.v1.tar"
 MACROS = {
     "-march=x86-64-v3": "#define __AVX2__ 1\n",
     "-march=znver4": "#define __AVX2__ 1\n#define __AVX512F__ 1\n",
@@ -72,6 +72,8 @@ class FakeBackend:
         self.missing = set()
         self.salt = ""
         self.images = {}
+        self.kept = {}
+        self.keeps_layers = True
         self.calls = []
         self.hold = False
         self.local = True
@@ -110,6 +112,9 @@ class FakeBackend:
     def components(self, reference):
         return labels.components(self.images[reference])
 
+    def stored(self, reference):
+        return self.kept[reference]
+
     def held(self, reference, digest):
         return self.pinned(reference, digest)
 
@@ -118,6 +123,9 @@ class FakeBackend:
 
     def pinned(self, reference, digest):
         return None if digest == self.resolve(reference) else f"docker-image://{reference}@{digest}"
+
+    def lasting(self, reference, digest):
+        return f"docker-image://{reference}@{digest}"
 
     def export(self, dockerfile, sources):
         self.calls.append(("export", dockerfile, sources.context))
@@ -131,11 +139,11 @@ class FakeBackend:
             raise self.errors[base]
         if self.hold:
             self.stopped.wait(10)
-        return Image(self.folder, layout(self.folder, *self.layers)).layer_files if self.layers else ()
+        return LayoutImage(self.folder, layout(self.folder, *self.layers)).layer_files if self.layers else ()
 
     @contextlib.contextmanager
     def make(self, order, log, step):
-        cell = order.labels[labels.CELL]
+        cell = order.reference.rpartition(":")[2].partition("-")[2].rpartition("-")[0]
         self.calls.append(("make", cell, order))
         log.write(f"making {cell}\n")
         step("1/1 RUN true")
@@ -153,15 +161,28 @@ class FakeBackend:
 
     def parts(self, made):
         if made.layout:
-            return Image(made.layout, made.digest).parts
-        return (Part(digest="sha256:0", size=3_000_000_000, made_by="RUN make"),)
+            return LayoutImage(made.layout, made.digest).parts
+        return (SizedLayer(digest="sha256:0", size=3_000_000_000, made_by="RUN make"),)
 
     def store(self, order, made):
         self.calls.append(("store", order.reference, made.digest))
+        own = (order.labels[labels.IMAGE], order.labels[labels.CELL])
+        for old, kept in list(self.images.items()):
+            replaceable = labels.DEVELOPMENT in kept or labels.DEVELOPMENT in order.labels
+            if replaceable and (kept[labels.IMAGE], kept[labels.CELL]) == own:
+                del self.images[old]
         self.images[order.reference] = order.labels
-        if order.replaces:
-            del self.images[order.replaces]
+        image = LayoutImage(made.layout, made.digest) if made.layout else None
+        self.kept[order.reference] = StoredImage(
+            digest=made.digest,
+            layers=tuple(image.configuration["rootfs"]["diff_ids"]) if image else (),
+            content=self._content(image),
+        )
         return made.digest
+
+    @staticmethod
+    def _content(image):
+        return image and image.configuration["config"]["Labels"][labels.CONTENT]
 
     def adopt(self, reference):
         self.calls.append(("adopt", reference))

@@ -51,7 +51,18 @@ class Repository:
             self.tags[tag] = digest(raw)
         return digest(raw)
 
-    def image(self, tag, labels, *, layer=b"layer", config=None, kind=CONFIG, annotations=None, **platform):
+    def image(
+        self,
+        tag,
+        labels,
+        *,
+        layer=b"layer",
+        config=None,
+        kind=CONFIG,
+        annotations=None,
+        packed=LAYER,
+        **platform,
+    ):
         """Keep an image with labels, or with a `config` of other bytes; return its digest."""
         platform = platform or {"architecture": "amd64", "os": "linux"}
         raw = json.dumps({**platform, "config": {"Labels": labels}}).encode() if config is None else config
@@ -60,7 +71,7 @@ class Repository:
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": {"mediaType": kind, "digest": digest(raw), "size": len(raw)},
-            "layers": [{"mediaType": LAYER, "digest": digest(layer), "size": len(layer)}],
+            "layers": [{"mediaType": packed, "digest": digest(layer), "size": len(layer)}],
         } | ({"annotations": annotations} if annotations else {})
         return self.put(tag, json.dumps(document).encode(), MANIFEST)
 
@@ -95,20 +106,27 @@ class Fault:
 
 
 class Dripping:
-    """A registry that responds to every request with `begin`, and then sends single bytes without end."""
+    """A registry that responds to every request with `begin`, and then sends `piece` without end.
 
-    def __init__(self, begin):
-        self.connections = 0
+    `most` is the greatest number of connections that were open at a time.
+    """
+
+    def __init__(self, begin, piece=b"x"):
+        self.connections = self.most = 0
+        now_open = set()
         dripping = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self):
                 dripping.connections += 1
+                now_open.add(self)
+                dripping.most = max(dripping.most, len(now_open))
                 self.request.recv(65536)
                 with contextlib.suppress(OSError):
                     self.request.sendall(begin)
                     while not dripping.closed.wait(0.01):
-                        self.request.sendall(b"x")
+                        self.request.sendall(piece)
+                now_open.remove(self)
 
         self.closed = threading.Event()
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
@@ -133,7 +151,7 @@ class Server:
     Authorization is required; if `uses` is set, tokens of its own are required, each valid for so many
     requests. `page` is the number of tags per page, `pages` the address of the others, `silent` omits
     Docker-Content-Digest, `elsewhere` is the address for uploads. Without `deletes` nothing can be deleted,
-    and without `ranges` blobs are sent whole.
+    and without `ranges` blobs are sent whole. It answers `refusal` to a manifest with a layer in zstd.
     """
 
     def __init__(self):
@@ -148,6 +166,7 @@ class Server:
         self.silent = False
         self.deletes = True
         self.ranges = True
+        self.refusal = None
         self.elsewhere = ""
         self._tokens = []  # remaining uses of each
         self._lock = threading.Lock()
@@ -246,6 +265,11 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
 
         def put_manifests(self, repository, _, tag):
             document = json.loads(self.body)
+            if server.refusal and any(
+                one["mediaType"].endswith("zstd") for one in document.get("layers", ())
+            ):
+                self.answer(*server.refusal)
+                return
             wanted = [document["config"], *document["layers"]] if "config" in document else []
             lacks = [one for one in wanted if one["digest"] not in repository.blobs]
             lacks += [

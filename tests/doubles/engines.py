@@ -107,9 +107,9 @@ class Engine:
         machine = self.node.environment if self.node else os.environ
         return {**machine, **places, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
 
-    def docker(self, *words, check=True):
+    def docker(self, *words, check=True, **options):
         return subprocess.run(
-            ["docker", *words], check=check, capture_output=True, text=True, env=self.environment
+            ["docker", *words], check=check, capture_output=True, text=True, env=self.environment, **options
         )
 
     def has_no_containers(self):
@@ -217,7 +217,8 @@ class Registry:
         return (self.folder / "log").read_text()
 
     def kill(self):
-        os.killpg(self._process.pid, signal.SIGKILL)  # nsenter may have forked
+        with contextlib.suppress(ProcessLookupError):  # killed before
+            os.killpg(self._process.pid, signal.SIGKILL)  # nsenter may have forked
         self._process.wait()
         self._log.close()
 

@@ -5,11 +5,13 @@ import hashlib
 import io
 import json
 import tarfile
+from functools import partial
 from pathlib import Path
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+TIMELESS = partial(gzip.compress, mtime=0)  # with the time, equal layers would differ after a second
 
 
 def digest(raw):
@@ -50,9 +52,7 @@ def tar(*members):
 class Parts:
     """The blobs of one image: `layers` are archives, the rest is for its configuration."""
 
-    def __init__(
-        self, *layers, labels=None, env=(), entrypoint=(), architecture="amd64", packed=gzip.compress
-    ):
+    def __init__(self, *layers, labels=None, env=(), entrypoint=(), architecture="amd64", packed=TIMELESS):
         self.blobs = {}
         self.diffs = [digest(raw) for raw in layers]
         described = [{"mediaType": LAYER, **self._put(packed(raw))} for raw in layers]

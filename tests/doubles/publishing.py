@@ -12,8 +12,8 @@ from imagematrix.audit.layers import Layers
 from imagematrix.catalog import labels
 from imagematrix.facts import marches
 from imagematrix.oci.registry import Registry
-from imagematrix.planning.backend import Made, Order, Sources
-from imagematrix.stores.registry import Remote
+from imagematrix.planning.backend import BuildSources, Made, Order
+from imagematrix.stores.registry import RegistryStore
 
 VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
@@ -60,6 +60,8 @@ class Docker:
     def store(self, order, made):
         self.images[order.reference] = order.labels, made.digest
 
+    name = store
+
     def push(self, reference):
         self.pushed.append(reference)
         own, _ = self.images[reference]
@@ -77,6 +79,7 @@ class Docker:
         )
         plain = {"config": {"Labels": self.images[reference][0]}}, [archive()]
         config, layers = self.saved.get(reference, plain)
+        config = {"rootfs": {"diff_ids": list(map(digest, layers))}} | config
         names = [f"blobs/sha256/{digest(layer)[7:]}" for layer in layers]
         listed = json.dumps([{"Config": "config.json", "RepoTags": [reference], "Layers": names}])
         files = [("config.json", json.dumps(config).encode()), *zip(names, layers, strict=True)]
@@ -109,7 +112,7 @@ def docker(repository):
 
 @pytest.fixture
 def remote(docker):
-    with Remote(docker, Layers()) as result:
+    with RegistryStore(docker, Layers()) as result:
         yield result
 
 
@@ -117,9 +120,9 @@ def remote(docker):
 def add_variant(repository):
     """Call it with a cell, and perhaps arguments of `labels_of`, to put its image into the registry."""
 
-    def call(cell, made_of="1", *, layer=b"layer", **changes):
+    def call(cell, made_of="1", *, layer=b"layer", packed=LAYER, **changes):
         own = labels_of(cell, made_of, **changes)
-        return repository.image(tag(own), own, layer=layer)
+        return repository.image(tag(own), own, layer=layer, packed=packed)
 
     return call
 
@@ -128,23 +131,24 @@ def add_variant(repository):
 def make_image(image, tmp_path):
     """Call it with a cell to get an order for its image, and the image in a layout."""
 
-    def call(cell, made_of="1", *, layers=(b"one", b"two"), **changes):
+    def call(cell, made_of="1", *, layers=(b"one", b"two"), kind=LAYER, **changes):
         blobs = tmp_path / "layout" / "blobs" / "sha256"
         blobs.mkdir(parents=True, exist_ok=True)
 
-        def blob(raw, kind):
+        def blob(raw, media_type):
             (blobs / digest(raw)[7:]).write_bytes(raw)
-            return {"mediaType": kind, "digest": digest(raw), "size": len(raw)}
+            return {"mediaType": media_type, "digest": digest(raw), "size": len(raw)}
 
         own = labels_of(cell, made_of, **changes)
         config = {"architecture": "amd64", "os": "linux", "config": {"Labels": own}}
+        config["rootfs"] = {"diff_ids": [f"sha256:{number}" for number in range(1, len(layers) + 1)]}
         manifest = {
             "mediaType": MANIFEST,
             "config": blob(json.dumps(config).encode(), CONFIG),
-            "layers": [blob(layer, LAYER) for layer in layers],
+            "layers": [blob(layer, kind) for layer in layers],
         }
         pushed = blob(json.dumps(manifest).encode(), MANIFEST)["digest"]
-        sources = Sources(context=tmp_path, platform="linux/amd64")
+        sources = BuildSources(context=tmp_path, platform="linux/amd64")
         order = Order(reference=f"{image}:{tag(own)}", dockerfile="", sources=sources, labels=own)
         return SimpleNamespace(
             order=order, made=Made(digest=pushed, layout=tmp_path / "layout"), tag=tag(own)

@@ -13,8 +13,8 @@ from pathlib import Path
 from imagematrix.audit.layers import Layers
 from imagematrix.catalog import labels
 from imagematrix.errors import ImagematrixError
-from imagematrix.planning.backend import Made, Order, Sources
-from imagematrix.stores.registry import Remote
+from imagematrix.planning.backend import BuildSources, Made, Order
+from imagematrix.stores.registry import RegistryStore
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -47,14 +47,14 @@ def image(layout, name, version, made_of):
     }
     digest = blob(layout, json.dumps(manifest).encode())["digest"]
     reference = f"{name}:{labels.tag(version, 'a', own[labels.INPUT])}"
-    sources = Sources(context=layout, platform="linux/amd64")
+    sources = BuildSources(context=layout, platform="linux/amd64")
     order = Order(reference=reference, dockerfile="", sources=sources, labels=own)
     return order, Made(digest=digest, layout=layout)
 
 
 def push(order, made):
     """Return the exit code of a build that pushes an image."""
-    with Remote(None, Layers()) as remote:
+    with RegistryStore(None, Layers()) as remote:
         try:
             remote.store(order, made)
         except ImagematrixError as error:

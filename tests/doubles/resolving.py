@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import requests
-from distribution import MANIFEST, digest
+from distribution import LAYER, MANIFEST, digest
 
-from imagematrix.catalog import labels
+from imagematrix.catalog import index, labels
 from imagematrix.listening import Address, listening
 from imagematrix.node.host import Host
-from imagematrix.oci.registry import INDEX
-from imagematrix.resolver.answer import Nodes
-from imagematrix.resolver.journal import Journal
+from imagematrix.oci.manifest import INDEX
+from imagematrix.resolver.journal import ResolverJournal
+from imagematrix.resolver.node import HostSources
 from imagematrix.resolver.server import Resolver
-from imagematrix.resolver.state import State
+from imagematrix.resolver.state import StateFolder
 from imagematrix.resolver.upstream import open_upstream
 
 HOSTS = Path(__file__).parents[1] / "hosts"
@@ -42,18 +42,19 @@ class SimulatedNode:
 class Front:
     """A resolver that runs in a thread of its own; `state` is the folder of its state.
 
-    At most `threads` wait for the upstream at a time, if that is given.
+    At most `threads` wait for the upstream at a time, if that is given. `limits` are those of its clients.
     """
 
-    def __init__(self, upstream, node, *, classes=None, state=None, threads=None, **options):
+    def __init__(self, upstream, node, *, classes=None, state=None, threads=None, limits=None, **options):
+        self._limits = limits or {}
         self.notes: list[str] = []
-        self.journal = Journal(self.notes.append)
+        self.journal = ResolverJournal(self.notes.append)
         self._upstream = open_upstream(upstream)
         self._resolver = Resolver(
             upstream=self._upstream,
-            nodes=Nodes(here=node, classes=classes or {}),
+            nodes=HostSources(here=node, classes=classes or {}),
             journal=self.journal,
-            state=State(state, upstream, self.notes.append) if state else None,
+            state=StateFolder(state, upstream, self.notes.append) if state else None,
             **options,
         )
         self._loop = asyncio.new_event_loop()
@@ -66,9 +67,8 @@ class Front:
         self.session.trust_env = False
 
     async def _start(self):
-        self._serving = listening(self._resolver.application(), Address("127.0.0.1", 0))
-        (bound,) = await self._serving.__aenter__()
-        return str(bound)
+        self._serving = listening(self._resolver.application(), Address("127.0.0.1", 0), **self._limits)
+        return str(await self._serving.__aenter__())
 
     async def _stop(self):
         await self._serving.__aexit__(None, None, None)
@@ -107,7 +107,7 @@ class Published:
         self.repository = server.repository("ml/training")
         self.digests = {}
 
-    def publish(self, variants, version="v1", **terms):
+    def publish(self, variants, version="v1", packed=LAYER, **terms):
         listed = []
         for cell, entry in variants.items():
             own = {
@@ -118,10 +118,12 @@ class Published:
                 **terms,
             }
             name = labels.tag(version, cell, INPUT)
-            result = self.repository.image(name, own, layer=cell.encode() * 1000, annotations=own)
+            result = self.repository.image(
+                name, own, layer=cell.encode() * 1000, annotations=own, packed=packed
+            )
             self.digests[cell] = result
             size = len(self.repository.manifests[result][1])
             described = {"mediaType": MANIFEST, "digest": result, "size": size}
             listed.append({**described, "annotations": own, "platform": UNKNOWN})
-        index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}
-        return self.repository.put(version, json.dumps(index).encode(), INDEX)
+        entries = index.parse(json.dumps({"manifests": listed}).encode(), version)
+        return self.repository.put(version, index.write(entries, "ml/training", version), INDEX)

@@ -114,7 +114,8 @@ class ApiServer:
     def _values(self, spec, pod, subresource):
         values = {
             "object": json_to_cel(pod),
-            "request": json_to_cel({"subResource": subresource}),
+            # An API server leaves empty fields out of the request; reading an absent one is an error.
+            "request": json_to_cel({"subResource": subresource} if subresource else {}),
         }
         if not all(self._cel(one["expression"], **values) for one in spec["matchConditions"]):
             return None

@@ -6,7 +6,7 @@ import json
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from distribution import MANIFEST, digest
+from distribution import CONFIG, MANIFEST, digest
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 ANNOTATION = "dev.cosignproject.cosign/signature"
@@ -52,7 +52,8 @@ class Signer:
 
 def attach(repository, signed, layers):
     """Put layers of signatures under the tag that belongs to an image."""
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": {}, "layers": layers}
+    config = {"mediaType": CONFIG, "digest": digest(b"{}"), "size": 2}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers}
     repository.put(f"{signed.replace(':', '-')}.sig", json.dumps(manifest).encode(), MANIFEST)
 
 

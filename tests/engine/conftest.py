@@ -16,6 +16,8 @@ from gpu_node import GpuNode, profiles
 from processes import remove_leftovers
 from xdist.scheduler import LoadScopeScheduling
 
+from imagematrix.catalog import labels
+
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 NULL = os.makedev(1, 3)
@@ -159,6 +161,10 @@ def simulate(engine, start_engine, tmp_path_factory):
         driver = machine.libcuda.name
         (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{driver} {LIBRARIES}/{driver}\n")
         node.docker("build", "-t", image, str(folder))
+        # The image is to count as the variant of its name, so its label states the changed content.
+        (found,) = json.loads(node.docker("image", "inspect", image).stdout)
+        label = f"{labels.CONTENT}={labels.content(found)}"
+        node.docker("build", "--label", label, "-t", image, "-", input=f"FROM {image}\n")
         return node
 
     return start

@@ -47,6 +47,9 @@ def test_bake_builds_the_same_image_from_an_empty_cache(engine, project, tmp_pat
     done = engine.imagematrix("export", "bake", cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "docker-bake.json").write_text(done.stdout)
+    (target,) = json.loads(done.stdout)["target"].values()
+    base = engine.inspect("debian:trixie")["Id"]
+    assert f"FROM imagematrix-base:{base[7:]}" in target["dockerfile-inline"], "no registry has it"
     archive = tmp_path / "image.tar"
     output = f"*.output=type=oci,dest={archive},rewrite-timestamp=true"
     bake = ["docker", "buildx", "bake", "--file", "docker-bake.json", "--set", output]

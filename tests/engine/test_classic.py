@@ -1,10 +1,33 @@
 """The classic image store, which most nodes still have: no manifests, no rewritten timestamps."""
 
 import json
+import os
+import shutil
+import stat
+from pathlib import Path
 
 import pytest
 
-AXES = {"cuda": ["none"], "march": ["x86-64", "x86-64-v2"]}
+H200 = Path(__file__).parents[2] / "tests/hosts/genoa-h200.json"
+CUBIN = Path(__file__).parents[1] / "unit" / "audit" / "data" / "80.cubin"
+LABELLED = """\
+schema: imagematrix.matrix/v1
+images:
+  labelled: {version: v1, template: it.j2, context: files, device_code: claim}
+axes:
+  cuda: ["12.4"]
+  compute: ["8.0"]
+"""
+# The table has the flags of a compiler that is named here, so no image needs one.
+PLAIN = """\
+schema: imagematrix.matrix/v1
+images:
+  old: {version: v1, template: it.j2}
+axes:
+  march: [x86-64, x86-64-v2]
+properties:
+  march: {x86-64: {compiler: gcc-14}, x86-64-v2: {compiler: gcc-14}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -12,23 +35,48 @@ def classic(start_engine):
     return start_engine("classic")
 
 
-def test_build_warns_that_images_are_not_reproducible(classic, project):
-    folder = project(AXES, image="old")
-    done = classic.imagematrix("build", "--json", "-f", folder / "matrix.yaml")
+def test_build_warns_that_images_are_not_reproducible(classic, tmp_path):
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "it.j2").write_text("FROM debian:trixie\nRUN echo {{ march }} > /march\n")
+    (tmp_path / "matrix.yaml").write_text(PLAIN)
+    done = classic.imagematrix("build", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "classic image store" in done.stderr
     cells = json.loads(done.stdout)["cells"]
     assert {(cell["status"], cell["reproducible"]) for cell in cells} == {("built", False)}
-    again = classic.imagematrix("build", "-f", folder / "matrix.yaml")
+    again = classic.imagematrix("build", cwd=tmp_path)
     assert "nothing to build: 2 images up to date" in again.stderr
     chosen = classic.imagematrix("select", "old:v1").stdout.strip()
-    assert chosen.startswith("old:v1-cpu-x86-64-v2-")
-    ran = classic.imagematrix("run", "--rm", "old:v1", "train", "--steps", "50")
-    assert json.loads(ran.stdout)["march"] == "x86-64-v2"
+    assert chosen.startswith("old:v1-x86-64-v2-")
+    ran = classic.imagematrix("run", "--rm", "old:v1", "cat", "/march")
+    assert ran.stdout == "x86-64-v2\n"
     listed = json.loads(classic.imagematrix("ls", "old:v1", "--json").stdout)
     assert [variant["digest"] for variant in listed["variants"]] == [
         classic.inspect(variant["reference"])["Id"] for variant in listed["variants"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("store", "facts"),
+    [("containerd", {"cubins": "bytes", "driver": "bytes"}), ("classic", {"cubins": "claim"})],
+)
+def test_one_build_gives_an_image_its_labels(engine, classic, store, facts, tmp_path):
+    """The matrix claims the device code, and only an audit shows that the bytes have it."""
+    builder = engine if store == "containerd" else classic
+    (tmp_path / "files").mkdir()
+    (tmp_path / "templates").mkdir()
+    shutil.copy(CUBIN, tmp_path / "files")
+    (tmp_path / "templates" / "it.j2").write_text("FROM debian:trixie\nCOPY 80.cubin /opt/\n")
+    (tmp_path / "matrix.yaml").write_text(LABELLED)
+    result = builder.imagematrix("build", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (cell,) = json.loads(result.stdout)["cells"]
+    log = Path(tmp_path, cell["log"]).read_text()
+    assert log.count("transferring dockerfile: ") == 1, log
+    own = builder.inspect(cell["reference"])["Config"]["Labels"]
+    variant = json.loads(own["io.imagematrix.variant"])
+    assert (variant["cubins"], variant["facts"]) == (["80"], facts)
+    assert builder.imagematrix("verify", cell["reference"]).returncode == 0
 
 
 def test_an_image_of_the_classic_store_is_verified(classic):
@@ -37,3 +85,30 @@ def test_an_image_of_the_classic_store_is_verified(classic):
     document = json.loads(done.stdout)
     assert document["digest"] == classic.inspect("debian:trixie")["Id"]
     assert (document["platform"], document["size"], document["drivers"]) == ("linux/amd64", None, [])
+
+
+@pytest.fixture
+def gpu_node():
+    """A node with the number of a GPU's, which no driver serves."""
+    path = Path("/dev/nvidia6")
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(195, 6))
+    yield path
+    path.unlink()
+
+
+def test_containers_of_another_engine_use_their_gpus(engine, classic, gpu_node):
+    """Neither engine knows the other's containers."""
+
+    def used(asked):
+        gpus = json.loads(asked.imagematrix("gpus", "--host", H200, "--json").stdout)["gpus"]
+        return [use["name"] for gpu in gpus if gpu["minor"] == 6 for use in gpu["used_by"]]
+
+    words = ("--device", gpu_node, "debian:trixie", "sleep", "300")
+    number = classic.docker("run", "-d", "--name", "near", *words).stdout.strip()
+    assert used(classic) == ["near (debian:trixie)"]
+    pid = classic.inspect("near")["State"]["Pid"]
+    assert used(engine) == [f"{number[:12]} (sleep, pid {pid}, of another engine)"]
+    classic.docker("rm", "-f", "near")
+    classic.docker("run", "-d", "--privileged", "debian:trixie", "sleep", "300")
+    classic.docker("run", "-d", "debian:trixie", "sleep", "300")
+    assert used(engine) == []

@@ -16,12 +16,12 @@ import pynvml
 import pytest
 from gpu_node import GpuNode, profiles
 
-from imagematrix.catalog import labels
+from imagematrix.catalog import index, labels
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests/doubles"
 LIMIT = 60 * 2**20
-FILE_LIMIT = 2_000_000
+FILE_LIMIT = 2_300_000
 UUID = re.compile(r"GPU-[0-9a-f]{8}-")
 SERIAL = "1652922003123"
 # The driver's files as the distribution installs them, or in one folder.
@@ -262,9 +262,10 @@ def test_the_zipapp_runs_on_a_bare_python(machine):
         labels.VARIANT: json.dumps({"platform": "linux/amd64", **target}),
     }
     digest = f"sha256:{'1' * 64}"
-    index = json.dumps({"manifests": [{"digest": digest, "size": 1, "annotations": result}]})
+    listed = json.dumps({"manifests": [{"digest": digest, "size": 1, "annotations": result}]})
+    published = index.write(index.parse(listed.encode(), "v1"), "ml/training", "v1").decode()
     for words, end in ((("select",), ""), (("run", "--dry-run", "--gpus", "1"), f"@{digest}")):
-        done = tree.run("python3", "-c", ASK_REGISTRY, index, app, *words)
+        done = tree.run("python3", "-c", ASK_REGISTRY, published, app, *words)
         assert done.returncode == 0, done.stderr
         address, answer = done.stdout.split("\n", 1)
         assert answer.split()[-1] == f"{address}/ml/training:v1-sm90-000000000000{end}"

@@ -1,8 +1,12 @@
-"""Contents of images: driver, device code, labels."""
+"""Contents of images: driver, device code, labels, and bytes that always come out the same."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 GPU = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march": ["x86-64-v2"]}
 
@@ -88,3 +92,31 @@ def test_an_image_that_contradicts_its_labels_is_not_tagged(engine, project):
     assert done.returncode == 9
     assert "but /usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01 has" in done.stderr
     assert engine.imagematrix("ls", "liar").returncode == 4
+
+
+@pytest.mark.parametrize("compression", ["zstd", "{type: gzip, level: 1}"])
+def test_bytes_depend_neither_on_processors_nor_on_order(engine, tmp_path, compression):
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "files").mkdir()
+    lines = b"".join(b"line %d\n" % number for number in range(2_000_000))  # several jobs of libzstd
+    for part in ("one", "two"):
+        (tmp_path / "files" / part).write_bytes(part.encode() + lines)
+    (tmp_path / "templates/it.j2").write_text("FROM debian:trixie\nCOPY {{ part }} /part\nRUN touch /x\n")
+
+    def built(parts, *prefix, jobs):
+        (tmp_path / "matrix.yaml").write_text(
+            "schema: imagematrix.matrix/v1\n"
+            f"compression: {compression}\n"
+            "images: {processors: {version: v1, template: it.j2, context: files}}\n"
+            f"axes: {{part: [{parts}]}}\n"
+        )
+        command = [*engine.inside, *prefix, ROOT / ".venv/bin/imagematrix", "build", "--json", "--jobs", jobs]
+        done = subprocess.run(
+            command, check=False, cwd=tmp_path, env=engine.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        cells = {cell["reference"]: cell["digest"] for cell in json.loads(done.stdout)["cells"]}
+        engine.docker("rmi", "--force", *cells)
+        return cells
+
+    assert built("one, two", "taskset", "--cpu-list", "0", jobs="1") == built("two, one", jobs="2")

@@ -6,6 +6,7 @@ The GPUs are simulated: a profile with eight of them, and device nodes that can 
 import json
 import signal
 import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,9 @@ def start(engine):
     yield run
     for process in started:
         process.kill()
+    # Their `docker run` writes to the same pipes, and ends with the container, which may sleep for minutes.
+    engine.remove_containers()
+    for process in started:
         process.communicate()
 
 
@@ -111,6 +115,70 @@ def test_the_error_for_named_gpus_in_use_says_what_uses_them(engine):
     assert "nvidia0" not in seen.stdout.splitlines()
     dry = run(engine, "--dry-run", "--gpus", f"device={index}", "training:v1")
     assert dry.returncode == 0  # it claims nothing and checks no usage
+
+
+def test_no_label_of_an_image_hides_a_container_that_starts(engine, tmp_path):
+    (tmp_path / "Dockerfile").write_text(
+        "FROM debian:trixie\nLABEL com.docker.swarm.task.id=x io.imagematrix.selected=x\n"
+    )
+    engine.docker("build", "-t", "hiding", str(tmp_path))
+    engine.docker("create", "--name", "new", "--device", "/dev/nvidia0", "hiding", "true")
+    index = next(gpu["index"] for gpu in json.loads(H200.read_text())["gpus"] if gpu["minor"] == 0)
+    done = run(engine, "--gpus", f"device={index}", "--rm", "training:v1", "true")
+    assert done.returncode == BUSY
+    assert "is in use by container new (hiding)" in done.stderr
+
+
+def test_rules_of_the_devices_cgroup_claim_what_they_open(engine):
+    words = ("--rm", "-v", "/dev:/h", "--device-cgroup-rule")
+    opening = ("training:v1", "sh", "-c", ": < /h/nvidia0")
+    engine.docker("run", "-d", "--name", "web", "--device", "/dev/nvidia0", "debian:trixie", "sleep", "300")
+    for rule in ("c *:* rwm", "a *:* rwm", "c *:0 r"):
+        done = run(engine, "--gpus", "1", *words, rule, *opening)
+        assert done.returncode == BUSY, rule
+        assert "is in use by container web (debian:trixie)" in done.stderr
+    engine.docker("rm", "-f", "web")
+    everything = ("--device-cgroup-rule", "c *:* rwm")
+    engine.docker("run", "-d", "--name", "all", "-v", "/dev:/h", *everything, "debian:trixie", "sleep", "300")
+    done = run(engine, "--gpus", "1", "--rm", "training:v1", "true")
+    assert done.returncode == BUSY
+    assert "is in use by container all (debian:trixie)" in done.stderr
+
+
+def test_a_launch_with_locks_of_its_own_is_refused(engine, start):
+    process = start("--gpus", "8", "--rm", "training:v1", "sh", "-c", "echo up; sleep 300")
+    assert process.stdout.readline() == "up\n"
+    own = 'mount -t tmpfs none "$IMAGEMATRIX_LOCKS" && exec "$@"'
+    command = [ROOT / ".venv/bin/imagematrix", "run", "--host", H200, "--gpus", "1", "training:v1", "true"]
+    done = subprocess.run(
+        [*engine.inside, "unshare", "--mount", "sh", "-c", own, "sh", *map(str, command)],
+        check=False, capture_output=True, text=True, env=engine.environment,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert "are not those of this machine's other launches" in done.stderr
+
+
+def test_a_launch_in_a_container_needs_the_machine_s_locks(engine):
+    locks = engine.environment["IMAGEMATRIX_LOCKS"]
+    Path(locks).mkdir(exist_ok=True)
+    given = (engine.host.removeprefix("unix://"), sys.base_prefix, ROOT)
+    variables = {"DOCKER_HOST": engine.host, "IMAGEMATRIX_LOCKS": locks, "PYTHONPATH": ROOT}
+    program = f"from imagematrix.allocation.lock_folder import require_shared; require_shared({locks!r})"
+
+    def check(*options):
+        words = [f"--volume={path}:{path}" for path in given]
+        words += [f"--env={name}={value}" for name, value in variables.items()]
+        command = ["docker", "run", "--rm", *words, *options, "debian:trixie", sys.executable, "-c", program]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, env=engine.environment
+        ).stderr
+
+    assert "this container has one of its own" in check()
+    assert "this container has one of its own" in check("--tmpfs", locks)
+    assert check("--volume", f"{locks}:{locks}") == ""
+    assert check("--volume", f"{Path(locks).parent}:{Path(locks).parent}") == ""
+    assert check("--pid=host", "--volume", f"{locks}:{locks}") == ""
+    assert "the machine has another folder there" in check("--pid=host", "--tmpfs", locks)
 
 
 def test_the_container_of_a_killed_launcher_ends(engine, start):
@@ -226,7 +294,7 @@ def test_the_library_claims_free_gpus(engine, monkeypatch):
 
     saved = engine.folder / "leases.json"
     saved.write_text(engine.imagematrix("ls", "training:v1", "--json").stdout)
-    selection = im.select(im.Host.load(H200), im.Catalog.load(saved))
+    selection = im.select(im.Host.load(H200), im.open_catalog(saved))
     client = docker.DockerClient(base_url=engine.host)
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
     try:

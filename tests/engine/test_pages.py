@@ -14,7 +14,7 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_print_what_the_page_shows(page, engine, tmp_path):
-    hosts = tmp_path / "my"
+    hosts = tmp_path / "second"
     hosts.mkdir()
     for name in ("icelake-l40s.json", "genoa-h200.json"):
         shutil.copy(pages.ROOT / "tests" / "hosts" / name, hosts)

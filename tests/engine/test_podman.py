@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--steps", "2")
 LAUNCH = """\
 import imagematrix as im
-choice = im.select(im.probe(), im.Catalog.from_engine("training:v1"))
+choice = im.select(im.probe(), im.open_catalog("training:v1"))
 print(im.launch(choice, ["train", "--steps", "1000000000"], gpus="device=3", name="job").name)
 """
 

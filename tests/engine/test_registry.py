@@ -1,6 +1,7 @@
 """Pushing, publishing, selecting and running with a real registry."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,29 @@ def test_from_the_matrix_to_a_container_through_a_registry(engine, folder, regis
     engine.docker("rmi", f"{image}@{digest}")
 
 
+def test_an_upgrade_costs_the_layers_that_differ(engine, folder, image):
+    build(engine, folder)
+    engine.imagematrix("publish", f"{image}:v1")
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace("version: v1", "version: v2"))
+    template = folder / "templates/training/Dockerfile.j2"
+    template.write_text(f"{template.read_text()}\nRUN echo v2 > /version\n")
+    built = build(engine, folder)
+    assert built.returncode == 0, built.stderr
+    engine.imagematrix("publish", f"{image}:v2")
+
+    def listed(old, *words):
+        return engine.imagematrix("ls", f"{image}:v2", "--from", old, *words)
+
+    document = json.loads(listed("v1", "--json").stdout)
+    last = [document["layers"][row["layers"][-1]]["size"] for row in document["variants"]]
+    assert [row["from"] for row in document["variants"]] == last
+    assert json.loads(listed(f"{image}:v1", "--json").stdout) == document
+    assert {row["from"] for row in json.loads(listed("v2", "--json").stdout)["variants"]} == {0}
+    assert "from v1" in listed("v1").stdout
+    assert listed("v9").returncode == 4
+
+
 def test_a_plain_pull_gets_the_variant_with_the_fewest_requirements(engine, folder, image):
     build(engine, folder)
     published = json.loads(engine.imagematrix("publish", f"{image}:v1", "--json").stdout)
@@ -92,6 +116,20 @@ def test_a_plain_pull_gets_the_variant_with_the_fewest_requirements(engine, fold
     engine.docker("pull", f"{image}@{other}")
     assert engine.docker("inspect", "--format", label, f"{image}@{other}").stdout == "cpu-x86-64-v3\n"
     engine.docker("rmi", f"{image}:v1", f"{image}@{other}")
+
+
+def test_tag_of_a_version_that_somebody_has_taken_is_refused(engine, folder, image):
+    name = f"{image}:v1"
+    engine.docker("tag", "debian:trixie", name)
+    pushed = re.search(r"digest: (sha256:[0-9a-f]{64})", engine.docker("push", name).stdout)[1]
+    engine.docker("rmi", name)
+    for words in (["build", "--push"], ["plan", "--push"], ["publish", name, "-f", "matrix.yaml"]):
+        refused = engine.imagematrix(*words, cwd=folder)
+        assert refused.returncode == 7, refused
+        assert f"{name} is {pushed}, not the index of the version" in refused.stderr
+    engine.docker("pull", name)
+    assert f"{image}@{pushed}" in engine.inspect(name)["RepoDigests"], "it is still there"
+    engine.docker("rmi", name)
 
 
 def test_variants_that_the_registry_lost_are_rebuilt(engine, folder, registry, image):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from mps import daemon
 
 import imagematrix as im
 
@@ -177,7 +178,7 @@ def test_the_library_starts_the_same_container(engine, nodes, host, monkeypatch)
 
     import imagematrix as im
 
-    selection = im.select(im.Host.load(L40S), im.Catalog.load(_saved(engine)), gpus="device=3")
+    selection = im.select(im.Host.load(L40S), im.open_catalog(_saved(engine)), gpus="device=3")
     client = docker.DockerClient(base_url=engine.host)
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
     container = im.launch(selection, command=["sleep", "300"], client=client)
@@ -247,12 +248,12 @@ def test_mps_is_used_through_its_pipes_and_the_host_ipc(engine, tmp_path):
     pipes.mkdir()
     environment = {**engine.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
     words = ("--host", L40S, "--vram", "4Gi", "--mps-threads", "25", "--rm", "training:v1")
-    script = "test -p $CUDA_MPS_PIPE_DIRECTORY/control && env | grep -E 'CUDA_MPS|IMAGEMATRIX' | sort"
+    script = "test -S $CUDA_MPS_PIPE_DIRECTORY/control && env | grep -E 'CUDA_MPS|IMAGEMATRIX' | sort"
     nobody = run(engine, *words, "true", env=environment)
     assert nobody.returncode == 5
     assert "nvidia-cuda-mps-control -d" in nobody.stderr
-    os.mkfifo(pipes / "control")
-    done = run(engine, *words, "sh", "-c", script, env=environment)
+    with daemon(pipes):
+        done = run(engine, *words, "sh", "-c", script, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
@@ -272,6 +273,7 @@ def without_a_driver(engine, tmp_path):
     )
     (tmp_path / "matrix.yaml").write_text(
         "schema: imagematrix.matrix/v1\nimages:\n  bare:\n    version: v1\n    template: bare.j2\n"
+        "    device_code: claim\n"
         'axes:\n  cuda: ["12.4"]\n  compute: ["8.9"]\n  driver: [host]\n'
     )
     done = engine.imagematrix("build", cwd=tmp_path)
@@ -305,7 +307,7 @@ def test_an_image_without_a_driver_gets_cdi_devices(engine, without_a_driver, ho
     (engine.folder / "cdi" / "nvidia.json").write_text(json.dumps(spec))
     saved = tmp_path / "bare.json"
     saved.write_text(engine.imagematrix("ls", "bare:v1", "--json").stdout)
-    selection = im.select(im.Host.load(L40S), im.Catalog.load(saved), gpus="device=1")
+    selection = im.select(im.Host.load(L40S), im.open_catalog(saved), gpus="device=1")
     client = docker.DockerClient(base_url=engine.host)
     try:
         container = im.launch(selection, ["sh", "-c", "echo $CDI; ls -d /dev/nvidia[0-9]"], client=client)

@@ -108,7 +108,7 @@ def test_a_version_under_development_is_replaced(engine, project):
     add_to_template(folder, "ENV CHANGED=yes")
     new = build(engine, folder).stdout.split()
     assert len(set(old + new)) == 4
-    listed = json.loads(engine.imagematrix("ls", "dev", "--json").stdout)[0]["variants"]
+    listed = json.loads(engine.imagematrix("ls", "dev", "--json").stdout)["versions"][0]["variants"]
     assert [variant["reference"] for variant in listed] == sorted(new)
 
 
@@ -184,7 +184,7 @@ def test_logs_of_a_build_are_not_in_the_context_of_the_next(engine, project):
     """Logs go beside the matrix, which may be the context itself."""
     folder = project(CPU, image="inside")
     matrix = folder / "matrix.yaml"
-    matrix.write_text(matrix.read_text().replace("    context: templates/training\n", ""))
+    matrix.write_text(matrix.read_text().replace("context: templates/training", "context: ."))
     template = folder / "templates/training/Dockerfile.j2"
     text = (
         template.read_text()

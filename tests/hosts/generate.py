@@ -10,6 +10,7 @@ those of `nvidia-smi`, minor numbers of capability nodes those of nvidia-caps. U
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -55,11 +56,15 @@ GENOA = f"""{MILAN} perfmon_v2 ibrs_enhanced avx512f avx512dq avx512ifma avx512c
 
 
 class Cpu(NamedTuple):
-    """A processor: its maker and model, by the words of /proc/cpuinfo, and its flags."""
+    """A processor: its maker and model, by the words of /proc/cpuinfo, and its flags.
+
+    `leaf` is EAX of CPUID's leaf 7, subleaf 1, which has flags that Linux does not show.
+    """
 
     vendor: str
     model: str
     flags: str
+    leaf: int = 0
 
 
 CPUS = {
@@ -68,13 +73,14 @@ CPUS = {
     ),
     "skylake": Cpu("GenuineIntel", "Intel(R) Xeon(R) Gold 6148 CPU @ 2.40GHz", f"{SKYLAKE} pti hle rtm mpx"),
     "icelake": Cpu("GenuineIntel", "Intel(R) Xeon(R) Platinum 8358 CPU @ 2.60GHz", ICELAKE),
-    "sapphirerapids": Cpu("GenuineIntel", "Intel(R) Xeon(R) Platinum 8480+", SAPPHIRE_RAPIDS),
+    "sapphirerapids": Cpu("GenuineIntel", "Intel(R) Xeon(R) Platinum 8480+", SAPPHIRE_RAPIDS, 0x1C30),
     "alderlake": Cpu(
         "GenuineIntel",
         "12th Gen Intel(R) Core(TM) i7-1260P",
         f"""{INTEL} art ibrs_enhanced clflushopt clwb sha_ni xsavec xgetbv1 xsaves split_lock_detect
         avx_vnni hwp hwp_notify hwp_act_window hwp_epp hwp_pkg_req hfi umip pku ospke waitpkg gfni vaes
         vpclmulqdq rdpid movdiri movdir64b fsrm serialize arch_lbr ibt arch_capabilities""",
+        0x400C10,
     ),
     "rome": Cpu("AuthenticAMD", "AMD EPYC 7742 64-Core Processor", ZEN),
     "milan": Cpu("AuthenticAMD", "AMD EPYC 7543 32-Core Processor", MILAN),
@@ -203,6 +209,20 @@ def cpuinfo(cpu: Cpu, count: int = 2) -> str:
     return "".join(block.format(n=n, vendor=cpu.vendor, model=cpu.model, flags=flags) for n in range(count))
 
 
+def diagnostics(features: dict[int, tuple[int, int, int, int]], *, usable: bool = True) -> str:
+    """Return what `ld.so --list-diagnostics` prints of CPUID, by glibc's numbers of the leaves.
+
+    The features are `usable` if the kernel has enabled their registers.
+    """
+    lines = [
+        f"x86.cpu_features.features[{number:#x}].{kind}[{register:#x}]={value if shown else 0:#x}\n"
+        for number, values in features.items()
+        for kind, shown in (("cpuid", True), ("active", usable))
+        for register, value in enumerate(values)
+    ]
+    return "".join([*lines, "x86.cpu_features.preferred.Fast_Rep_String=0x0\n"])
+
+
 def banner(version: str, kind: str, arch: str = "x86_64") -> str:
     """Return the text of /proc/driver/nvidia/version."""
     module = f"Open Kernel Module for {arch}" if kind == "open" else f"{arch} Kernel Module"
@@ -231,11 +251,20 @@ def capture(root: Path, name: str) -> None:
     """Write the files of the node `name` below `root`."""
     node = NODES[name]
     arch = "aarch64" if node.cpu == "grace" else "x86_64"
-    files = {"proc/cpuinfo": cpuinfo(CPUS[node.cpu]), "proc/sys/kernel/arch": f"{arch}\n", "dev/null": ""}
+    files: dict[str, str | bytes] = {
+        "proc/cpuinfo": cpuinfo(CPUS[node.cpu]),
+        "proc/sys/kernel/arch": f"{arch}\n",
+        "dev/null": "",
+    }
+    if leaf := CPUS[node.cpu].leaf:
+        files["ld-diagnostics.txt"] = diagnostics({0x6: (leaf, 0, 0, 0)})
     if node.version:
         files["proc/driver/nvidia/version"] = banner(node.version, node.kind, arch)
         for device in ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"):
             files[f"dev/{device}"] = ""
+        library = f"usr/lib/{arch}-linux-gnu/libcuda.so"
+        files[f"{library}.{node.user_mode or node.version}"] = ""
+        files["etc/ld.so.cache"] = loader_cache(("libcuda.so.1", f"/{library}.1", 0))
     for card in node.cards:
         bus = f"sys/bus/pci/devices/{card.bus_id}"
         files[f"{bus}/vendor"], files[f"{bus}/class"] = "0x10de\n", "0x030200\n"
@@ -252,7 +281,20 @@ def capture(root: Path, name: str) -> None:
                 files[f"dev/nvidia-caps/nvidia-cap{number}"] = ""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+        (root / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    for file in root.glob("usr/lib/*/libcuda.so.*"):
+        file.with_name("libcuda.so.1").symlink_to(file.name)
+
+
+def loader_cache(*libraries: tuple[str, str, int]) -> bytes:
+    """Return an ld.so.cache with the names, the paths and the CPU capabilities of libraries."""
+    start = 48 + 24 * len(libraries)
+    texts, rows = b"", b""
+    for name, path, capabilities in libraries:
+        place = start + len(texts)
+        rows += struct.pack("<iIIIQ", 0x303, place, place + len(name) + 1, 0, capabilities)
+        texts += f"{name}\0{path}\0".encode()
+    return b"glibc-ld.so.cache1.1" + struct.pack("<II", len(libraries), len(texts)) + bytes(20) + rows + texts
 
 
 def answer(name: str) -> Nvml:

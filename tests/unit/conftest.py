@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import fnmatch
 import json
 import os
 import shutil
@@ -23,7 +24,6 @@ import pytest
 from distribution import Server
 
 from imagematrix import documents
-from imagematrix.audit.proof import BUILT
 from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli import main
@@ -33,6 +33,7 @@ from imagematrix.planning import labels
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.record import replace
+from imagematrix.stores.names import NEW, REPOSITORY
 
 # After a test with gRPC, a fork in the same process, as `run` does, may hang in gRPC's handlers.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -72,6 +73,12 @@ COPY --from=program /a.out /
 def pytest_ignore_collect(collection_path):
     """Collect folders called build too, which pytest ignores by default."""
     return False if collection_path == Path(__file__).parent / "build" else None
+
+
+@pytest.fixture(autouse=True)
+def _no_other_containers(monkeypatch):
+    """Let no container that runs on this machine use a GPU of a test."""
+    monkeypatch.setattr("imagematrix.allocation.other_engines.containers", lambda *_, **__: [])
 
 
 @pytest.fixture
@@ -117,7 +124,7 @@ def shipped_catalog(shipped):
     for item in plan(load(shipped), Against()).with_status(PlanStatus.BUILD):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
         variant = labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
-        variants.append(replace(variant, facts=BUILT))
+        variants.append(replace(variant, facts=(("cubins", "bytes"), ("driver", "bytes"))))
     return Catalog(image="training", version="v1", variants=tuple(variants))
 
 
@@ -156,6 +163,9 @@ class FakeEngine:
     created containers, and `starting` is their state as `inspect` shows it. A `status` other than 200 is sent
     with an error message. `requests` are the requested resources, `bodies` the bodies of the requests.
 
+    It creates, shows and removes `volumes`, and an image that was loaded under a temporary name has the
+    digest in that name.
+
     `responses` override the answers, by method and the end of the path: a status with bytes, or None to hang
     up. `before_response` has functions that are called before such an answer.
     """
@@ -174,6 +184,7 @@ class FakeEngine:
         self.responses = {}
         self.before_response = {}
         self.bodies = []
+        self.volumes = {}
 
     def add_catalog(self, catalog):
         """Add the variants of a catalog, whose references end in the first digits of an input digest."""
@@ -221,19 +232,49 @@ class FakeEngine:
             return self._containers(parts.path, parts.query)
         if parts.path.endswith("/json") and not parts.query:
             name = unquote(parts.path.split("/images/")[1].removesuffix("/json"))
+            if name.startswith(f"{REPOSITORY}:{NEW}"):
+                return {"Id": f"sha256:{name.removeprefix(f'{REPOSITORY}:{NEW}')[:64]}"}
             image = next((one for one in self.images if one["Id"] == name), None)
             return image and {"Id": name, "Config": {"Labels": image["Labels"], "Env": image.get("Env")}}
         (filters,) = parse_qs(parts.query)["filters"]
-        wanted = [label.partition("=") for label in json.loads(filters)["label"]]
+        wanted = json.loads(filters)
+        labelled = [label.partition("=") for label in wanted.get("label", ())]
         return [
             entry
             for entry in self.images
             if not isinstance(entry, dict)
-            or all(
-                key in (entry["Labels"] or {}) and (not given or entry["Labels"][key] == value)
-                for key, given, value in wanted
+            or (
+                all(
+                    key in (entry["Labels"] or {}) and (not given or entry["Labels"][key] == value)
+                    for key, given, value in labelled
+                )
+                and all(fnmatch.filter(entry["RepoTags"] or (), name) for name in wanted.get("reference", ()))
             )
         ]
+
+    def usual(self, method, resource, body):
+        """Return the status and the body of the answer to a request without another response."""
+        path = unquote(urlsplit(resource).path)
+        if "/volumes/" in path:
+            status, result = self.volume(method, path.rpartition("/")[2], body)
+            return status, b"" if result is None else json.dumps(result).encode()
+        if method != "GET" and "/images/" in path:  # a tag is set, or removed
+            self.requests.append(resource)
+            return 200, b"[]"
+        result = self.answer(resource)
+        missing = {"message": "no such thing"}
+        return 404 if result is None else self.status, json.dumps(
+            missing if result is None else result
+        ).encode()
+
+    def volume(self, method, name, body):
+        """Return the status and the answer of a request for a volume."""
+        if method == "POST":
+            created = json.loads(body)
+            return 201, self.volumes.setdefault(created["Name"], created)
+        if name not in self.volumes:
+            return 404, {"message": "no such volume"}
+        return (204, None) if method == "DELETE" and self.volumes.pop(name) else (200, self.volumes[name])
 
 
 def _body(request):
@@ -262,9 +303,7 @@ def _handler(engine):
             ends = (given for given in engine.responses if path.endswith(given[1]))
             given = next((given for given in ends if given[0] == self.command), None)
             if given is None:
-                result = engine.answer(self.path)
-                body = json.dumps({"message": "no such thing"} if result is None else result).encode()
-                self.send(404 if result is None else engine.status, body)
+                self.send(*engine.usual(self.command, self.path, _body(self)))
             else:
                 engine.requests.append(self.path)
                 engine.bodies.append(_body(self))
@@ -338,7 +377,7 @@ def remote_engine(docker_host):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Retry transient errors without a pause."""
-    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
+    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0)
 
 
 @pytest.fixture
@@ -422,7 +461,7 @@ class CommandResult(NamedTuple):
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Call it with the arguments of a command to run it in this process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "GITLAB_CI", "NO_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
 

@@ -14,6 +14,8 @@ from imagematrix.errors import UsageError
 from imagematrix.node.host import Host
 from imagematrix.selection.select import explain
 
+GPU = {"index": 0, "state": "ok"}
+
 
 @pytest.mark.parametrize(
     ("raw", "expected"),
@@ -79,16 +81,22 @@ def test_documents_are_dumped_readably():
             "invalid driver version '550.163.01; reboot' (expected one such as 550.163.01)",
         ),
         ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
-        ({"gpus": [{"index": 0}, {"index": "1"}]}, "gpus[1]: index: expected an integer, found a string"),
+        (
+            {"gpus": [GPU, {"index": "1"}]},
+            "gpus[1]: index: expected an integer, found a string",
+        ),
         (
             {"gpus": [{"index": 0, "compute": "9"}]},
             "invalid compute capability '9' (expected one such as 8.6)",
         ),
         ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
-        ({"gpus": [{"index": 0, "mig": [{"gpu_instance": 1}]}]}, "mig[0]: compute_instance is missing"),
-        ({"gpus": [{"index": 0}, {"index": 0}]}, "gpus: duplicate index 0"),
-        ({"gpus": [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-a"}]}, "duplicate uuid GPU-a"),
-        ({"gpus": [{"index": 0, "minor": 3}, {"index": 1, "minor": 3}]}, "duplicate minor 3"),
+        (
+            {"gpus": [GPU | {"mig": [{"gpu_instance": 1}]}]},
+            "mig[0]: compute_instance is missing",
+        ),
+        ({"gpus": [GPU, GPU]}, "gpus: duplicate index 0"),
+        ({"gpus": [GPU | {"uuid": "GPU-a"}, GPU | {"index": 1, "uuid": "GPU-A"}]}, "duplicate uuid gpu-a"),
+        ({"gpus": [GPU | {"minor": 3}, GPU | {"index": 1, "minor": 3}]}, "duplicate minor 3"),
         ({"devices": [None]}, "devices[0]: expected a string, found null"),
         ({"warnings": "none"}, "warnings: expected a list, found a string"),
     ],

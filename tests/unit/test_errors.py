@@ -10,13 +10,13 @@ import pytest
 
 import imagematrix
 from imagematrix.errors import ImagematrixError
-from imagematrix.launcher.devices import DevicesError, Problem
+from imagematrix.launcher.devices import DeviceProblem, DevicesError
 from imagematrix.matrix import problems
 from imagematrix.matrix.problems import Mark, MatrixError
 from imagematrix.selection.selection import NothingFits
 
 SOME: Any = {"any": "thing"}  # for a Selection
-NODE = Problem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
+NODE = DeviceProblem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
 OWN = {
     NothingFits: lambda: NothingFits("none fits", selection=SOME, remedy="build one"),
     DevicesError: lambda: DevicesError((NODE,)),

@@ -139,3 +139,12 @@ def test_a_link_to_itself_is_replaced(tmp_path):
     loop.symlink_to(loop)
     files.write(loop, NEW)
     assert loop.read_bytes() == NEW
+
+
+def test_error_without_a_name_gets_one(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, files.named(tmp_path / "a"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "a")
+    with pytest.raises(FileNotFoundError) as caught, files.named(tmp_path / "a"):
+        (tmp_path / "b").read_bytes()
+    assert caught.value.filename == str(tmp_path / "b")

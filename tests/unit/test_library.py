@@ -21,7 +21,7 @@ def python(code, *words):
 
 
 def test_public_names_exist():
-    for name in ("probe", "Host", "Catalog", "select", "select_many", "explain", "launch", "NothingFits"):
+    for name in im.__all__:
         assert callable(getattr(im, name))
     assert set(im.__all__) <= set(dir(im))
     assert set(errors.__all__) <= set(im.__all__)
@@ -30,6 +30,27 @@ def test_public_names_exist():
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'imagematrix' has no attribute 'selekt'"):
         _ = im.selekt  # type: ignore[attr-defined]  # which is the point
+
+
+@pytest.mark.parametrize("path", [None, 0, True, {"schema": "imagematrix.host/v1"}, "a\0b"])
+def test_paths_of_other_types_are_usage_errors(path):
+    for load in (im.Host.load, im.load_hosts):
+        with pytest.raises(im.UsageError, match="is not the path of a file"):
+            load(path)
+    if not isinstance(path, str):
+        with pytest.raises(im.UsageError, match="is not the path of a captured tree"):
+            im.probe(path)
+
+
+def test_users_can_name_what_functions_return(profiles, shipped_catalog):
+    host = im.Host.load(profiles["genoa-h200"])
+    selection = im.select(host, shipped_catalog)
+    assert isinstance(selection, im.Selection)
+    assert isinstance(selection.variant, im.Variant)
+    assert isinstance(selection.candidates[0], im.Candidate)
+    assert isinstance(selection.candidates[0].rules[0], im.RuleResult)
+    assert isinstance(host.gpus[0], im.Gpu)
+    assert isinstance(im.explain(host, shipped_catalog, where="march=znver4", gpus=[0]), im.Selection)
 
 
 def test_star_import_provides_the_public_names():
@@ -60,7 +81,7 @@ def test_select_loads_no_third_party_library(host, profiles, catalog_file):
         import sys
         before = set(sys.modules)
         import imagematrix as im
-        found = im.explain({host}, im.Catalog.load(sys.argv[2]), allow_cpu=True)
+        found = im.explain({host}, im.open_catalog(sys.argv[2]), allow_cpu=True)
         loaded = sorted(set(sys.modules) - before)
         import json
         print(json.dumps([found.selected, loaded]))
@@ -95,8 +116,10 @@ def nothing_heavy(modules):
 
 
 def test_select_and_explain_agree(profiles, shipped_catalog):
-    hosts = [im.Host.load(path) for _, path in sorted(profiles.items())]
-    for host, answer in zip(hosts, im.select_many(hosts, shipped_catalog), strict=True):
+    hosts = im.load_hosts(*profiles.values())
+    answers = im.select_many(hosts, shipped_catalog)
+    for (name, host), answer in zip(hosts.items(), answers, strict=True):
+        assert host == im.Host.load(f"{name}.json")
         explained = im.explain(host, shipped_catalog).selected
         assert explained == (None if isinstance(answer, im.ImagematrixError) else answer.selected)
 
@@ -110,7 +133,9 @@ def test_types_are_visible_to_a_type_checker(tmp_path):
 
             def choose(path: str) -> str | None:
                 try:
-                    return im.select(im.Host.load(path), im.Catalog.from_engine("training:v1")).selected
+                    for answer in im.select_many(im.load_hosts(path), im.open_catalog(path)):
+                        print(answer)
+                    return im.select(im.Host.load(path), im.open_catalog("training:v1")).selected
                 except im.NothingFits as error:
                     return error.remedy
 

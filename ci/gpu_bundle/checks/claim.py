@@ -8,8 +8,8 @@ import sys
 from imagematrix import ImagematrixError, probe
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import query_nvml, survey
-from imagematrix.gpus.choice import Choice
-from imagematrix.gpus.spec import among
+from imagematrix.gpu_request.choice import Choice
+from imagematrix.gpu_request.spec import among
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     try:
         gpus = among(host.gpus, f"device={sys.argv[1]}")
         choice = Choice(gpus=gpus, count=1)
-        taken = claim(choice, lambda _: survey(host.gpus, lambda: (), query_nvml))
+        taken = claim([choice], lambda _: survey(host.gpus, lambda: (), query_nvml))
     except ImagematrixError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -194,8 +194,8 @@ class Machine:
     def gpu(self) -> dict[str, Any]:
         """The first working GPU that the environment lets this process use."""
         from imagematrix import Host, UsageError
-        from imagematrix.gpus.spec import among
-        from imagematrix.gpus.visible import visible
+        from imagematrix.gpu_request.spec import among
+        from imagematrix.gpu_request.visible import visible
 
         gpus = Host.from_json(self.host).gpus
         try:

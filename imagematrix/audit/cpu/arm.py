@@ -135,8 +135,8 @@ class Arm:
 
     def targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at `address` calls or jumps to."""
-        for place, code in enumerate(_words(body)):
-            here = address + place * WORD
+        for index, code in enumerate(_words(body)):
+            here = address + index * WORD
             if code & BRANCH[0] == BRANCH[1]:
                 yield here + _signed(code, 26) * WORD
             else:
@@ -147,10 +147,10 @@ class Arm:
     def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function computes, for example to pass a callback."""
         pages: dict[int, int] = {}
-        for place, code in enumerate(_words(body)):
+        for index, code in enumerate(_words(body)):
             if code & PAGE[0] == PAGE[1]:
                 distance = _signed((code >> 5) << 2 | code >> 29 & 3, 21) << 12
-                pages[code & 31] = (address + place * WORD & ~0xFFF) + distance
+                pages[code & 31] = (address + index * WORD & ~0xFFF) + distance
             elif code & PLACE[0] == PLACE[1] and (page := pages.get(code >> 5 & 31)) is not None:
                 yield page + (code >> 10 & 0xFFF)
 

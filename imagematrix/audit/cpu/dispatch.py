@@ -59,10 +59,10 @@ def signs(elf: Elf, window: Window) -> Iterator[str]:
     """Yield the evidence that a file detects the CPU, apart from its instructions."""
     wanted: list[int] = []
     indirect = False
-    for one in functions.symbols(elf, window):
-        indirect |= one.kind == functions.IFUNC
-        if one.dynamic and one.section == functions.UNDEFINED:
-            wanted.append(one.place)
+    for symbol in functions.symbols(elf, window):
+        indirect |= symbol.kind == functions.IFUNC
+        if symbol.dynamic and symbol.section == functions.UNDEFINED:
+            wanted.append(symbol.name)
     if indirect or any(_indirect(elf, window)):
         yield "ifunc"
     yield from sorted({name for name in functions.names(wanted, window) if DETECTION.search(name)})
@@ -77,5 +77,5 @@ def _indirect(elf: Elf, window: Window) -> Iterator[bool]:
         step = PIECE // RELA * RELA
         for at in range(0, min(section.size, MOST_RELOCATIONS * RELA), step):
             raw = window.at(section.offset + at, min(step, section.size - at))
-            kinds = {raw[place : place + 4] for place in range(8, len(raw), RELA)}
+            kinds = {raw[offset : offset + 4] for offset in range(8, len(raw), RELA)}
             yield any(int.from_bytes(kind, "little") in INDIRECT for kind in kinds)

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from functools import cache
 from typing import Protocol
 
-from imagematrix.audit.cpu import dispatch, functions, roots
+from imagematrix.audit.cpu import dispatch, functions
 from imagematrix.audit.cpu.arm import Arm
-from imagematrix.audit.cpu.text import Text
+from imagematrix.audit.cpu.functions import Text
 from imagematrix.audit.elf import AARCH64, CODE, X86_64
 from imagematrix.audit.host_code import NAMES, Carriers, HostCode
 
@@ -66,7 +66,9 @@ def decodable(elf: Elf, window: Window) -> bool:
 
 def scan(path: str, elf: Elf, window: Window) -> HostCode:
     """Return the CPU flags that the code of a `decodable` file needs; `whole` is False without a decoder."""
-    sections = [one for one in elf.sections if one.flags & CODE and not one.name.startswith(LINKAGE)]
+    sections = [
+        section for section in elf.sections if section.flags & CODE and not section.name.startswith(LINKAGE)
+    ]
     if not sections:
         return HostCode(whole=False)
     decoder = _decoder(elf.machine)
@@ -85,12 +87,12 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
         del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
     free = _union(carriers.values())
     signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.signs(elf, window)))
-    first = roots.first(elf, window) | _mains(elf, text, decoder)
+    first = functions.always_run(elf, window) | _mains(elf, text, decoder)
     if signs:
         bodies = [body for address in first if (body := text.body(address)) and body.bounded]
         required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in detecting)
     else:
-        first.update(roots.exported(elf, window))
+        first.update(functions.exported(elf, window))
         required = _reached(text, decoder, first, carriers, by_name)
     return HostCode(
         functions={
@@ -172,13 +174,13 @@ def _named(
     """
     first: dict[str, list[str]] = defaultdict(list)
     by_name: set[int] = set()
-    for one in functions.symbols(elf, window):
-        if one.section == functions.UNDEFINED or one.address not in carriers:
+    for symbol in functions.symbols(elf, window):
+        if symbol.section == functions.UNDEFINED or symbol.address not in carriers:
             continue
-        (name,) = functions.names([one.place], window)
+        (name,) = functions.names([symbol.name], window)
         if dispatch.chosen(name):
-            by_name.add(one.address)
-        for flag in carriers[one.address]:
+            by_name.add(symbol.address)
+        for flag in carriers[symbol.address]:
             examples = first[flag]
             if (len(examples) < NAMED or name < examples[-1]) and name not in examples:
                 insort(examples, name)

@@ -40,7 +40,7 @@ class X86:
 
     def codes(self, body: bytes) -> frozenset[int]:
         """Return the kinds of instructions in a function."""
-        return frozenset({one.code for one in iced_x86.Decoder(BITS, body)})
+        return frozenset({instruction.code for instruction in iced_x86.Decoder(BITS, body)})
 
     def only_instructions(self, codes: frozenset[int]) -> bool:
         """Whether a function contains nothing but instructions."""
@@ -57,7 +57,7 @@ class X86:
 
     def counts_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
-        codes = Counter([one.code for one in iced_x86.Decoder(BITS, body)])
+        codes = Counter([instruction.code for instruction in iced_x86.Decoder(BITS, body)])
         counts: Counter[str] = Counter()
         for code in codes.keys() & self._table.keys():
             counts.update(dict.fromkeys(self._table[code], codes[code]))
@@ -65,15 +65,16 @@ class X86:
 
     def targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at `address` calls or jumps to."""
-        for one in iced_x86.Decoder(BITS, body, ip=address):
-            if one.flow_control in BRANCHES:
-                yield one.near_branch_target
+        for instruction in iced_x86.Decoder(BITS, body, ip=address):
+            if instruction.flow_control in BRANCHES:
+                yield instruction.near_branch_target
 
     def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function computes, for example to pass a callback."""
-        for one in iced_x86.Decoder(BITS, body, ip=address):
-            if one.code in ADDRESS_TAKING:
-                yield one.ip_rel_memory_address if one.is_ip_rel_memory_operand else one.immediate32
+        for instruction in iced_x86.Decoder(BITS, body, ip=address):
+            if instruction.code in ADDRESS_TAKING:
+                relative = instruction.is_ip_rel_memory_operand
+                yield instruction.ip_rel_memory_address if relative else instruction.immediate32
 
     @cached_property
     def _table(self) -> Mapping[int, frozenset[str]]:
@@ -84,7 +85,7 @@ class X86:
         instruction = Instruction()
         for name, code in _constants(Code):
             instruction.code = code  # type: ignore[assignment]  # its constants are numbers
-            needed = flags.intersection(features[one] for one in instruction.cpuid_features())
+            needed = flags.intersection(features[feature] for feature in instruction.cpuid_features())
             if needed - marches.IGNORED[ARCH] and not name.startswith(HARMLESS):
                 table[code] = needed - marches.IGNORED[ARCH]
         return table

@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import kinds
+from imagematrix.cli.choosing import require_one_host
+from imagematrix.cli.kubernetes.options import KubeletRoot, kinds
 from imagematrix.cli.options import HostFile, Root
 from imagematrix.cli.output import info, print_text
-from imagematrix.kubelet.sockets import FOLDER
+from imagematrix.kubelet.sockets import DEVICE_PLUGINS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.allocation.usage import Usage
+    from imagematrix.node.host import Gpu
 
 __all__ = ["command"]
 
@@ -25,9 +31,15 @@ def command(
         ),
     ] = None,
     vram: Annotated[bool, typer.Option("--vram", help="Also offer the memory of each GPU, in GiB.")] = False,
-    kubelet: Annotated[Path, typer.Option("--kubelet", metavar="FOLDER", help="Kubelet's folder.")] = Path(
-        FOLDER
-    ),
+    kubelet: KubeletRoot = None,
+    device_plugins: Annotated[
+        Path,
+        typer.Option(
+            "--device-plugins",
+            metavar="FOLDER",
+            help="Where the kubelet registers plugins; its --root-dir does not move this.",
+        ),
+    ] = Path(DEVICE_PLUGINS),
     host: HostFile = None,
     root: Root = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be offered.")] = False,
@@ -36,18 +48,25 @@ def command(
 
     Each GPU is an imagematrix.io/gpu, each MIG device an imagematrix.io/mig-PROFILE. Runs until SIGTERM.
     """
-    from imagematrix.kubernetes.plugin.offer import Offer, offer
+    from imagematrix.kubernetes.plugin.offer import DeviceOffer, offer
     from imagematrix.node.host import Host
     from imagematrix.node.probe import probe
 
+    require_one_host(host, root)
     named = kinds(by)
 
-    def offered() -> Offer:
+    def offered() -> DeviceOffer:
         return offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
 
     if dry_run:
         print_text("\n".join(f"{name} {len(devices)}" for name, devices in offered().resources.items()))
         return
-    from imagematrix.kubernetes.plugin.server import Settings, serve
+    from imagematrix.allocation.survey import opened_outside_pods, survey_outside_pods
+    from imagematrix.kubernetes.plugin.server import PluginSettings, serve
 
-    serve(Settings(offer=offered, kubelet=kubelet), note=info)
+    def usage(gpus: tuple[Gpu, ...]) -> Usage:
+        if host:  # it may be that of another node
+            return {}
+        return opened_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
+
+    serve(PluginSettings(offer=offered, usage=usage, folder=device_plugins, kubelet=kubelet), note=info)

@@ -55,20 +55,20 @@ def command(
     table(
         ("class", "nodes", *COLUMNS),
         [
-            (escape(name), str(number), *cells)
-            for name, (number, sums) in usage.classes.items()
+            (escape(name), str(nodes), *cells)
+            for name, (nodes, sums) in usage.classes.items()
             for cells in _cells(sums)
         ],
     )
     if usage.pending:
         print_text("")
-        waiting = [(escape(one.resource), str(one.pods), str(one.requested)) for one in usage.pending]
+        waiting = [(escape(some.resource), str(some.pods), str(some.requested)) for some in usage.pending]
         table(("pending", "pods", "requested"), waiting)
 
 
 def _cells(counts: Iterable[Count]) -> Iterable[tuple[str, ...]]:
     from rich.markup import escape
 
-    for one in counts:
-        numbers = (one.capacity, one.allocatable, one.requested, one.free)
-        yield (escape(one.resource), *map(str, numbers))
+    for count in counts:
+        numbers = (count.capacity, count.allocatable, count.requested, count.free)
+        yield (escape(count.resource), *map(str, numbers))

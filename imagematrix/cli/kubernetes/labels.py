@@ -9,7 +9,7 @@ import typer
 from imagematrix.cli.choosing import node_of
 from imagematrix.cli.options import HostFile, Json, NvidiaSmi, Root
 from imagematrix.cli.output import info, print_json, print_text
-from imagematrix.errors import UsageError
+from imagematrix.spelling import require_known
 
 __all__ = ["command"]
 
@@ -34,11 +34,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Print labels that describe this node to a cluster: CPU flags, driver, GPUs, and the node's class."""
-    from imagematrix.kubernetes.forms import document, feature_file, kubectl
-    from imagematrix.kubernetes.labels import facts
+    from imagematrix.kubernetes.labels import document, facts, feature_file, kubectl
 
-    if format not in FORMATS:
-        raise UsageError(f"invalid format: {format!r}", remedy=f"one of {', '.join(FORMATS)}")
+    require_known(format, FORMATS, "format")
     described, _ = node_of(host, root, nvidia_smi, None)
     labels = facts(described)
     if json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.choosing import catalog_of
+from imagematrix.cli.kubernetes.options import narrowed_catalog
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Where
 from imagematrix.cli.output import print_json, print_text
 
@@ -17,12 +17,11 @@ def command(
     json: Json = False,
 ) -> None:
     """Print what each variant needs from a node: node affinity, and a device selector for DRA."""
-    from imagematrix.kubernetes.placement import document
+    from imagematrix.kubernetes.needs import document
     from imagematrix.kubernetes.yaml import dump
-    from imagematrix.selection.question import narrowed, parse
 
-    needs = document(narrowed(catalog_of(image, catalog), parse(where or ())), allow_cpu=allow_cpu)
+    needs = document(narrowed_catalog(image, catalog, where), allow_cpu=allow_cpu)
     if json:
         print_json(needs)
     else:
-        print_text(dump(needs).rstrip("\n"))
+        print_text(dump(needs))

@@ -9,15 +9,16 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.choosing import catalog_of, require_image
-from imagematrix.errors import UsageError
+from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.classes import Classes
 
-__all__ = ["Nodes", "NodesFile", "OnUnknown", "cluster", "denies", "kinds"]
+__all__ = ["KubeletRoot", "Nodes", "NodesFile", "OnUnknown", "cluster", "denies", "kinds", "narrowed_catalog"]
 
 HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
 Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
@@ -30,13 +31,20 @@ OnUnknown = Annotated[
         help="Leave a pod whose image is undecided as it is, or refuse it.",
     ),
 ]
+KubeletRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubelet",
+        metavar="FOLDER",
+        help="The kubelet's --root-dir; default: that of this node's kubelet, or /var/lib/kubelet.",
+    ),
+]
 ON_UNKNOWN = ("default", "deny")
 
 
 def denies(on_unknown: str) -> bool:
     """Return whether pods whose image is undecided are refused."""
-    if on_unknown not in ON_UNKNOWN:
-        raise UsageError(f"invalid --on-unknown: {on_unknown!r}", remedy=f"one of {', '.join(ON_UNKNOWN)}")
+    require_known(on_unknown, ON_UNKNOWN, "--on-unknown")
     return on_unknown == "deny"
 
 
@@ -45,8 +53,7 @@ def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
     from imagematrix.kubernetes.plugin.offer import KINDS
 
     for word in by or ():
-        if word not in KINDS:
-            raise UsageError(f"invalid --by: {word!r}", remedy=f"one of {', '.join(KINDS)}")
+        require_known(word, KINDS, "--by")
     return tuple(by or ())
 
 
@@ -74,3 +81,10 @@ def cluster(
         drivers=drivers,
         where=parse(where or ()),
     )
+
+
+def narrowed_catalog(image: str, catalog: str | None, where: Sequence[str] | None) -> Catalog:
+    """Return the catalog that options name, with only the variants that --where admits."""
+    from imagematrix.selection.question import narrowed, parse
+
+    return narrowed(catalog_of(image, catalog), parse(where or ()))

@@ -7,21 +7,19 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.kubernetes.options import NodesFile, OnUnknown, cluster, denies, kinds
+from imagematrix.cli.kubernetes.options import NodesFile, OnUnknown, cluster, denies, kinds, narrowed_catalog
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
 from imagematrix.cli.output import print_text, warn
 from imagematrix.errors import UsageError
-from imagematrix.spelling import nearest
+from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.classes import Class, Classes
     from imagematrix.kubernetes.install import Installation
+    from imagematrix.kubernetes.manifests import Manifest
 
 __all__ = ["command"]
 
@@ -123,29 +121,39 @@ def command(
         list[str] | None,
         typer.Option("--by", metavar="{product|class}", help="install: as for `device-plugin`; repeatable."),
     ] = None,
+    kubelet: Annotated[
+        str | None,
+        typer.Option(
+            "--kubelet",
+            metavar="FOLDER",
+            help="install: the --root-dir of the nodes' kubelets; default: /var/lib/kubelet.",
+        ),
+    ] = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write manifests that run the image of each class, by digest, on the nodes of that class."""
-    from imagematrix.kubernetes.yaml import dump
-
-    if kind not in KINDS:
-        remedy = nearest(kind, KINDS) or f"one of {', '.join(KINDS)}"
-        raise UsageError(f"invalid kind: {kind!r}", remedy=remedy)
+    require_known(kind, KINDS, "kind")
     if kind == "compatibility":
-        print_text(dump(*_artifacts(catalog_of(image, catalog), where, allow_cpu=allow_cpu)).rstrip("\n"))
+        from imagematrix.kubernetes.compatibility import compatibility
+
+        variants = narrowed_catalog(image, catalog, where).variants
+        _print(compatibility(variant, allow_cpu=allow_cpu) for variant in variants)
         return
     if kind == "install":
         if program is None:
             raise UsageError("no program given", remedy="give --program IMAGE, an image with imagematrix")
         if by and not device_plugin:
             raise UsageError("--by is for --device-plugin")
+        if kubelet and not device_plugin:
+            raise UsageError("--kubelet is for --device-plugin")
+        from imagematrix.kubelet.sockets import ROOT_DIR
         from imagematrix.kubernetes.install import Installation
         from imagematrix.selection.question import parse
 
         parse(where or ())  # an invalid condition would end the webhook
         asked = [word for condition in where or () for word in ("--where", condition)]
-        made = Installation(
+        installation = Installation(
             names=tuple(map(_registry_name, dict.fromkeys([image, *(arguments or ())]))),
             program=program,
             namespace=namespace,
@@ -156,8 +164,9 @@ def command(
             options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
             conditions=conditions,
             plugin=kinds(by) if device_plugin else None,
+            kubelet=kubelet or ROOT_DIR,
         )
-        print_text(dump(*_install(made, tls)).rstrip("\n"))
+        _print(_install(installation, tls))
         return
     if nodes is None:
         raise UsageError("no nodes given", remedy="give --nodes NODES.json, from `kubectl get nodes -o json`")
@@ -167,39 +176,36 @@ def command(
 
     classes = chosen(grouped.classes, only or ())
     if kind == "flavors":
-        print_text(dump(*flavors(classes)).rstrip("\n"))
+        _print(flavors(classes))
         return
     if kind == "policy":
-        print_text(dump(*_policy(grouped, name, used_as, on_unknown)).rstrip("\n"))
-        _warn(classes)
-        return
-    workload = Workload(
-        name=name or _name(grouped),
-        arguments=tuple(arguments or ()),
-        gpus=gpus,
-        resource=resource,
-        pods=pods,
-        pull_secret=pull_secret,
-    )
-    print_text(dump(*manifests(kind, workload, classes)).rstrip("\n"))
+        _print(_policy(grouped, name, used_as, on_unknown))
+    else:
+        workload = Workload(
+            name=name or _name(grouped),
+            arguments=tuple(arguments or ()),
+            gpus=gpus,
+            resource=resource,
+            pods=pods,
+            pull_secret=pull_secret,
+        )
+        _print(manifests(kind, workload, classes))
     _warn(classes)
 
 
-def _artifacts(catalog: Catalog, where: Sequence[str] | None, *, allow_cpu: bool) -> list[dict[str, Any]]:
-    from imagematrix.kubernetes.compatibility import compatibility
-    from imagematrix.selection.question import narrowed, parse
+def _print(documents: Iterable[Manifest]) -> None:
+    from imagematrix.kubernetes.yaml import dump
 
-    variants = narrowed(catalog, parse(where or ())).variants
-    return [compatibility(variant, allow_cpu=allow_cpu) for variant in variants]
+    print_text(dump(*documents))
 
 
-def _install(made: Installation, files: tuple[Path, Path, Path] | None) -> list[dict[str, Any]]:
+def _install(installation: Installation, files: tuple[Path, Path, Path] | None) -> Iterator[Manifest]:
     from imagematrix.kubernetes import authority
     from imagematrix.kubernetes.install import install, service_names
 
-    names = service_names(made.namespace)
+    names = service_names(installation.namespace)
     tls = authority.load(*files, names[0]) if files else authority.make(names)
-    return list(install(made, tls))
+    return install(installation, tls)
 
 
 def _registry_name(name: str) -> str:
@@ -214,14 +220,16 @@ def _registry_name(name: str) -> str:
     return f"{reference.name}:{reference.tag}"
 
 
-def _policy(grouped: Classes, name: str | None, used_as: str | None, on_unknown: str) -> list[dict[str, Any]]:
+def _policy(grouped: Classes, name: str | None, used_as: str | None, on_unknown: str) -> Iterator[Manifest]:
     from imagematrix.kubernetes.admission import policy
+    from imagematrix.kubernetes.placed import require_labels
     from imagematrix.kubernetes.policy import objects
 
+    require_labels(grouped.classes)
     version = f"{grouped.catalog.image}:{grouped.catalog.version}"
     made = policy(used_as or version, grouped, deny=denies(on_unknown))
     named = f"{_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
-    return list(objects(made, name or named))
+    return objects(made, name or named)
 
 
 def _name(grouped: Classes) -> str:
@@ -230,9 +238,14 @@ def _name(grouped: Classes) -> str:
 
 
 def _warn(classes: Sequence[Class]) -> None:
+    from imagematrix.kubernetes.placed import RELABEL
+
     for each in classes:
         if each.miss:
             warn(f"nothing fits the class {each.name}: {each.miss.why}", each.miss.fix)
+        elif len(each.placeable) < len(each.nodes):
+            names = ", ".join(node.name for node in each.nodes if node not in each.placeable)
+            warn(f"no pods of the class {each.name} for nodes with another class label: {names}", RELABEL)
         elif each.variant and each.variant.digest is None:
             warn(
                 f"{each.variant.reference}: the catalog has no digest",

@@ -44,21 +44,21 @@ def command(
     Nodes, catalogs and the certificate are read again when they change. Until the nodes and all catalogs are
     read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
     """
-    from imagematrix.kubernetes.webhook.api import ClusterNodes, inside
-    from imagematrix.kubernetes.webhook.serving import Settings, serve
+    from imagematrix.kubernetes.webhook.api import WatchedNodes, inside
+    from imagematrix.kubernetes.webhook.server import WebhookSettings, serve
     from imagematrix.kubernetes.webhook.sources import NodesFile
-    from imagematrix.kubernetes.webhook.state import Question
+    from imagematrix.kubernetes.webhook.state import PolicyOptions
     from imagematrix.selection.question import parse
 
-    question = Question(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
+    options = PolicyOptions(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
     serve(
-        Settings(
+        WebhookSettings(
             catalogs=tuple(dict.fromkeys(catalog)),
-            nodes=ClusterNodes(inside()) if nodes == CLUSTER else NodesFile(Path(nodes)),
+            nodes=WatchedNodes(inside()) if nodes == CLUSTER else NodesFile(Path(nodes)),
             chain=tls_cert,
             key=tls_key,
             listen=listen,
-            question=question,
+            options=options,
         ),
         note=info,
     )

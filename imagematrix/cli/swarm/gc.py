@@ -29,12 +29,12 @@ def command(
 
     Queued and running jobs stay. On a worker, only containers are removed.
     """
-    from imagematrix import engine
+    from imagematrix.engine import transport
     from imagematrix.launcher.options import seconds
     from imagematrix.swarm.cleaning import clean
 
     age = seconds(older_than, "--older-than")
-    with closing(engine.client()) as client:
+    with closing(transport.client()) as client:
         removed = clean(client, age, dry_run=dry_run)
     if json:
         print_json(removed.to_json())

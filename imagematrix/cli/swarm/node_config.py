@@ -38,12 +38,13 @@ def command(
     """
     import json
 
+    from imagematrix.allocation.locks import SHARED, folder
     from imagematrix.node.host import Host
     from imagematrix.node.probe import probe
     from imagematrix.swarm import engine_file
     from imagematrix.swarm.node_config import FLAGS, merged, offer, parse
     from imagematrix.swarm.program import program
-    from imagematrix.swarm.runtime import Settings
+    from imagematrix.swarm.runtime import RuntimeSettings
 
     text = engine_file.read(file)
     config = parse(text, str(file))
@@ -51,7 +52,12 @@ def command(
     engine = engine_file.started_with(file.absolute())
     engine.refuse(FLAGS)
     changed = merged(config, offer(node, vram), str(runtime.absolute()))
-    settings = Settings(data_root=engine.data_root(config), address=engine.address(config), host=node)
+    locks = folder()
+    settings = RuntimeSettings(
+        data_root=engine.data_root(config), address=engine.address(config), host=node, locks=locks
+    )
+    if locks != SHARED:
+        info(f"tasks will use the GPU locks in {locks}, as launches must")
     content = program(settings)
     installed = engine_file.content(runtime) == content
     if not installed:

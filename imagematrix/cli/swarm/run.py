@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import info, print_json, print_text, warn
-from imagematrix.errors import UsageError
+from imagematrix.cli.output import counted, info, print_json, print_text, warn
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.swarm.logs import Logs
 from imagematrix.swarm.resources import GPU, VRAM
+from imagematrix.swarm.tasks import COMPLETE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from imagematrix.swarm.nodes import Node
-    from imagematrix.swarm.reservation import Reservation
-    from imagematrix.swarm.service import Service
+    from docker import DockerClient
 
-__all__ = ["SETTINGS", "command"]
+    from imagematrix.swarm.manager import Manager
+    from imagematrix.swarm.nodes import SwarmNode
+    from imagematrix.swarm.reservation import Reservation
+    from imagematrix.swarm.service import SwarmService
+    from imagematrix.swarm.tasks import Task
+
+__all__ = ["SETTINGS", "Waiting", "command"]
 
 # All words after the image are the container's command, including options.
 SETTINGS: dict[str, Any] = {
@@ -85,16 +92,15 @@ def command(
 
     The image's registry is replaced by the resolver that runs on each node. Prints the service's id.
     """
-    from imagematrix import engine
-    from imagematrix.cli.swarm.waiting import Waiting
+    from imagematrix.engine import transport
     from imagematrix.swarm.manager import Manager
-    from imagematrix.swarm.service import Service, image_name, name_for
+    from imagematrix.swarm.service import SwarmService, image_name, name_for
 
     _check(gpus, vram, job=job, wait=wait, remove=remove, json=json)
-    with closing(engine.client()) as client:
+    with closing(transport.client()) as client:
         manager = Manager(client)
         nodes = manager.nodes()
-        service = Service(
+        service = SwarmService(
             name=name or name_for(image, os.urandom(4).hex()),
             image=image_name(image, resolver),
             command=tuple(words or ()),
@@ -132,20 +138,20 @@ def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove:
         raise UsageError("--wait and --json are mutually exclusive: stdout has the output of the job")
 
 
-def _reservation(nodes: Sequence[Node], gpus: int | None, vram: str | None) -> Reservation:
+def _reservation(nodes: Sequence[SwarmNode], gpus: int | None, vram: str | None) -> Reservation:
     from imagematrix.launcher.options import mib
-    from imagematrix.launcher.share import require_room
+    from imagematrix.launcher.share import require_enough
     from imagematrix.swarm import reservation
 
     if vram is None:
         return reservation.gpus(nodes, gpus or 0)
     wanted = mib(vram)
-    require_room(wanted)
+    require_enough(wanted)
     return reservation.memory(nodes, wanted)
 
 
 def _doubts(
-    nodes: Sequence[Node], service: Service, overlays: Sequence[str]
+    nodes: Sequence[SwarmNode], service: SwarmService, overlays: Sequence[str]
 ) -> Iterator[tuple[str, str | None]]:
     """Yield warnings about a service, each with its remedy."""
     reserved = service.reservation
@@ -164,3 +170,81 @@ def _doubts(
             f"{', '.join(broken)} may reject tasks that have a GPU and the overlay network {overlays[0]}",
             "upgrade these engines to Docker 26 or newer (moby/moby#44378), or use --network host",
         )
+
+
+@dataclass(kw_only=True)
+class Waiting:
+    """The wait for a created job; with `remove`, the job is removed at the end or when interrupted."""
+
+    manager: Manager
+    service: SwarmService
+    identifier: str
+    remove: bool
+    _slots: dict[str, int] = field(default_factory=dict)
+
+    def run(self, client: DockerClient) -> int:
+        """Wait, and return the exit code: 0, or that of the first task that failed.
+
+        Raises EngineError if a task could not be started. An interrupted wait leaves the job running, unless
+        `remove` is set.
+        """
+        logs = Logs(client, self.identifier, self._write)
+        logs.follow()
+        try:
+            tasks = self.manager.wait(self.identifier, self.service.replicas, info)
+            self._finish(logs)
+        except (KeyboardInterrupt, SystemExit):
+            self._interrupted()
+            raise
+        if self.remove:
+            self.manager.remove(self.identifier)
+        return self._code(tasks)
+
+    def _interrupted(self) -> None:
+        name = self.service.name
+        if self.remove:
+            self.manager.remove(self.identifier)
+            info(f"removed service {name}")
+        else:
+            info(f"service {name} continues without this command; `docker service rm {name}` ends it")
+
+    def _finish(self, logs: Logs) -> None:
+        from docker.errors import DockerException
+        from requests.exceptions import RequestException
+
+        try:
+            logs.finish()
+        except (DockerException, RequestException, OSError) as error:
+            warn(f"output of {self.service.name} may be incomplete: {error}")
+
+    def _code(self, tasks: list[Task]) -> int:
+        failed = [task for task in tasks if task.state != COMPLETE]
+        for task in failed:
+            warn(f"task {self.service.name}.{task.slot} {task.state}: {task.reason}")
+        if not failed:
+            return 0
+        for task in failed:
+            if task.exit_code:
+                return task.exit_code
+        raise EngineError(f"{counted(len(failed), 'task')} of {self.service.name} could not be run")
+
+    def _write(self, stream: str, task: str | None, line: bytes) -> None:
+        """Print a line, prefixed with the name of its task if there are several.
+
+        The last line of a task, and pieces of a very long line, may have no line break.
+        """
+        if task is None:
+            info(line.decode(errors="replace").rstrip("\n"))
+            return
+        if self.service.replicas > 1:
+            line = f"{self.service.name}.{self._slot(task)} | ".encode() + line.removesuffix(b"\n") + b"\n"
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        with suppress(BrokenPipeError):
+            target.buffer.write(line)
+            target.buffer.flush()
+
+    def _slot(self, task: str) -> int:
+        """Return the number of a task in the job."""
+        if task not in self._slots:
+            self._slots |= {listed.id: listed.slot for listed in self.manager.tasks(self.identifier)}
+        return self._slots.get(task, 0)

@@ -1,7 +1,8 @@
 """The devices that a node offers to kubelet, and what a container gets: pure functions of a Host.
 
 A unit is what gets allocated: a GPU without MIG, or a MIG device. Several resources may offer the same unit,
-and kubelet counts them separately. So a unit that is held under one resource is unhealthy under all others.
+and kubelet counts them separately. So a unit that is held under one resource is unhealthy under all others. A
+unit that is used outside of pods is unhealthy under all.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.allocation.pods import GIB, SHARE, VRAM, named
+from imagematrix.allocation.usage import consumers, keys
 from imagematrix.errors import ImagematrixError
-from imagematrix.gpus.choice import memory_mib, merged, parts
-from imagematrix.gpus.spec import names
+from imagematrix.gpu_request.choice import memory_mib, merged, parts
+from imagematrix.gpu_request.spec import names
 from imagematrix.kubernetes import labels
 from imagematrix.launcher.devices import nodes
 from imagematrix.launcher.share import Share
@@ -22,20 +24,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu, Host
 
 __all__ = [
     "GPU",
     "KINDS",
     "VRAM",
+    "Allocation",
     "AllocationError",
-    "Grant",
-    "Offer",
+    "DeviceOffer",
     "allocate",
     "held",
     "listed",
     "offer",
     "preferred",
+    "users",
 ]
 
 GPU = f"{labels.PREFIX}gpu"
@@ -43,6 +47,7 @@ MIG = f"{labels.PREFIX}mig-"
 CLASS = f"{labels.PREFIX}class-"
 KINDS = ("product", "class")
 MAKER = re.compile(r"^(?:nvidia|tesla)\s+", re.IGNORECASE)
+PROCESS = "process"  # a kind of consumer
 LONGEST = 63  # characters of a resource's name after its prefix
 
 
@@ -51,7 +56,7 @@ class AllocationError(ImagematrixError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class DeviceOffer:
     """What a node offers: its units by name, and for each resource a map of device ids to units."""
 
     host: Host
@@ -60,14 +65,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Allocation:
     """What a container gets: the paths of device nodes, and environment variables."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
 
 
-def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
+def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> DeviceOffer:
     """Return what a host offers.
 
     GPUs are offered as imagematrix.io/gpu, MIG devices as imagematrix.io/mig-PROFILE. With "product" in `by`,
@@ -85,26 +90,49 @@ def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
     for unit in migs:
         resources.setdefault(_profile(unit), {})[_name(unit)] = _name(unit)
     shares = {share: name for name, unit in units.items() for share in _shares(name, unit)} if vram else {}
-    return Offer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
+    return DeviceOffer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
 
 
-def listed(offered: Offer, resource: str, holders: Mapping[str, str]) -> tuple[tuple[str, bool], ...]:
+def users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dict[str, str]:
+    """Return the units that are used outside of pods, each with its users.
+
+    `usage` is that of this node without its pods, `holders` maps a unit to the resource under which it is
+    held. Processes on a unit that is held may be those of the pod.
+    """
+    known = {name: unit for name, unit in offered.units.items() if unit.minor is not None}
+    using = {
+        name: [some for some in consumers(usage, keys(unit)) if name not in holders or some.kind != PROCESS]
+        for name, unit in known.items()
+    }
+    return {name: ", ".join(map(str, some)) for name, some in using.items() if some}
+
+
+def listed(
+    offered: DeviceOffer, resource: str, holders: Mapping[str, str], used: Mapping[str, str]
+) -> tuple[tuple[str, bool], ...]:
     """Return the device ids of a resource, each with whether it is healthy.
 
-    `holders` maps a unit to the resource under which it is held. A resource that is not offered any more has
-    no devices.
+    `holders` maps a unit to the resource under which it is held, `used` is as `users` returns it. A resource
+    that is not offered any more has no devices.
     """
     return tuple(
-        (device, offered.units[unit].usable and holders.get(unit, resource) == resource)
+        (device, offered.units[unit].usable and holders.get(unit, resource) == resource and unit not in used)
         for device, unit in offered.resources.get(resource, {}).items()
     )
 
 
-def allocate(offered: Offer, resource: str, devices: Sequence[str], holders: Mapping[str, str]) -> Grant:
+def allocate(
+    offered: DeviceOffer,
+    resource: str,
+    devices: Sequence[str],
+    holders: Mapping[str, str],
+    used: Mapping[str, str],
+) -> Allocation:
     """Return what a container gets for the device ids that kubelet chose.
 
-    Raises AllocationError if one cannot be used or is held under another resource, or if shares would span
-    units; UsageError if a share has no room for CUDA itself.
+    `holders` and `used` are as for `listed`. Raises AllocationError if one cannot be used, is held under
+    another resource or used outside of pods, or if shares would span units; UsageError if a share is
+    too small for CUDA itself.
     """
     units = held(offered, devices)
     if unknown := [device for device in devices if device not in offered.resources.get(resource, {})]:
@@ -114,6 +142,8 @@ def allocate(offered: Offer, resource: str, devices: Sequence[str], holders: Map
             raise AllocationError(f"{unit} cannot be used: {offered.units[unit].state}")
         if holders.get(unit, resource) != resource:
             raise AllocationError(f"{unit} is in use as {holders[unit]}")
+        if unit in used:
+            raise AllocationError(f"{unit} is in use by {used[unit]}")
     vram = resource == VRAM
     if vram and len(units) > 1:
         raise AllocationError(
@@ -122,14 +152,14 @@ def allocate(offered: Offer, resource: str, devices: Sequence[str], holders: Map
         )
     gpus = merged(offered.units[unit] for unit in units)
     share = Share(vram_mib=len(devices) * GIB if vram else None)
-    return Grant(
+    return Allocation(
         devices=nodes(offered.host, gpus),
         environment={GPUS: ",".join(units), **share.environment(gpus)},
     )
 
 
 def preferred(
-    offered: Offer, resource: str, available: Sequence[str], required: Sequence[str], count: int
+    offered: DeviceOffer, resource: str, available: Sequence[str], required: Sequence[str], count: int
 ) -> tuple[str, ...]:
     """Return `count` of the `available` device ids, with all `required` ones; none if there are too few.
 
@@ -149,7 +179,7 @@ def preferred(
     return (*required, *rest)[:count]
 
 
-def held(offered: Offer, devices: Iterable[str]) -> tuple[str, ...]:
+def held(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the units that device ids belong to, without duplicates.
 
     The ids may be of a resource that is not offered any more, or of NVIDIA's device plugin, whose ids are
@@ -176,9 +206,9 @@ def _profile(unit: Gpu) -> str:
 
 def _resource(prefix: str, word: str) -> str:
     """Return the name of a resource: letters, digits, dashes and dots after its prefix."""
-    room = LONGEST - len(prefix.removeprefix(labels.PREFIX))
-    return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:room].strip("-.")
+    longest = LONGEST - len(prefix.removeprefix(labels.PREFIX))
+    return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:longest].strip("-.")
 
 
 def _shares(name: str, unit: Gpu) -> Iterator[str]:
-    return (f"{name}{SHARE}{number}" for number in range((memory_mib(unit) or 0) // GIB))
+    return (f"{name}{SHARE}{index}" for index in range((memory_mib(unit) or 0) // GIB))

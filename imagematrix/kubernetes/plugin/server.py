@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from typing import Any
 
-    from imagematrix.kubernetes.plugin.offer import Offer
+    from imagematrix.allocation.usage import Usage
+    from imagematrix.kubernetes.plugin.offer import DeviceOffer
+    from imagematrix.node.host import Gpu
 
-__all__ = ["Plugin", "Settings", "Times", "serve"]
+__all__ = ["Plugin", "PluginSettings", "Times", "serve"]
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
@@ -40,30 +42,35 @@ SOCKET_PATH = 107  # bytes without the terminating zero: sun_path, unix(7)
 class Times:
     """Intervals and limits in seconds.
 
-    `watch`, `pods` and `probe` are the intervals for reading kubelet's socket, its pods and the node.
+    `watch`, `pods`, `usage` and `probe` are the intervals for reading kubelet's socket, its pods, the usage
+    of GPUs outside of pods, and the node.
     `answer` is the limit for an answer of kubelet. A unit that is not in kubelet's list stays held for
     `settle`, because an allocation may appear there late, and a kubelet that restarts lists no pods at first.
+    `stop` is the limit for requests that are being answered when the plugin ends.
     """
 
     watch: float = 1.0
     pods: float = 5.0
+    usage: float = 5.0
     probe: float = 30.0
     answer: float = 5.0
     settle: float = 10.0
+    stop: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of the plugin: `offer` probes the node, `kubelet` is kubelet's folder."""
+class PluginSettings:
+    """The settings of the plugin: `offer` probes the node, and `folder` has the sockets of device plugins.
 
-    offer: Callable[[], Offer]
-    kubelet: Path = Path(sockets.FOLDER)
+    `usage` returns the usage of GPUs outside of pods, and raises ImagematrixError if it is unknown. `kubelet`
+    is kubelet's root directory, by default that of the kubelet that runs on this node.
+    """
+
+    offer: Callable[[], DeviceOffer]
+    usage: Callable[[tuple[Gpu, ...]], Usage]
+    folder: Path = Path(sockets.DEVICE_PLUGINS)
+    kubelet: Path | None = None
     times: Times = field(default_factory=Times)
-
-    @property
-    def folder(self) -> Path:
-        """The folder with the sockets of device plugins."""
-        return self.kubelet / sockets.DEVICE_PLUGINS
 
     @property
     def registry(self) -> Path:
@@ -73,10 +80,10 @@ class Settings:
     @property
     def pods(self) -> Path:
         """The socket at which kubelet lists the devices of its pods."""
-        return self.kubelet / sockets.POD_RESOURCES / sockets.SOCKET
+        return Path(sockets.pods(str(self.kubelet or sockets.root_dir())))
 
 
-def serve(settings: Settings, note: Callable[[str], None]) -> None:
+def serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `note` gets lines about registrations, changes and failures.
 
     Raises ImagematrixError if the node cannot be probed at the start.
@@ -84,7 +91,7 @@ def serve(settings: Settings, note: Callable[[str], None]) -> None:
     asyncio.run(_serve(settings, note))
 
 
-async def _serve(settings: Settings, note: Callable[[str], None]) -> None:
+async def _serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -94,19 +101,21 @@ async def _serve(settings: Settings, note: Callable[[str], None]) -> None:
 class Plugin:
     """The current offer, the resource under which each unit is held, and a server for each resource."""
 
-    def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
+    def __init__(self, settings: PluginSettings, note: Callable[[str], None]) -> None:
         self._settings = settings
         self._note = note
         self._failures: dict[str, set[str]] = {}  # reported messages, by what fails, until it succeeds
-        self._offer: Offer
+        self._offer: DeviceOffer
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed
         self._listed_pods = False
+        self._usage: Usage | None = None  # outside of pods; None until it is known
+        self._used: dict[str, str] = {}  # the units in it, with their users, as reported
         self._changed = asyncio.Condition()
+        self._stopping = False
         self._servers: dict[str, Any] = {}  # by resource
-        self._kubelet: tuple[int, ...] | None = (
-            None  # identity of the socket at which the plugin is registered
-        )
+        # Identity of the socket at which the plugin is registered.
+        self._kubelet: tuple[int, ...] | None = None
 
     async def run(self, ended: asyncio.Event) -> None:
         """Offer the node's units until `ended` is set, then remove the sockets."""
@@ -115,10 +124,12 @@ class Plugin:
         if not self._offer.resources:
             self._note("no GPU to offer on this node")
         await self._read_pods()
+        await self._survey()
         tasks = [
             asyncio.create_task(ended.wait()),
             asyncio.create_task(_every(times.probe, self._probe)),
             asyncio.create_task(_every(times.pods, self._read_pods)),
+            asyncio.create_task(_every(times.usage, self._survey)),
             asyncio.create_task(_every(times.watch, self._register, at_once=True)),
         ]
         try:
@@ -141,6 +152,26 @@ class Plugin:
             self._failures.pop("node", None)
         await self._notify()
 
+    async def _survey(self) -> None:
+        """Read which units are used outside of pods; while that is unknown, the last answer counts."""
+        try:
+            self._usage = await asyncio.to_thread(self._settings.usage, self._offer.host.gpus)
+        except ImagematrixError as error:
+            effect = "no device is offered" if self._usage is None else "the last known counts"
+            self._fail("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
+        else:
+            self._failures.pop("usage", None)
+        used = self._outside()
+        for unit in used.keys() - self._used.keys():
+            self._note(f"{unit} is in use by {used[unit]}")
+        for unit in self._used.keys() - used.keys():
+            self._note(f"{unit} is no longer in use outside of pods")
+        self._used = used
+        await self._notify()
+
+    def _outside(self) -> dict[str, str]:
+        return offers.users(self._offer, self._usage or {}, self._holders)
+
     def _fail(self, what: str, text: str) -> None:
         """Report a failure once until `what` succeeds: it is tried again every few seconds."""
         reported = self._failures.setdefault(what, set())
@@ -154,14 +185,14 @@ class Plugin:
 
     async def _read_pods(self) -> None:
         """Read from kubelet which units its pods hold; while it does not answer, held units stay held."""
-        started = time.monotonic()
+        started, path = time.monotonic(), self._settings.pods
         try:
-            async with grpc.aio.insecure_channel(f"unix:{self._settings.pods}") as channel:
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
                 answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
             effect = "allocated devices stay allocated" if self._listed_pods else "no device is offered"
-            self._fail("pods", f"{self._settings.pods}: pods unknown, {effect}: {error.details()}")
+            self._fail("pods", f"{path}: pods unknown, {effect}: {error.details()}")
             self._hold()
             return
         self._failures.pop("pods", None)
@@ -193,7 +224,8 @@ class Plugin:
         self._failures.pop("kubelet", None)
         if not self._listed_pods:
             await self._read_pods()
-        if not self._listed_pods:  # units that pods hold under one name would look free under the others
+        # Units that pods hold under one name would look free under the others; those in use would look free.
+        if not self._listed_pods or self._usage is None:
             return
         if identity != self._kubelet:
             self._hold()
@@ -210,7 +242,7 @@ class Plugin:
 
     async def _start(self, resource: str, channel: Any) -> None:
         path = self._socket(resource)
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # of a plugin that was killed
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handler(resource),))
         try:
@@ -220,6 +252,7 @@ class Plugin:
             if len(bytes(path)) > SOCKET_PATH:
                 remedy = f"use a shorter path: the path of a socket has at most {SOCKET_PATH} bytes"
             raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error
+        # Before the registration, because kubelet then connects to it.
         await server.start()
         try:
             register = call(channel, f"/{REGISTRATION}/Register", "Empty")
@@ -236,10 +269,16 @@ class Plugin:
         self._note(f"offering {len(self._listed(resource))} {resource}")
 
     async def _stop(self) -> None:
+        """End kubelet's streams, then remove the sockets.
+
+        gRPC prints a traceback for a stream that it has to cancel.
+        """
+        self._stopping = True
+        await self._notify()
         for resource, server in self._servers.items():
-            await server.stop(None)
+            await server.stop(self._settings.times.stop)
             self._socket(resource).unlink(missing_ok=True)
-        self._servers = {}
+        self._servers, self._stopping = {}, False
 
     def _socket(self, resource: str) -> Path:
         path = self._settings.folder / f"{resource.replace('/', '-')}.sock"
@@ -257,20 +296,26 @@ class Plugin:
             sent: object = None
             while True:
                 async with self._changed:
-                    while (current := self._listed(resource)) == sent:
+                    while (current := self._listed(resource)) == sent and not self._stopping:
                         await self._changed.wait()
+                if self._stopping:
+                    return
                 sent = current
                 devices = [message("Device")(ID=name, health=HEALTH[healthy]) for name, healthy in current]
                 yield message("ListAndWatchResponse")(devices=devices)
 
         async def prefer(request: Any, _context: Any) -> Any:
             return message("PreferredAllocationResponse")(
-                container_responses=[self._preferred(resource, one) for one in request.container_requests]
+                container_responses=[self._preferred(resource, asked) for asked in request.container_requests]
             )
 
         async def allocate(request: Any, context: Any) -> Any:
+            # The last survey may be seconds old, and a launch outside of pods may have taken a unit since.
+            await self._survey()
             try:
-                answers = [self._allocated(resource, one.devices_ids) for one in request.container_requests]
+                answers = [
+                    self._allocated(resource, asked.devices_ids) for asked in request.container_requests
+                ]
             except ImagematrixError as error:
                 self._note(f"{resource}: {error}")
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -288,7 +333,7 @@ class Plugin:
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
 
     def _listed(self, resource: str) -> tuple[tuple[str, bool], ...]:
-        return offers.listed(self._offer, resource, self._holders)
+        return offers.listed(self._offer, resource, self._holders, self._outside())
 
     def _preferred(self, resource: str, request: Any) -> Any:
         chosen = offers.preferred(
@@ -301,7 +346,8 @@ class Plugin:
         return message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
 
     def _allocated(self, resource: str, devices: list[str]) -> Any:
-        grant = offers.allocate(self._offer, resource, devices, self._holders)
+        # Without await, so that no other request takes a unit between the check and the note.
+        grant = offers.allocate(self._offer, resource, devices, self._holders, self._outside())
         for unit in offers.held(self._offer, devices):
             self._holders[unit] = resource
             self._since[unit] = time.monotonic()

@@ -23,11 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from imagematrix.kubernetes.nodes import Node
-    from imagematrix.kubernetes.webhook.journal import Journal
-    from imagematrix.kubernetes.webhook.state import State
+    from imagematrix.kubernetes.nodes import ClusterNode
+    from imagematrix.kubernetes.webhook.state import ClusterState
+    from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["Api", "ClusterNodes", "inside"]
+__all__ = ["ApiServer", "WatchedNodes", "inside"]
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NODES = "/api/v1/nodes"
@@ -46,7 +46,7 @@ class _GoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
+class ApiServer:
     """An API server: its URL, the file with the token, and the file with the authorities to trust.
 
     The token is read for each request, because kubelet replaces it.
@@ -71,7 +71,7 @@ class Api:
             raise UsageError(f"{self.authorities} cannot be read: {error}") from error
 
 
-def inside(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Api:
+def inside(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiServer:
     """Return the API server of the cluster that this process runs in; raise UsageError outside a cluster."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
@@ -80,59 +80,60 @@ def inside(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT)
             remedy="give --nodes NODES.json, from `kubectl get nodes -o json`",
         )
     name = f"[{host}]" if ":" in host else host
-    return Api(url=f"https://{name}:{port}", token=account / "token", authorities=account / "ca.crt")
+    return ApiServer(url=f"https://{name}:{port}", token=account / "token", authorities=account / "ca.crt")
 
 
-class ClusterNodes:
+class WatchedNodes:
     """The nodes of a cluster, watched at its API server."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiServer) -> None:
         self._api = api
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, ClusterNode] = {}
         self._version: str | None = None
 
-    async def follow(self, state: State, journal: Journal) -> None:
-        """See Nodes; while the API server cannot be read, the last nodes are used."""
+    async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
+        """See NodeSource; while the API server cannot be read, the last nodes are used."""
         pause = PAUSE_S
         while True:
             before = self._version
             try:
-                await self._read(state, journal)
+                await self._read(state, telemetry)
             except _GoneError:
                 self._version = None
-                journal.note("nodes: listing again, because the API server has dropped older changes")
+                telemetry.note("nodes: listing again, because the API server has dropped older changes")
             except (EngineError, UsageError) as error:
-                journal.failed("nodes", error)
+                telemetry.failed("nodes", error)
             except FAILURES as error:
-                journal.failed("nodes", EngineError(f"the API server cannot be read: {error!r:.300}"))
+                telemetry.failed("nodes", EngineError(f"the API server cannot be read: {error!r:.300}"))
             pause = PAUSE_S if self._version != before else min(2 * pause, LONGEST_S)
             # Several webhooks should not retry at the same time.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
 
-    async def _read(self, state: State, journal: Journal) -> None:
+    async def _read(self, state: ClusterState, telemetry: Telemetry) -> None:
         """List the nodes if needed, then apply changes until the watch ends."""
+        # A watch without changes is silent until the API server ends it.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
         connector = aiohttp.TCPConnector(ssl=self._api.context())
         async with aiohttp.ClientSession(
             self._api.url, connector=connector, timeout=timeout, read_bufsize=LINE
         ) as session:
             if self._version is None:
-                self._version = await self._list(session, journal)
+                self._version = await self._list(session, telemetry)
                 state.put_nodes(self._nodes.values())
-            async for changed in self._watch(session, self._version, journal):
+            async for changed in self._watch(session, self._version, telemetry):
                 if changed:
                     state.put_nodes(self._nodes.values())
 
-    async def _list(self, session: aiohttp.ClientSession, journal: Journal) -> str:
+    async def _list(self, session: aiohttp.ClientSession, telemetry: Telemetry) -> str:
         """Read all nodes and return their version."""
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, ClusterNode] = {}
         query = {"limit": str(PAGE)}
         while True:
             async with session.get(NODES, params=query, headers=self._api.headers()) as answer:
                 await _check(answer)
                 fields = documents.Fields(documents.parse(await answer.read(), "nodes"), "nodes")
             for item in fields.objects("items"):
-                node = _node(item.data, journal)
+                node = _node(item.data, telemetry)
                 if node:
                     nodes[node.name] = node
             metadata = fields.object_or_none("metadata") or documents.Fields({}, "nodes: metadata")
@@ -143,12 +144,13 @@ class ClusterNodes:
             query["continue"] = following
 
     async def _watch(
-        self, session: aiohttp.ClientSession, version: str, journal: Journal
+        self, session: aiohttp.ClientSession, version: str, telemetry: Telemetry
     ) -> AsyncIterator[bool]:
         """Apply the changes since a version; yield for each whether it changed labels of nodes."""
         query = {
             "watch": "1",
             "resourceVersion": version,
+            # Without bookmarks, the version of a watch without changes would become too old to go on from.
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
         }
@@ -162,17 +164,18 @@ class ClusterNodes:
                         raise _GoneError
                     raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
                 metadata = item.object_or_none("metadata") or documents.Fields({}, "watch: metadata")
-                changed = self._apply(event.text("type"), item, journal)
+                changed = self._apply(event.text("type"), item, telemetry)
+                # Once the change is applied, because a watch that breaks off goes on from this version.
                 self._version = metadata.text("resourceVersion")
                 yield changed
 
-    def _apply(self, kind: str, item: documents.Fields, journal: Journal) -> bool:
+    def _apply(self, kind: str, item: documents.Fields, telemetry: Telemetry) -> bool:
         """Apply an event; return whether it changed labels of nodes."""
         if kind == "BOOKMARK":
             return False
         metadata = item.object_or_none("metadata")
         name = metadata.text("name") if metadata else ""
-        node = None if kind == "DELETED" else _node(item.data, journal)
+        node = None if kind == "DELETED" else _node(item.data, telemetry)
         if node is None:
             return self._nodes.pop(name, None) is not None
         before, self._nodes[name] = self._nodes.get(name), node
@@ -187,10 +190,10 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
         raise EngineError(f"the API server answered {answer.status}: {text}")
 
 
-def _node(data: Mapping[str, object], journal: Journal) -> Node | None:
+def _node(data: Mapping[str, object], telemetry: Telemetry) -> ClusterNode | None:
     try:
         # The items of a list have no kind.
         return parse({**data, "kind": "Node"}, "node")[0]
     except UsageError as error:
-        journal.failed("nodes", error)
+        telemetry.failed("nodes", error)
         return None

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from imagematrix.kubernetes.webhook.journal import Journal
+    from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
 __all__ = ["Certificate"]
 
@@ -33,7 +33,7 @@ class Certificate:
         self.context = self._current
         self.context.sni_callback = self._choose
 
-    async def follow(self, journal: Journal) -> None:
+    async def follow(self, telemetry: Telemetry) -> None:
         """Load the files again when they change; while they do not match, the last certificate is used."""
         while True:
             await asyncio.sleep(WATCH_S)
@@ -43,10 +43,10 @@ class Certificate:
             try:
                 self._current = await asyncio.to_thread(self._load)
             except UsageError as error:
-                journal.failed("certificate", error)
+                telemetry.failed("certificate", error)
             else:
                 self._stamps = seen
-                journal.note("certificate reloaded")
+                telemetry.note("certificate reloaded")
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
         # A context that fails to load a certificate loses its key, so each certificate gets its own context.

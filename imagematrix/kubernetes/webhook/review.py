@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Literal
 
-    from imagematrix.kubernetes.admission import Policy
+    from imagematrix.kubernetes.admission import AdmissionPolicy
 
     Outcome = Literal["patched", "unchanged", "undecided", "refused"]
 
-__all__ = ["PATH", "Answer", "answer"]
+__all__ = ["PATH", "ReviewAnswer", "answer"]
 
 PATH = "/mutate"  # where the API server posts reviews
 
@@ -33,7 +33,7 @@ FORBIDDEN = 403
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReviewAnswer:
     """The AdmissionReview to send, the outcome for `pod`, and the reason if its image is undecided."""
 
     document: dict[str, Any]
@@ -42,7 +42,7 @@ class Answer:
     reason: str | None = None
 
 
-def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
+def answer(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
     """Return the answer to a review; raise UsageError if the review is invalid.
 
     A pod may use the images of several policies. An undecided image that is not refused gives a warning,
@@ -62,7 +62,7 @@ def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
     pod = request.object_or_none("object")
     named = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
     if pod is None or not pods or (request.text("operation"), subresource) not in ASKED:
-        return Answer(document=document, outcome="unchanged", pod=named)
+        return ReviewAnswer(document=document, outcome="unchanged", pod=named)
     try:
         patch, reasons, refused = _admitted(pod.data, policies, subresource)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -72,18 +72,20 @@ def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
     if refused:
         status = {"code": FORBIDDEN, "reason": "Forbidden", "message": reason}
         response.update(allowed=False, status=status)
-        return Answer(document=document, outcome="refused", pod=named, reason=reason)
+        return ReviewAnswer(document=document, outcome="refused", pod=named, reason=reason)
     if reasons:
         response["warnings"] = reasons
     if patch:
         text = json.dumps(patch).encode()
         response.update(patchType="JSONPatch", patch=base64.b64encode(text).decode())
-    outcome: Outcome = "undecided" if reasons else "patched" if patch else "unchanged"
-    return Answer(document=document, outcome=outcome, pod=named, reason=reason)
+    outcome: Outcome = "patched" if patch else "unchanged"
+    if reasons:
+        outcome = "undecided"
+    return ReviewAnswer(document=document, outcome=outcome, pod=named, reason=reason)
 
 
 def _admitted(
-    pod: dict[str, Any], policies: Iterable[Policy], subresource: str
+    pod: dict[str, Any], policies: Iterable[AdmissionPolicy], subresource: str
 ) -> tuple[list[Mapping[str, Any]], list[str], bool]:
     """Return the patch, the reasons and whether the pod is refused; each policy sees earlier patches."""
     patch: list[Mapping[str, Any]] = []

@@ -1,22 +1,88 @@
-"""The webhook's HTTP server: reviews, health and metrics on one port."""
+"""The webhook's HTTP server, with reviews, health and metrics on one port: it runs until a signal ends it."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from imagematrix.errors import UsageError
+from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.review import PATH, answer
+from imagematrix.kubernetes.webhook.sources import follow_catalog
+from imagematrix.kubernetes.webhook.state import ClusterState
+from imagematrix.kubernetes.webhook.telemetry import Telemetry
+from imagematrix.listening import Address, listening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.kubernetes.webhook.journal import Journal
-    from imagematrix.kubernetes.webhook.state import State
+    from collections.abc import Callable
+    from pathlib import Path
 
-__all__ = ["PATH", "Server"]
+    from imagematrix.kubernetes.webhook.sources import NodeSource
+    from imagematrix.kubernetes.webhook.state import PolicyOptions
+
+__all__ = ["Server", "WebhookSettings", "serve"]
 
 LARGEST = 3 << 20  # bytes of a request; the API server has the same limit
+DRAIN_S = 5.0  # after SIGTERM, until the cluster sends no new reviews
+GRACE_S = 10.0  # for reviews in progress, after that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """The settings of `imagematrix kubernetes webhook`; `listen` is ADDRESS:PORT."""
+
+    catalogs: tuple[str, ...]
+    nodes: NodeSource
+    chain: Path
+    key: Path
+    listen: str
+    options: PolicyOptions
+
+
+def serve(settings: WebhookSettings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` gets lines about changes, refusals and failures.
+
+    Raises UsageError for invalid settings, or a certificate that cannot be read.
+    """
+    address = Address.parse(settings.listen)
+    certificate = Certificate(settings.chain, settings.key)
+    asyncio.run(_serve(settings, certificate, address, note))
+
+
+async def _serve(
+    settings: WebhookSettings, certificate: Certificate, address: Address, note: Callable[[str], None]
+) -> None:
+    telemetry = Telemetry(note)
+    state = ClusterState(settings.catalogs, settings.options, telemetry)
+    server = Server(state, telemetry)
+    ended: asyncio.Queue[int] = asyncio.Queue()
+    async with listening(server.application(), address, grace_s=GRACE_S, tls=certificate.context) as bound:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.put_nowait, number)
+        note(f"answering reviews on {bound}")
+        tasks = [
+            asyncio.create_task(each)
+            for each in (
+                ended.get(),
+                state.follow(),
+                certificate.follow(telemetry),
+                settings.nodes.follow(state, telemetry),
+                *(follow_catalog(catalog, state, telemetry) for catalog in settings.catalogs),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() == signal.SIGTERM for task in done):
+                server.ending = True
+                await asyncio.sleep(DRAIN_S)
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 class Server:
@@ -26,10 +92,10 @@ class Server:
     webhook's configuration applies.
     """
 
-    def __init__(self, state: State, journal: Journal) -> None:
+    def __init__(self, state: ClusterState, telemetry: Telemetry) -> None:
         self.ending = False
         self._state = state
-        self._journal = journal
+        self._telemetry = telemetry
 
     def application(self) -> web.Application:
         """Return the application."""
@@ -45,15 +111,15 @@ class Server:
         start = time.perf_counter()
         policies = self._state.policies
         if policies is None:
-            self._journal.reviewed("unready", time.perf_counter() - start)
+            self._telemetry.reviewed("unready", time.perf_counter() - start)
             return web.Response(status=503, text=f"{self._state.missing}\n")
         try:
             review = answer(raw, policies)
         except UsageError as error:
-            self._journal.reviewed("invalid", time.perf_counter() - start)
+            self._telemetry.reviewed("invalid", time.perf_counter() - start)
             return web.Response(status=400, text=f"{error}\n")
         response = web.json_response(review.document)
-        self._journal.reviewed(review.outcome, time.perf_counter() - start, review.pod, review.reason)
+        self._telemetry.reviewed(review.outcome, time.perf_counter() - start, review.pod, review.reason)
         return response
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -68,4 +134,4 @@ class Server:
         return web.Response(text="ok\n")
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
+        return web.Response(body=self._telemetry.text(), headers={"Content-Type": self._telemetry.TYPE})

@@ -15,19 +15,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from imagematrix.kubernetes.webhook.journal import Journal
-    from imagematrix.kubernetes.webhook.state import State
+    from imagematrix.kubernetes.webhook.state import ClusterState
+    from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["Nodes", "NodesFile", "follow_catalog"]
+__all__ = ["NodeSource", "NodesFile", "follow_catalog"]
 
-FILE_S = 2.0
-CATALOG_S = 30.0
+FILE_S = 2.0  # a look at a file's status costs nothing
+CATALOG_S = 30.0  # every replica asks the registry for an index
 
 
-class Nodes(Protocol):
+class NodeSource(Protocol):
     """A source of nodes."""
 
-    async def follow(self, state: State, journal: Journal) -> None:
+    async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
         """Update `state` whenever the nodes change, until cancelled."""
         ...
 
@@ -38,8 +38,8 @@ class NodesFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def follow(self, state: State, journal: Journal) -> None:
-        """See Nodes."""
+    async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
+        """See NodeSource."""
         seen: object = ()
         while True:
             now = stamp(self._path)
@@ -48,15 +48,15 @@ class NodesFile:
                 try:
                     state.put_nodes(await asyncio.to_thread(load, self._path, BytesIO()))
                 except ImagematrixError as error:
-                    journal.failed("nodes", error)
+                    telemetry.failed("nodes", error)
             await asyncio.sleep(FILE_S)
 
 
-async def follow_catalog(name: str, state: State, journal: Journal) -> None:
+async def follow_catalog(name: str, state: ClusterState, telemetry: Telemetry) -> None:
     """Update `state` when the catalog `name` changes; while it cannot be read, the last one is used."""
     while True:
         try:
-            state.put_catalog(name, await asyncio.to_thread(open_catalog, None, name))
+            state.put_catalog(name, await asyncio.to_thread(open_catalog, name))
         except ImagematrixError as error:
-            journal.failed("catalog", error)
+            telemetry.failed("catalog", error)
         await asyncio.sleep(CATALOG_S)

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.kubernetes.admission import Policy
-    from imagematrix.kubernetes.nodes import Node
-    from imagematrix.kubernetes.webhook.journal import Journal
+    from imagematrix.kubernetes.admission import AdmissionPolicy
+    from imagematrix.kubernetes.nodes import ClusterNode
+    from imagematrix.kubernetes.webhook.telemetry import Telemetry
     from imagematrix.selection.question import Where
 
-__all__ = ["Question", "State", "labelled"]
+__all__ = ["ClusterState", "PolicyOptions", "labelled"]
 
 SETTLE_S = 0.2  # changes come in bursts, such as when nodes start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PolicyOptions:
     """How images are chosen, as for `classes`, and whether undecided pods are refused."""
 
     deny: bool = False
@@ -34,22 +34,22 @@ class Question:
     where: Where | None = None
 
 
-class State:
+class ClusterState:
     """The nodes and catalogs as last read, and the policies for them.
 
     `policies` is None until the nodes and the catalogs of all `names` are known.
     """
 
-    def __init__(self, names: Iterable[str], question: Question, journal: Journal) -> None:
-        self.policies: tuple[Policy, ...] | None = None
+    def __init__(self, names: Iterable[str], options: PolicyOptions, telemetry: Telemetry) -> None:
+        self.policies: tuple[AdmissionPolicy, ...] | None = None
         self._names = tuple(names)
-        self._question = question
-        self._journal = journal
-        self._nodes: tuple[Node, ...] | None = None
+        self._options = options
+        self._telemetry = telemetry
+        self._nodes: tuple[ClusterNode, ...] | None = None
         self._catalogs: dict[str, Catalog] = {}
         self._changed = asyncio.Event()
 
-    def put_nodes(self, nodes: Iterable[Node]) -> None:
+    def put_nodes(self, nodes: Iterable[ClusterNode]) -> None:
         """Replace the nodes."""
         self._nodes = tuple(nodes)
         self._changed.set()
@@ -63,12 +63,10 @@ class State:
     @property
     def missing(self) -> str | None:
         """Why there are no policies yet."""
+        if self._nodes is None:
+            return "the nodes are not known yet"
         without = [name for name in self._names if name not in self._catalogs]
-        return (
-            "the nodes are not known yet"
-            if self._nodes is None
-            else (f"the catalog of {without[0]} is not known yet" if without else "no policies yet")
-        )
+        return f"the catalog of {without[0]} is not known yet" if without else "no policies yet"
 
     async def follow(self) -> None:
         """Make new policies whenever something has changed; after a failure the last ones stay."""
@@ -83,23 +81,25 @@ class State:
             try:
                 self.policies = await asyncio.to_thread(self._decide, matching, catalogs)
             except ImagematrixError as error:
-                self._journal.failed("policies", error)
+                self._telemetry.failed("policies", error)
             else:
-                self._journal.decided(len(matching), others)
+                self._telemetry.decided(len(matching), others)
 
-    def _decide(self, nodes: Sequence[Node], catalogs: Mapping[str, Catalog]) -> tuple[Policy, ...]:
-        asked = self._question
+    def _decide(
+        self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]
+    ) -> tuple[AdmissionPolicy, ...]:
+        options = self._options
         return tuple(
             policy(
                 f"{catalog.image}:{catalog.version}",
-                classes(nodes, catalog, allow_cpu=asked.allow_cpu, where=asked.where),
-                deny=asked.deny,
+                classes(nodes, catalog, allow_cpu=options.allow_cpu, where=options.where),
+                deny=options.deny,
             )
             for catalog in catalogs.values()
         )
 
 
-def labelled(nodes: Iterable[Node]) -> tuple[list[Node], list[str]]:
+def labelled(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
     """Return the nodes whose class label matches their other labels, and the names of the other nodes.
 
     A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of

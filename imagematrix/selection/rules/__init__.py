@@ -7,6 +7,7 @@ from imagematrix.selection.rules import (
     driver_cuda,
     driver_exact,
     driver_gpu,
+    driver_host,
     fatbin,
     nvidia_require,
     platform,
@@ -14,10 +15,13 @@ from imagematrix.selection.rules import (
 
 __all__ = ["RULES"]
 
+# `platform` has to be the first: see `Index.nearest`. Of the others, the last ones count most for what is
+# nearest (`_distances` in `candidate`), so those about hardware follow those about drivers.
 RULES = (
     platform.RULE,
     driver_exact.RULE,
     driver_compat.RULE,
+    driver_host.RULE,
     driver_gpu.RULE,
     driver_cuda.RULE,
     device_code.RULE,

@@ -1,4 +1,4 @@
-"""`device-code`: there is device code for every GPU passed, and none goes unused without permission.
+"""`device-code`: all files with device code have some for every GPU passed, and none goes unused unasked.
 
 A GPU without code ends with CUDA error 209, PTX that is too new with 222. Sources:
 https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html,
@@ -7,26 +7,30 @@ https://docs.nvidia.com/cuda/parallel-thread-execution/.
 
 from __future__ import annotations
 
+from functools import partial
+
 from imagematrix.catalog.catalog import UNKNOWN
 from imagematrix.facts import cuda, versions
-from imagematrix.facts.device_code import capability, cubin_runs, distance, ptx_runs
-from imagematrix.gpus.spec import spec
+from imagematrix.facts.device_code import bounds, capability, cubin_runs, distance, order, ptx_runs
+from imagematrix.gpu_request.spec import spec
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
+from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.catalog.catalog import Code, Variant
     from imagematrix.node.host import Gpu
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
-__all__ = ["RULE", "code", "need"]
+__all__ = ["RULE", "code", "need", "served"]
 
 CUBIN, PTX = 0, 1
 SHOWN = 4  # items that a sentence lists before "and N more"
+USABLE = ("ok", "vgpu")  # the states of GPUs that containers can use
 STATES = {
     "lost": "has fallen off the bus",
     "no-permission": "may not be opened by this user",
@@ -42,23 +46,30 @@ STATES = {
 
 def need(variant: Variant) -> Hashable:
     """Return the device code, whether it is unknown, and the driver to load it."""
-    return variant.gpu, variant.cubins, variant.ptx, _undecided(variant), drivers.own(variant)
+    stated = variant.device_code or (variant.cubins, variant.ptx)
+    return variant.gpu, stated, _undecided(variant), drivers.own(variant)
 
 
 def holds(target: Target, variant: Variant) -> bool:
-    """Whether there is code for every GPU passed.
+    """Whether all files with device code have some for every GPU passed, apart from optional ones.
 
     A CPU-only image fits a target without accelerators, or one whose user allows that they go unused.
     """
-    if not (variant.gpu or variant.cubins or variant.ptx):
+    if not variant.gpu:
         return target.allow_cpu or not (target.gpus or target.host.accelerators)
-    driver = drivers.effective(target, variant)
+    # Without PTX, the driver plays no part, and `turns` does not name it.
+    driver = drivers.effective(target, variant) if _has_ptx(variant) else None
     return bool(target.gpus) and all(_serves(variant, gpu, driver) for gpu in target.gpus)
+
+
+def _has_ptx(variant: Variant) -> bool:
+    return any(code.ptx for code in variant.code)
 
 
 def _undecided(variant: Variant) -> bool:
     """Whether the device code of an image is unknown: it may be compiled at run time."""
-    return not variant.cubins and not variant.ptx and variant.source("cubins") == UNKNOWN
+    stated = variant.device_code or variant.cubins or variant.ptx
+    return not stated and variant.source("cubins") == UNKNOWN
 
 
 def _serves(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
@@ -67,32 +78,76 @@ def _serves(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
 
 
 def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
-    """Return how well the variant's device code suits a GPU (less is better), or None if none of it runs.
+    """Return how well the variant's device code suits a GPU (less is better), or None if some has none.
 
-    A cubin outranks PTX, and the nearest of several cubins decides.
+    A cubin outranks PTX, and the nearest of several cubins decides. The files with the worst match count.
     """
+    if not variant.device_code:  # the only entry is the variant's own
+        return _match(variant, gpu, driver)
+    matches = [_match(code, gpu, driver) for code in variant.code]
+    return None if None in matches else max(filter(None, matches), default=None)
+
+
+def _match(code: Code | Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
+    """Return how well the code of some files suits a GPU, or None if none of it runs."""
     compute = gpu.compute
     if compute is None or not gpu.usable:
         return None
-    distances = [distance(cubin, compute) for cubin in variant.cubins if cubin_runs(cubin, compute)]
+    distances = [distance(cubin, compute) for cubin in code.cubins if cubin_runs(cubin, compute)]
     if distances:
         return CUBIN, min(distances)
-    for ptx in variant.ptx:
+    for ptx in code.ptx:
         if ptx_runs(ptx.target, compute) and _compiles(driver, ptx.isa):
             return PTX, 0
     return None
 
 
+def served(variant: Variant) -> tuple[str, ...]:
+    """Return the targets of the variant's cubins on whose own GPUs all of its code runs, in order."""
+    targets = {target for code in variant.code for target in code.cubins}
+    return tuple(
+        [
+            target
+            for target in sorted(targets, key=order)
+            if all(_reaches(code, target) for code in variant.code)
+        ]
+    )
+
+
+def _reaches(code: Code, target: str) -> bool:
+    compute = capability(target)
+    return any(cubin_runs(cubin, compute) for cubin in code.cubins) or any(
+        ptx_runs(ptx.target, compute) for ptx in code.ptx
+    )
+
+
+def turns(variant: Variant) -> Turns:
+    """Return the bounds of the capabilities with code, and the first drivers that compile the PTX.
+
+    An image without device code depends on whether there are GPUs and other accelerators.
+    """
+    if not variant.gpu:
+        return {"accelerators": ()}
+    targets = {target for code in variant.code for target in code.targets}
+    isas = {ptx.isa for code in variant.code for ptx in code.ptx}
+    compiling = {driver for isa in isas for driver in cuda.changes(partial(_knows, isa=isa))}
+    return {
+        "gpus.state": USABLE,
+        "gpus.compute": sorted({bound for target in targets for bound in bounds(target)}),
+        **({"driver.version": sorted(compiling)} if isas and not drivers.own(variant) else {}),
+    }
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     wanted, have = _code(variant) or "no GPU", _computes(target.gpus)
     if ok and target.gpus and wanted != "no GPU":
-        return wanted, have, "there is device code for every GPU passed", None
+        return wanted, have, f"there is device code for every GPU passed{_unused(target, variant)}", None
     if ok:
         return wanted, have, "the image has no device code, and needs none", None
     if wanted == "no GPU":
         why = f"the image has no device code and would leave accelerators unused: {_idle(target)}"
-        return wanted, have, why, "pass --allow-cpu, or --gpus none"
+        return wanted, have, why, None
     if not target.gpus:
         idle = _idle(target)
         suffix = f"; this host's accelerators cannot be passed: {idle}" if idle else ""
@@ -100,11 +155,8 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
         return wanted, None, why, "run it on a node with a GPU, and pass one with --gpus"
     driver = drivers.effective(target, variant)
     lacking = _lacking(target, variant)
-    why, fix = _lack(variant, lacking[0], driver)
-    if len(lacking) < len(target.gpus):
-        served = [gpu for gpu in target.gpus if _serves(variant, gpu, driver)]
-        fix = f"pass --gpus {spec(served)}; or {fix}"
-    return wanted, "; ".join(f"{gpu.label}: {gpu.compute or 'unknown'}" for gpu in lacking), why, fix
+    why, advice = _lack(variant, lacking, driver)
+    return wanted, "; ".join(f"{gpu.label}: {gpu.compute or 'unknown'}" for gpu in lacking), why, advice
 
 
 def gap(target: Target, variant: Variant) -> Gap:
@@ -119,21 +171,58 @@ def _lacking(target: Target, variant: Variant) -> list[Gpu]:
 
 
 def _nearest(variant: Variant, gpu: Gpu) -> Gap:
-    targets = (*variant.cubins, *(ptx.target for ptx in variant.ptx))
-    return min((drivers.between(capability(one), gpu.compute) for one in targets), default=(drivers.FAR,))
+    """Return the distance of the code that is furthest off among all that has to run."""
+    far = (drivers.FAR,)
+    nearest = (
+        min((drivers.between(capability(target), gpu.compute) for target in code.targets), default=far)
+        for code in variant.code
+    )
+    return max(nearest, default=far)
+
+
+def _unused(target: Target, variant: Variant) -> str:
+    """Return in words which optional files have no code for a GPU."""
+    driver = drivers.effective(target, variant)
+    words = []
+    for code in variant.device_code:
+        lacking = [gpu for gpu in target.gpus if code.optional and not _match(code, gpu, driver)]
+        if lacking:
+            text = _compilable(code, lacking[0], driver) or "no code"
+            words.append(f"; {_files([code])}, optional: for {_computes(lacking)} {text}")
+    return "".join(words)
+
+
+def _files(codes: Sequence[Code]) -> str:
+    """Return the name of the first file of entries, and how many more there are."""
+    if not codes or not codes[0].name:
+        return "the image"
+    more = sum(code.files for code in codes) - 1
+    return f"{codes[0].name} and {more} more" if more else codes[0].name
 
 
 def _compiles(driver: str | None, isa: str) -> bool:
     """Whether a driver compiles PTX of an ISA version. Minor-version compatibility does not cover this."""
-    newest = cuda.ptx_isa(driver) if driver else None
+    return driver is not None and _knows(cuda.driver_cuda(driver), isa)
+
+
+def _knows(release: str | None, isa: str) -> bool:
+    """Whether the drivers of a CUDA release, the newest that they support, compile PTX of an ISA version."""
+    newest = cuda.releases()[release].ptx_isa if release else None
     return newest is not None and versions.order(isa) <= versions.order(newest)
 
 
 def _code(variant: Variant) -> str:
     """Return the variant's device code in words, or nothing for a CPU-only variant."""
-    parts = [f"sm_{cubin}" for cubin in variant.cubins]
-    parts += [f"PTX {ptx.target} (ISA {ptx.isa})" for ptx in variant.ptx]
-    return ", ".join(parts) or ("device code" if variant.gpu else "")
+    kinds = [_words(code) for code in variant.code]
+    if len(kinds) > 1:
+        return shortened([f"one of {words}" for words in kinds], SHOWN, " and ", "; and {} more")
+    return "".join(kinds) or ("device code" if variant.gpu else "")
+
+
+def _words(code: Code) -> str:
+    parts = [f"sm_{cubin}" for cubin in code.cubins]
+    parts += [f"PTX {ptx.target} (ISA {ptx.isa})" for ptx in code.ptx]
+    return ", ".join(parts)
 
 
 def _computes(gpus: Iterable[Gpu]) -> str | None:
@@ -144,33 +233,68 @@ def _idle(target: Target) -> str:
     """Return what an image without device code would leave unused, in words."""
     words = [gpu.label if gpu.usable else f"{gpu.label} (state {gpu.state})" for gpu in target.gpus]
     words += [accelerator.label for accelerator in target.host.accelerators]
-    more = f"; and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return f"{'; '.join(words[:SHOWN])}{more}"
+    return shortened(words, SHOWN, "; ", "; and {} more")
 
 
-def _lack(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[str, str]:
-    """Return why none of the variant's code runs on `gpu`, and what would change it."""
+def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[str, str]:
+    """Return why none of the variant's code runs on the first of the GPUs, and advice."""
+    gpu = unserved[0]
     if not gpu.usable:
         state = STATES.get(gpu.state, f"is in the state {gpu.state}")
         return f"{gpu.label} {state}", "see the warnings of `imagematrix probe`"
     if gpu.compute is None:
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
-    fix = f"add compute {gpu.compute} to the matrix"
-    for ptx in variant.ptx:
-        if ptx_runs(ptx.target, gpu.compute):
-            newest = cuda.ptx_isa(driver) if driver else None
-            limit = f"driver {driver} compiles up to {newest}" if newest else "the driver's limit is unknown"
-            return f"for {gpu.label} the image has only PTX of ISA {ptx.isa}, and {limit}", fix
-    return f"no device code in the image runs on {gpu.label}, compute capability {gpu.compute}", fix
+    same = spec([other for other in unserved if other.compute == gpu.compute])
+    advice = f"build a variant for compute {gpu.compute}, and pass --gpus {same}"
+    lacking = [code for code in variant.code if _match(code, gpu, driver) is None]
+    without = [code for code in lacking if not _compilable(code, gpu, driver)]
+    unless = _unless(variant, lacking, gpu, driver)
+    if lacking and not without:
+        text = _compilable(lacking[0], gpu, driver)
+        return f"for {gpu.label} {_files(lacking[:1])} has {text}{unless}", advice
+    why = f"no device code in {_files(without)} runs on {gpu.label}, compute capability {gpu.compute}{unless}"
+    return why, advice
+
+
+def _compilable(code: Code, gpu: Gpu, driver: str | None) -> str | None:
+    """Return which PTX a GPU would run with a newer driver, in words; None if there is none."""
+    newest = cuda.ptx_isa(driver) if driver else None
+    limit = f"driver {driver} compiles up to {newest}" if newest else "the driver's limit is unknown"
+    isas = [ptx.isa for ptx in code.ptx if gpu.compute and ptx_runs(ptx.target, gpu.compute)]
+    return f"only PTX of ISA {isas[0]}, and {limit}" if isas else None
+
+
+def _unless(variant: Variant, lacking: list[Code], gpu: Gpu, driver: str | None) -> str:
+    """Return the options for files without code for a GPU, if others of their packages have some."""
+    if not lacking or not all(_partly(variant, code, gpu, driver) for code in lacking):
+        return ""
+    options = " ".join(f"--optional {_quoted(code.glob)}" for code in lacking)
+    others = sum(code.files - 1 for code in lacking)
+    more = f", and the same for {others} more that `imagematrix verify --json` lists" if others else ""
+    return f"; if the image does not use this on such GPUs, pass {options} to `imagematrix adopt`{more}"
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell takes it."""
+    letters = word.replace("'", "'\\''")
+    return f"'{letters}'"
+
+
+def _partly(variant: Variant, code: Code, gpu: Gpu, driver: str | None) -> bool:
+    """Whether other files of the same Python package have code for a GPU, so that these may be optional."""
+    package, slash, _ = code.name.partition("/")
+    others = (other for other in variant.code if slash and package and other.name.startswith(f"{package}/"))
+    return any(_match(other, gpu, driver) is not None for other in others)
 
 
 RULE = Rule(
     name="device-code",
     facts=("driver.version", "gpus.compute", "gpus.state", "accelerators"),
-    parts=("cubins", "ptx"),
+    parts=("cubins", "device_code", "ptx"),
     fact="cubins",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

@@ -6,9 +6,10 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html.
 
 from __future__ import annotations
 
-from imagematrix.facts import gpus, versions
+from imagematrix.facts import versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
+from imagematrix.selection.target import VIRTUAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Gpu
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
@@ -33,6 +34,7 @@ def holds(target: Target, variant: Variant) -> bool:
     if kernel is None or compat is None or compat.version is None:
         return False
     return (
+        # NVIDIA's container toolkit compares branch and version likewise (cmd/nvidia-cdi-hook/cudacompat).
         not (versions.is_tegra(kernel) or target.virtual)
         and versions.branch(kernel) in compat.branches
         and versions.order(compat.version) > versions.order(kernel)
@@ -40,8 +42,19 @@ def holds(target: Target, variant: Variant) -> bool:
     )
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the version and the bounds of the branches, and the brands of GPUs that are supported."""
+    branches, brands = (variant.driver.branches, variant.driver.brands) if variant.driver else ((), ())
+    return {
+        "driver.version": filter(None, [drivers.baked(variant), *drivers.bounds(branches)]),
+        "gpus.state": (VIRTUAL,),
+        "gpus.brand": brands,
+        "gpus.data_centre": (True,),
+    }
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     compat, have = drivers.baked(variant), target.kernel_driver
     branches = ", ".join(str(branch) for branch in variant.driver.branches) if variant.driver else ""
     wanted = f"a kernel driver older than {compat}, of branch {branches or 'none'}, and data-centre GPUs"
@@ -50,44 +63,41 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     if have is None:
         return wanted, have, drivers.NO_DRIVER, f"load an NVIDIA driver of branch {branches}"
     if target.virtual:
-        return wanted, have, *drivers.vgpu(target)
+        return wanted, have, drivers.vgpu(target), drivers.OTHER
     unsupported = [gpu.label for gpu in target.gpus if not _supports(variant, gpu)]
     if unsupported:
         labels = drivers.listed(unsupported)
         why = f"cuda-compat is not supported on {labels}, as far as brand and name tell"
     else:
         why = f"cuda-compat {compat} does not support kernel driver {have}: only an older one of its branches"
-    return wanted, have, why, drivers.with_driver(target, have)
+    return wanted, have, why, drivers.OTHER
 
 
 def gap(target: Target, variant: Variant) -> Gap:
     """Return how far off the kernel's branch is, and how many GPUs cuda-compat does not support."""
     branches = variant.driver.branches if variant.driver else ()
-    own = target.kernel_driver and versions.branch(target.kernel_driver)
-    apart = min((abs(branch - own) for branch in branches), default=drivers.FAR) if own else drivers.FAR
-    return apart, sum(not _supports(variant, gpu) for gpu in target.gpus)
+    loaded = target.kernel_driver and versions.branch(target.kernel_driver)
+    distance = drivers.FAR
+    if loaded:
+        distance = min((abs(branch - loaded) for branch in branches), default=drivers.FAR)
+    return distance, sum(not _supports(variant, gpu) for gpu in target.gpus)
 
 
 def _supports(variant: Variant, gpu: Gpu) -> bool:
     """Whether cuda-compat supports a GPU: its ELF note lists the brand, and it is a data-centre part."""
     brands = variant.driver.brands if variant.driver else ()
-    return gpu.brand in brands and gpus.data_centre(gpu.brand, gpu.name)
+    # The note also lists brands of which NVIDIA supports only some boards, such as RTX.
+    return gpu.brand in brands and gpu.data_centre
 
 
 RULE = Rule(
     name="driver-compat",
-    facts=(
-        "driver.version",
-        "gpus.state",
-        "gpus.brand",
-        "gpus.name",
-        "gpus.pci_device_id",
-        "gpus.compute",
-    ),
+    facts=("driver.version", "gpus.state", "gpus.brand", "gpus.name"),
     parts=("driver",),
     fact="driver",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

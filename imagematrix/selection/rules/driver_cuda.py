@@ -6,6 +6,7 @@ https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html.
 
 from __future__ import annotations
 
+from imagematrix.catalog.catalog import CLAIM
 from imagematrix.facts import cuda, versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
@@ -34,14 +35,21 @@ def holds(target: Target, variant: Variant) -> bool:
     return cuda.driver_runs(variant.cuda, driver, variant.oldest_driver)
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the oldest driver of this release, and of its major version; none if cuda-compat decides."""
+    if variant.cuda is None or drivers.own(variant):
+        return {}
+    return {"driver.version": cuda.runs_from(variant.cuda, variant.oldest_driver)}
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     release, driver = f"CUDA {variant.cuda}", drivers.effective(target, variant)
     if driver is None:
         return release, None, drivers.NO_DRIVER, f"load an NVIDIA driver that runs {release}"
     have = f"{driver} (CUDA {cuda.driver_cuda(driver) or 'unknown'})"
     if ok:
-        return release, have, f"driver {driver} runs {release}", None
+        return release, have, f"driver {driver} runs {release}{_assumed(variant)}", None
     if versions.is_tegra(driver):
         why = f"driver {driver} is a Tegra driver, whose CUDA release depends on its JetPack and is unknown"
         return release, have, why, "use a container made for this JetPack"
@@ -49,7 +57,15 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     if lowest is None:
         why = f"this release of imagematrix does not know which drivers run {release}"
         return release, have, why, "use a newer release of imagematrix"
-    return release, have, f"driver {driver} is too old for {release}", drivers.newer(variant, lowest)
+    return release, have, f"driver {driver} is too old for {release}{_assumed(variant)}", drivers.OTHER
+
+
+def _assumed(variant: Variant) -> str:
+    """Return in words that only the name of a file shows the release, if it is so."""
+    names = [code.name for code in variant.code if versions.named(code.name) == variant.cuda]
+    if not names or variant.source("cuda") != CLAIM:
+        return ""
+    return f"; only names of files such as {names[0]} show the image's release"
 
 
 def gap(target: Target, variant: Variant) -> Gap:
@@ -65,6 +81,7 @@ RULE = Rule(
     fact="cuda",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
+from imagematrix.selection.target import VIRTUAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
+
+SAME = "use a variant and a kernel module with the same driver version"
 
 
 def need(variant: Variant) -> str | None:
@@ -32,17 +35,22 @@ def holds(target: Target, variant: Variant) -> bool:
     return kernel is not None and need(variant) == kernel and not target.virtual
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the version of the driver in the image, and the state of virtual GPUs."""
+    return {"driver.version": filter(None, [drivers.baked(variant)]), "gpus.state": (VIRTUAL,)}
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     version, have = drivers.baked(variant), target.kernel_driver
     if ok:
         return version, have, "the driver in the image is the one that the kernel has loaded", None
     if have is None:
-        return version, have, drivers.NO_DRIVER, f"load the NVIDIA driver {version}"
+        return version, have, drivers.NO_DRIVER, SAME
     if target.virtual:
-        return version, have, *drivers.vgpu(target)
+        return version, have, drivers.vgpu(target), drivers.OTHER
     why = f"the image carries driver {version}, which works only with its own kernel module"
-    return version, have, f"{why}; the host has {have}", drivers.with_driver(target, have)
+    return version, have, f"{why}; the host has {have}", SAME
 
 
 def gap(target: Target, variant: Variant) -> Gap:
@@ -52,11 +60,12 @@ def gap(target: Target, variant: Variant) -> Gap:
 
 RULE = Rule(
     name="driver-exact",
-    facts=("driver.version", "gpus.state", "gpus.pci_device_id", "gpus.compute"),
+    facts=("driver.version", "gpus.state"),
     parts=("driver",),
     fact="driver",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

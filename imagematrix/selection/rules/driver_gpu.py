@@ -6,7 +6,7 @@ NVIDIA's supported-gpus.json, https://download.nvidia.com/XFree86/Linux-x86_64/5
 
 from __future__ import annotations
 
-from imagematrix.facts import gpus
+from imagematrix.facts import gpus, versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Gpu
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
@@ -24,7 +24,7 @@ def need(variant: Variant) -> str | None:
     """Return the user-mode driver ("" for the node's), or None if the variant needs none."""
     if variant.driver:
         return variant.driver.version or ""
-    return "" if variant.gpu or variant.cubins or variant.ptx else None
+    return "" if variant.gpu else None
 
 
 def holds(target: Target, variant: Variant) -> bool:
@@ -33,8 +33,20 @@ def holds(target: Target, variant: Variant) -> bool:
     return driver is not None and not drivers.left_behind(target, driver) and not _undriven(target)
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the branches that are the last to support a GPU, and the bounds of the kernel modules' GPUs."""
+    own = need(variant)
+    branches = (versions.branch(own),) if own else tuple(sorted(gpus.last_branches()))
+    return {
+        **({} if own else {"driver.version": drivers.bounds(branches)}),
+        "driver.kind": tuple(gpus.module_bounds()),
+        "gpus.last_branch": branches,
+        "gpus.compute": tuple(gpus.module_bounds().values()),
+    }
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     driver = _driver(target, variant)
     wanted = "a driver that supports every GPU passed"
     if ok:
@@ -45,7 +57,12 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
         last = drivers.last_for(left)
         labels = drivers.listed([gpu.label for gpu in left])
         why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
-        return f"a driver of branch {last} or older", driver, why, drivers.older(target, last)
+        return (
+            f"a driver of branch {last} or older",
+            driver,
+            why,
+            f"use a driver of branch {last} or older, and a variant that it runs",
+        )
     kind = target.host.driver.kind if target.host.driver else None
     labels = drivers.listed([gpu.label for gpu in _undriven(target)])
     why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"
@@ -80,6 +97,7 @@ RULE = Rule(
     fact="driver",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
@@ -34,13 +34,18 @@ def holds(target: Target, variant: Variant) -> bool:
     return versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the first driver that reads it; none if cuda-compat decides."""
+    return {} if drivers.own(variant) else {"driver.version": (cuda.COMPRESSED_FATBIN_DRIVER,)}
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     wanted, driver = f"{cuda.COMPRESSED_FATBIN_DRIVER} or newer", drivers.effective(target, variant)
     if ok:
         return wanted, driver, "the driver reads compressed device code", None
     why = f"driver {driver} cannot read compressed device code" if driver else drivers.NO_DRIVER
-    return wanted, driver, why, drivers.newer(variant, cuda.COMPRESSED_FATBIN_DRIVER)
+    return wanted, driver, why, "build it without compressed code (nvcc --compress-mode=none)"
 
 
 def gap(target: Target, variant: Variant) -> Gap:
@@ -55,6 +60,7 @@ RULE = Rule(
     fact="cubins",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

@@ -1,10 +1,13 @@
 """`nvidia-require`: the host meets the conditions in the image's variables NVIDIA_REQUIRE_*.
 
-Otherwise NVIDIA's runtime refuses to start it, unless it uses CDI. Source:
+Otherwise NVIDIA's runtime refuses to start it, unless it uses CDI. Conditions on GPUs matter if some are
+passed, and conditions on the driver if one is loaded. Source:
 https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from imagematrix.facts import cuda
 from imagematrix.selection.rule import Rule
@@ -14,11 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.facts.requirements import Condition
     from imagematrix.node.host import Gpu
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
+
+FACTS = {"cuda": "driver.version", "driver": "driver.version", "arch": "gpus.compute", "brand": "gpus.brand"}
 
 
 def need(variant: Variant) -> Hashable:
@@ -31,8 +37,19 @@ def holds(target: Target, variant: Variant) -> bool:
     return not _unmet(target, variant)
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the values in the conditions; those on CUDA are conditions on the driver that supports it."""
+    from imagematrix.facts import requirements
+
+    turns: dict[str, list[str]] = {}
+    for condition in requirements.conditions(variant.requires):
+        values = _releases(condition) if condition.name == "cuda" else (condition.value,)
+        turns.setdefault(FACTS[condition.name], []).extend(values)
+    return turns
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     wanted = " and ".join(variant.requires)
     if ok:
         return wanted, _have(target, None), "the host meets the image's requirements", None
@@ -55,22 +72,37 @@ def _unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]]:
         (gpu, expression)
         for gpu in gpus
         for expression in variant.requires
-        if not requirements.holds(requirements.parse(expression), _values(target, gpu))
+        if not requirements.holds(requirements.parse(expression), partial(_met, target, gpu))
     ]
 
 
-def _values(target: Target, gpu: Gpu | None) -> dict[str, str | None]:
-    driver = target.kernel_driver
-    return {
-        "cuda": cuda.driver_cuda(driver) if driver else None,
-        "driver": driver,
-        "arch": gpu.compute if gpu else None,
-        "brand": gpu.brand if gpu else None,
-    }
+def _releases(condition: Condition) -> tuple[str, ...]:
+    """Return the first drivers of the releases at which a condition on CUDA gives another verdict."""
+    return cuda.changes(lambda release: release is not None and condition.met(release))
+
+
+def _met(target: Target, gpu: Gpu | None, condition: Condition) -> bool:
+    """Whether a condition is met, or is on what is absent. An unknown fact of what is there meets none."""
+    about = gpu if FACTS[condition.name].startswith("gpus.") else target.host.driver
+    if about is None:
+        return True
+    have = _value(target, gpu, condition.name)
+    return have is not None and condition.met(have)
+
+
+def _value(target: Target, gpu: Gpu | None, name: str) -> str | None:
+    """Return what the host has of what a condition names; None if it is unknown."""
+    driver = target.kernel_driver if name in ("cuda", "driver") else None
+    if name == "cuda":
+        return cuda.driver_cuda(driver) if driver else None
+    if name == "driver" or gpu is None:
+        return driver
+    return gpu.compute if name == "arch" else gpu.brand
 
 
 def _have(target: Target, gpu: Gpu | None) -> str:
-    return " ".join(f"{name}={value}" for name, value in _values(target, gpu).items() if value)
+    values = ((name, _value(target, gpu, name)) for name in FACTS)
+    return " ".join(f"{name}={value}" for name, value in values if value)
 
 
 RULE = Rule(
@@ -80,6 +112,7 @@ RULE = Rule(
     fact="requires",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

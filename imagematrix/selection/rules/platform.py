@@ -6,11 +6,12 @@ Source: OCI image index, https://github.com/opencontainers/image-spec/blob/main/
 from __future__ import annotations
 
 from imagematrix.selection.rule import Rule
+from imagematrix.selection.target import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE"]
@@ -26,12 +27,17 @@ def holds(target: Target, variant: Variant) -> bool:
     return variant.platform == target.platform or variant.platform.startswith(f"{target.platform}/")
 
 
+def turns(variant: Variant) -> Turns:
+    """Return the architecture of the platform."""
+    return {"arch": (machine(variant.platform),)}
+
+
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
-    """Return need, have, why and fix."""
+    """Return need, have, why and advice."""
     if ok:
         return variant.platform, target.platform, "the image is for the host's CPU architecture", None
     why = f"the image is for {variant.platform}, and the host runs {target.platform}"
-    return variant.platform, target.platform, why, f"build a variant for {target.platform}"
+    return variant.platform, target.platform, why, None
 
 
 def gap(_: Target, __: Variant) -> Gap:
@@ -46,6 +52,7 @@ RULE = Rule(
     fact="platform",
     need=need,
     holds=holds,
+    turns=turns,
     reason=reason,
     gap=gap,
 )

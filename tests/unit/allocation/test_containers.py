@@ -1,7 +1,10 @@
 """Which GPUs a container uses, from the engine's description of it."""
 
+import os
+
 import pytest
 
+from imagematrix.allocation import containers as module
 from imagematrix.allocation.containers import usage
 from imagematrix.allocation.usage import Consumer
 
@@ -16,6 +19,13 @@ def requests(**request):
 
 def runtime(*environment, runtime="nvidia"):
     return {"HostConfig": {"Runtime": runtime}, "Config": {"Env": list(environment)}}
+
+
+def rules(*texts):
+    return {"HostConfig": {"DeviceCgroupRules": list(texts)}}
+
+
+EVERY = ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"]
 
 
 @pytest.fixture
@@ -59,6 +69,25 @@ def gpus(gpu):
         (requests(Driver="cdi", DeviceIDs=["vendor.com/net=0"]), []),
         (requests(Driver="amd", Count=-1, Capabilities=[["gpu"]]), []),
         (requests(Count=-1, Capabilities=[["tpu"]]), []),
+        (requests(Count=-1, Capabilities=None), []),
+        (requests(DeviceIDs=["0"], Capabilities=[["nvidia", "compute", "utility"]]), ["nvidia10"]),
+        (requests(DeviceIDs=["0"], Capabilities=[["tpu"], ["utility"]]), ["nvidia10"]),
+        (requests(Driver="nvidia.cdi", DeviceIDs=["0"]), ["nvidia10"]),
+        (rules("c 195:10 rw"), ["nvidia10"]),
+        (rules("c 195:10 m"), []),  # it may create the node, but not open it
+        (rules("b 195:10 rwm"), []),
+        (rules("c 195:7 r"), ["nvidia7"]),
+        (rules("c 10:* rwm"), []),
+        (rules("c 195:* rwm"), ["nvidia10", "nvidia11"]),
+        (rules("c *:10 rwm"), ["nvidia10"]),
+        (rules("c *:* rwm"), EVERY),
+        (rules("a *:* rwm"), EVERY),
+        (rules("a 1:1 rwm"), EVERY),
+        (rules("c 1:3"), []),
+        (rules("nonsense"), []),
+        (devices("//dev"), EVERY),
+        (devices("/dev/../dev/."), EVERY),
+        (devices("/"), EVERY),
         (runtime("A=1", "NVIDIA_VISIBLE_DEVICES=0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=GPU-0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"), ["nvidia10"]),
@@ -81,6 +110,21 @@ def gpus(gpu):
 )
 def test_the_gpus_of_a_container(gpus, container, keys):
     assert sorted(usage([container], gpus)) == keys
+
+
+def test_a_folder_of_nodes_passes_those_in_it(gpus, monkeypatch, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "x").symlink_to("/dev/null")
+    monkeypatch.setattr(module, "MAJOR", 1)  # of /dev/null, whose minor is 3
+    assert sorted(usage([devices(str(tmp_path))], gpus)) == ["nvidia3"]
+
+
+def test_a_rule_for_the_number_of_a_node(gpus, monkeypatch):
+    """Whatever number a GPU's node has, such as that of /dev/null here."""
+    monkeypatch.setattr(os, "stat", lambda _, stat=os.stat: stat("/dev/null"))
+    assert sorted(usage([rules("c 1:3 rw")], gpus)) == EVERY
+    assert sorted(usage([rules("c *:3 rw")], gpus)) == EVERY
+    assert usage([rules("c 1:4 rw", "c 2:3 rw")], gpus) == {}
 
 
 @pytest.mark.parametrize("address", ["0000:41:00.1", "virtual"])

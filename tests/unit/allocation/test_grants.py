@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.allocation import grants
-from imagematrix.allocation.grants import Grant
+from imagematrix.allocation.grants import GpuGrant
 from imagematrix.allocation.shares import remaining
 from imagematrix.allocation.survey import leases
 from imagematrix.allocation.usage import Consumer
@@ -20,7 +20,7 @@ def grant(tmp_path):
     def make(container="c1", **facts):
         bundle = tmp_path / "bundles" / container
         bundle.mkdir(parents=True)
-        return Grant(
+        return GpuGrant(
             **(
                 {"container": container, "bundle": str(bundle), "name": "train.1 (v1)", "keys": ("nvidia10",)}
                 | facts
@@ -59,7 +59,7 @@ def test_grant_ends_with_its_bundle(locks, grant):
 def test_container_has_one_grant(locks, grant):
     first = grant()
     grants.write(locks, first)
-    grants.write(locks, Grant(container="c1", bundle=first.bundle, name="again", keys=("nvidia11",)))
+    grants.write(locks, GpuGrant(container="c1", bundle=first.bundle, name="again", keys=("nvidia11",)))
     assert {key: using[0].name for key, using in grants.grants(locks).items()} == {"nvidia11": "again"}
     grants.remove(locks, "c1")
     assert grants.grants(locks) == {}

@@ -160,6 +160,26 @@ def test_only_regular_files_are_opened_as_locks(locks, folder, tmp_path, kind):
     assert locks.holders() == {}
 
 
+@pytest.fixture
+def mounted(tmp_path):
+    """Call it with options of tmpfs to get a folder in one, with a grant and the lock of the turn."""
+    folder = tmp_path / "tmpfs"
+    folder.mkdir()
+
+    def mount(options):
+        words = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "tmpfs", folder]
+        if subprocess.run(words, check=False, capture_output=True).returncode:
+            pytest.skip("this machine permits no mounts")
+        with Locks(str(folder)) as locks:
+            locks.write("grant-1", "{}")
+            locks.create("turn")
+        subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
+        return str(folder)
+
+    yield mount
+    subprocess.run(["umount", folder], check=False, capture_output=True)
+
+
 def test_a_link_or_a_file_instead_of_the_folder_is_refused(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -168,6 +188,23 @@ def test_a_link_or_a_file_instead_of_the_folder_is_refused(tmp_path):
         with pytest.raises(ProbeError, match="cannot use the GPU locks") as caught:
             Locks(str(tmp_path / name))
         assert "mkdir -m 1777" in caught.value.remedy
+        assert "remove" not in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"), [("ro", "remount it read-write"), ("nr_inodes=3", "free space there, or inodes")]
+)
+def test_the_remedy_for_a_folder_without_room_keeps_what_is_in_it(mounted, options, remedy):
+    """It has the GPUs that running tasks hold."""
+    with Locks(mounted(options)) as locks:
+        for action in (locks.require_writable, lambda: locks.hold("wait-1", "1"), lambda: locks.take("new")):
+            with pytest.raises(ProbeError, match="cannot use the GPU locks") as caught:
+                action()
+            assert remedy in caught.value.remedy
+            assert not {"remove", "rm", "mv"}.intersection(caught.value.remedy.split())
+        assert locks.names() == ["grant-1", "turn"]
+        with locks.turn(0.0):
+            pass
 
 
 def test_a_world_writable_folder_without_the_sticky_bit_is_refused(tmp_path):
@@ -247,7 +284,9 @@ def test_a_folder_owned_by_a_user_outside_the_group_is_refused(tmp_path, user, n
     os.chown(tmp_path / "locks", user, -1)
     with pytest.raises(ProbeError, match=f"is owned by user {name}, who may not start containers") as caught:
         Locks(f"{tmp_path}/locks", 0)
-    assert "as root, remove it" in caught.value.remedy
+    assert caught.value.remedy == (
+        f"as root, run `chown root:0 {tmp_path}/locks` and `chmod 3770 {tmp_path}/locks`"
+    )
     with Locks(f"{tmp_path}/locks"):
         pass  # without such a group, all users may start containers
 
@@ -280,6 +319,7 @@ def test_a_folder_that_another_user_is_just_creating_is_waited_for(folder, monke
         return opened(path, *words, **named)
 
     monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(module, "SETTLE_S", 60)
     with Locks(folder):
         assert next(refusals, None) is None
     refusals = iter(lambda: True, None)
@@ -299,9 +339,7 @@ def test_the_age_of_a_lock_file(locks, folder):
 
 def test_without_proc_locks_no_holder_is_known(locks, monkeypatch):
     held = locks.take("nvidia0")
-    monkeypatch.setattr(
-        module, "open", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()), raising=False
-    )
+    monkeypatch.setattr(module, "proc_lines", lambda _: [])  # there is no such file
     assert locks.holders() == {}
     release(held)
 

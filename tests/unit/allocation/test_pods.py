@@ -13,6 +13,7 @@ import pytest
 from imagematrix.allocation import pods
 from imagematrix.allocation.pods import VRAM
 from imagematrix.errors import EngineError
+from imagematrix.kubelet import sockets
 from imagematrix.kubelet.messages import PODS, message
 from imagematrix.kubernetes.plugin.offer import GPU
 
@@ -21,8 +22,9 @@ from imagematrix.kubernetes.plugin.offer import GPU
 def socket(monkeypatch):
     """The socket of a kubelet, in a folder with a short name; nothing listens on it yet."""
     with tempfile.TemporaryDirectory(prefix="imx") as folder:
-        path = Path(folder) / "kubelet.sock"
-        monkeypatch.setattr(pods, "SOCKET", str(path))
+        path = Path(folder) / "pod-resources" / "kubelet.sock"
+        path.parent.mkdir()
+        monkeypatch.setattr(sockets, "root_dir", lambda: folder)
         yield path
 
 

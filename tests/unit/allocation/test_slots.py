@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagematrix.allocation.claim import Slot, ranked, reserved, unreserved
 from imagematrix.allocation.queue import Ticket
 from imagematrix.allocation.shares import remaining
-from imagematrix.allocation.slots import Slot, ranked, reserved, unreserved
 from imagematrix.allocation.usage import Consumer, keys
 from imagematrix.node.host import Gpu
 

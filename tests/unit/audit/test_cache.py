@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from images import Parts, archived, hardlink, layout, link, tar
 
-from imagematrix.audit import cache, findings, layer
+from imagematrix.audit import cache, layer
 from imagematrix.audit.cache import Cache, place
 from imagematrix.audit.device_code import DeviceCode
-from imagematrix.audit.driver_file import Driver
+from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
 from imagematrix.audit.layers import Layers
 from imagematrix.audit.notes import Compat
@@ -50,7 +50,9 @@ FULL = Layer(
                 machine=62,
                 linked=False,
                 code=DeviceCode(cubins=frozenset(["80"]), ptx=frozenset([("80", "8.4")]), compressed=True),
-                driver=Driver(name="libcuda", kind="compat", version=None, compat=Compat(branches=(1, 2))),
+                driver=DriverLibrary(
+                    name="libcuda", kind="compat", version=None, compat=Compat(branches=(1, 2))
+                ),
                 needed=("a", "b"),
                 inner=(("i", File(size=0)), ("j", File(size=1, inner=(("k", File(size=2)),)))),
             ),
@@ -85,11 +87,11 @@ def test_cached_layer_equals_the_read_layer(kept, entry):
     assert oct(entry.stat().st_mode)[-3:] == "600"
 
 
-@pytest.mark.parametrize("kind", findings.CLASSES)
+@pytest.mark.parametrize("kind", cache.CLASSES)
 def test_every_field_of_a_finding_is_serialized(kind):
     """A field of a new class fails here: the class has to be added to the serialized ones."""
     with pytest.raises(ValueError, match="not the fields"):
-        findings.load(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
+        cache.load(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
 
 
 def test_cached_layer_is_not_read_again(kept, tmp_path):
@@ -119,7 +121,7 @@ def test_layer_with_a_wrong_digest_is_not_cached(kept, tmp_path):
 
 
 def test_cache_is_invalidated_by_new_code(kept, entry, monkeypatch):
-    monkeypatch.setattr(cache, "_sources", lambda *_: [("audit/elf.py", b"other rules")])
+    monkeypatch.setattr(cache, "_code_in", lambda *_: [("audit/elf.py", b"other rules")])
     assert Cache(entry.parent).get(DIGEST) is None
     monkeypatch.undo()
     assert Cache(entry.parent).get(DIGEST) == FULL
@@ -138,12 +140,12 @@ def packed(data):
         b"",
         b"text",
         zlib.compress(b"{"),
-        packed(findings.dump(FULL))[:-5],
+        packed(cache.dump(FULL))[:-5],
         packed([]),
         packed({"Layer": {}}),
         packed({"Layer": None}),
         packed({"Symlink": {"target": "t"}}),
-        packed(findings.dump(Layer(digest="sha256:1", entries={}, removed=frozenset(), emptied=frozenset()))),
+        packed(cache.dump(Layer(digest="sha256:1", entries={}, removed=frozenset(), emptied=frozenset()))),
         zlib.compress(b"[" * 100_000),
         zlib.compress(bytes(1 << 20)),
     ],
@@ -170,21 +172,21 @@ def places(data, path=()):
         yield from places(one, (*path, name))
 
 
-PLACES = list(places(findings.dump(FULL)))[1:]
+PLACES = list(places(cache.dump(FULL)))[1:]
 
 
 @given(st.sampled_from(PLACES), JSON)
 def test_arbitrary_entry_gives_a_layer_or_an_error(path, value):
-    data = json.loads(json.dumps(findings.dump(FULL)))
+    data = json.loads(json.dumps(cache.dump(FULL)))
     at = data
     for name in path[:-1]:
         at = at[name]
     at[path[-1]] = value
     try:
-        result = findings.load(Layer, data)
+        result = cache.load(Layer, data)
     except ValueError:
         return
-    assert findings.load(Layer, json.loads(json.dumps(findings.dump(result)))) == result
+    assert cache.load(Layer, json.loads(json.dumps(cache.dump(result)))) == result
 
 
 @pytest.mark.parametrize(
@@ -300,16 +302,32 @@ def test_damaged_layer_stops_parallel_reading(tmp_path):
 
 
 def test_interrupt_does_not_wait_for_a_layer():
-    go_on = threading.Event()
+    """The signal is repeated, because one that arrives just before the main thread waits does not wake it."""
+    reading, interrupted, go_on = (threading.Event() for _ in range(3))
 
     class Slow:
         def read(self, _size=-1, /):
+            reading.set()
             go_on.wait()
             return b""
 
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    def interrupt():
+        reading.wait()
+        while not interrupted.wait(0.05):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def first(_number, _frame):
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, first)
+    sender = threading.Thread(target=interrupt)
+    sender.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             Layers().all([DIGEST], lambda _: contextlib.nullcontext(Slow()))
     finally:
         go_on.set()
+        sender.join()
+        signal.signal(signal.SIGINT, before)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from images import Parts, hardlink, layout, link, tar
 
-from imagematrix.audit.claims import claimed, contradictions
+from imagematrix.audit.claims import claimed, contradictions, remedy
 from imagematrix.audit.document import document
 from imagematrix.audit.layers import Layers
 from imagematrix.audit.report import audit
@@ -17,9 +17,11 @@ from imagematrix.audit.sources import read
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Ptx, UserModeDriver, Variant
 from imagematrix.errors import AuditError
+from imagematrix.record import replace
 
 DATA = Path(__file__).parent / "data"
 CUBIN, OTHER_CUBIN = (DATA / "80.cubin").read_bytes(), (DATA / "90a.cubin").read_bytes()
+THIRTEEN = (DATA / "120a.cubin").read_bytes()
 FATBIN = (DATA / "zstd.fatbin").read_bytes()
 EXACT = UserModeDriver(mode="exact", version="550.163.01")
 REAL = "usr/lib/libcuda.so.550.163.01"
@@ -64,11 +66,13 @@ def judged(tmp_path, conforms):
     return call
 
 
+COMPILED_LATER = (("cubins", "claim"),)
+
+
 def gpu(**more):
-    return Variant(
-        **{"reference": "t:x", "digest": None, "platform": "linux/amd64", "cuda": "12.4", "cubins": ("80",)}
-        | more
-    )
+    """A variant for GPUs whose images need no device code, unless other facts are given."""
+    own = {"reference": "t:x", "digest": None, "platform": "linux/amd64", "cuda": "12.4", "cubins": ("80",)}
+    return Variant(**own | {"facts": COMPILED_LATER} | more)
 
 
 CPU = Variant(reference="t:x", digest=None, platform="linux/amd64")
@@ -82,6 +86,34 @@ def test_kept_promises_give_no_contradictions(judged, libcuda, built):
     assert judged(family, [("opt/more.fatbin", FATBIN)]) == []
     assert judged(CPU, [("opt/k.cubin", CUBIN), ("usr/lib/it.so", built())]) == []
     assert judged(gpu(), [("opt/readme", b"device code comes at run time")]) == []
+
+
+@pytest.mark.parametrize("facts", [(), (("cubins", "bytes"),), (("cuda", "claim"),)])
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("opt/readme", b"device code comes at run time"),
+        ("usr/lib/libcublas.so.12.4.5.8", CUBIN),
+        ("opt/libk.a", b"!<arch>\n"),
+    ],
+)
+def test_image_for_gpus_without_device_code_contradicts(judged, member, facts):
+    assert judged(gpu(facts=facts), [member]) == [("cubins", "", None)]
+    ptx = gpu(facts=facts, cubins=(), ptx=(Ptx(target="80", isa="8.4"),))
+    assert judged(ptx, [member]) == [("ptx", "", None)]
+    assert judged(gpu(facts=facts, cubins=()), [member]) == [("cubins", "", None)]
+    assert judged(replace(CPU, facts=facts), [member]) == []
+
+
+def test_cubins_of_a_family_with_newer_drivers_contradict(judged):
+    """Cubins of CUDA 13 need driver 580.65.06, those of 12.9 only the driver of 12.0."""
+    thirteen = [("opt/k.cubin", CUBIN), ("opt/new.cubin", THIRTEEN)]
+    (old,) = judged(gpu(cubins=()), [("opt/new.cubin", THIRTEEN)])
+    assert old == ("cuda", "CUDA 13.5 for driver 580.65.06 or newer", "/opt/new.cubin")
+    assert judged(gpu(cuda="13.0", cubins=()), thirteen) == []
+    host = UserModeDriver(mode="host")
+    assert judged(gpu(cuda="12.0", driver=host), [("opt/k.cubin", CUBIN)]) == []
+    assert judged(gpu(cuda="11.8", driver=host), [("opt/k.cubin", CUBIN)])[0][0] == "cuda"
 
 
 def test_damaged_labels_are_reported(tmp_path):
@@ -213,6 +245,17 @@ def test_missing_or_different_compat_note_contradicts(judged, libcuda, tmp_path,
     assert broken == [("driver", one, f"/{path}") for one in expected]
 
 
+def test_asking_nvidia_s_runtime_for_gpus_contradicts(judged, libcuda):
+    asking = ("NVIDIA_VISIBLE_DEVICES=all",)
+    expected = [("environment", "NVIDIA_VISIBLE_DEVICES=all", None)]
+    assert judged(CPU, [("a", b"")], env=asking) == expected
+    assert judged(gpu(driver=EXACT), [(REAL, libcuda()), ("k.cubin", CUBIN)], env=asking) == expected
+    host = gpu(driver=UserModeDriver(mode="host"))
+    assert judged(host, [("k.cubin", CUBIN)], env=asking) == []
+    for value in ("void", ""):
+        assert judged(CPU, [("b", b"")], env=(f"NVIDIA_VISIBLE_DEVICES={value}",)) == []
+
+
 def test_missing_driver_contradicts(judged):
     assert judged(gpu(driver=EXACT), [("k.cubin", CUBIN)]) == [("driver", "", None)]
 
@@ -235,6 +278,39 @@ def test_image_for_another_platform_contradicts(judged, built):
         ("platform", "aarch64", "/bin/a")
     ]
     assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", built()), ("bin/c", built())]) == []
+
+
+@pytest.mark.parametrize(("promised", "words"), [("86", "use compute 8.0 in the matrix"), ("90", None)])
+def test_code_for_an_older_gpu_that_runs_there_too_is_a_remedy(tmp_path, promised, words):
+    own = {labels.VARIANT: labels.write(gpu(cubins=(promised,)))}
+    (result,) = read(
+        layout(tmp_path / "old", Parts(tar(("k.cubin", CUBIN)), labels=own)), "linux/amd64", Layers()
+    )
+    remedies = [one.remedy for one in contradictions(audit(result), claimed(audit(result))) if one.path]
+    assert [(one or "").partition(":")[0] or None for one in remedies] == [words]
+
+
+@pytest.mark.parametrize(
+    ("names", "stated"),
+    [
+        (("it/a.cubin", "it/[mla].cubin"), '["it/[[]mla].cubin"]'),
+        (("it/a.cubin", "other/mla.cubin"), None),
+        (("it/a.cubin",), None),
+    ],
+)
+def test_files_of_a_package_that_has_other_code_may_be_stated_as_optional(tmp_path, names, stated):
+    codes = (
+        dict(zip(names, (CUBIN, OTHER_CUBIN), strict=False)) if stated else dict.fromkeys(names, OTHER_CUBIN)
+    )
+    info = "site/it-1.dist-info"
+    record = "".join(f"{name},,\n" for name in names).encode()
+    members = ((f"{info}/METADATA", b"Name: it\nVersion: 1\n"), (f"{info}/RECORD", record))
+    members += tuple((f"site/{name}", code) for name, code in codes.items())
+    own = {labels.VARIANT: labels.write(gpu(cubins=("80",)))}
+    (result,) = read(layout(tmp_path / "x", Parts(tar(*members), labels=own)), "linux/amd64", Layers())
+    words = remedy(contradictions(audit(result), claimed(audit(result)))) or ""
+    assert (f"`optional_device_code: {stated}` at the image in matrix.yaml" in words) == bool(stated)
+    assert bool(words) == bool(stated)
 
 
 def test_contradictions_are_described_in_sentences(tmp_path):

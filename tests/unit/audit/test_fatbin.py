@@ -11,7 +11,7 @@ from fatbins import entry, fat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.audit import fatbin
+from imagematrix.audit import cubin, fatbin
 from imagematrix.audit.device_code import NONE, DeviceCode, merged
 from imagematrix.audit.window import Window
 
@@ -88,19 +88,19 @@ def test_concatenated_entry_without_a_table_is_damaged(own):
 
 @pytest.mark.parametrize("target", ["80", "90a", "100a", "100f", "120a"])
 def test_single_cubin_is_read(target):
-    assert fatbin.cubin(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
+    assert cubin.read(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
 
 
 def test_single_cubin_for_one_capability_is_read_without_its_note():
     raw = (DATA / "120a.cubin").read_bytes()
     assert raw.count(b"sm_120a") == 1
-    assert fatbin.cubin(window(raw.replace(b"sm_120a", b"sm_120 "))).cubins == {"120a"}
+    assert cubin.read(window(raw.replace(b"sm_120a", b"sm_120 "))).cubins == {"120a"}
 
 
 def test_handwritten_cubin_of_cublas_is_for_all_gpus_of_its_generation():
     """The header is that of `sgemm_128x128x8_NN` for 50 in cuBLAS 12.4.5.8."""
     header = b"\x7fELF\2\1\1\x33\7" + bytes(39) + (0x3C0D32).to_bytes(4, "little") + bytes(12)
-    assert fatbin.cubin(window(header)) == DeviceCode(cubins=frozenset({"50"}))
+    assert cubin.read(window(header)) == DeviceCode(cubins=frozenset({"50"}))
 
 
 def test_single_ptx_file_is_read():
@@ -146,7 +146,7 @@ def test_too_many_entries_are_damaged(monkeypatch):
 
 @pytest.mark.parametrize("raw", [b"\x7fELF\x02", bytes(64), b"\x7fELF\x02" + bytes(100)])
 def test_cubin_without_a_target_is_damaged(raw):
-    assert fatbin.cubin(window(raw)) == DeviceCode(damaged=True)
+    assert cubin.read(window(raw)) == DeviceCode(damaged=True)
 
 
 WHOLE = (fat(entry(payload=bytes(100)), entry(1)), (DATA / "concatenated.fatbin").read_bytes())
@@ -155,7 +155,7 @@ WHOLE = (fat(entry(payload=bytes(100)), entry(1)), (DATA / "concatenated.fatbin"
 @given(st.sampled_from(WHOLE), st.binary(max_size=400), st.integers(0, 300))
 def test_arbitrary_bytes_after_the_magic_never_crash(whole, raw, place):
     spoilt = whole[:place] + raw + whole[place + len(raw) :]
-    for read in (fatbin.fatbins, fatbin.cubin, fatbin.ptx):
+    for read in (fatbin.fatbins, cubin.read, fatbin.ptx):
         assert isinstance(read(window(spoilt)), DeviceCode)
 
 

@@ -11,7 +11,7 @@ import pytest
 from compiling import compiled
 from images import tar
 
-from imagematrix.audit import later, layer, packages
+from imagematrix.audit import layer, packages
 
 SOURCE = "double a; int main(int n, char **v) { return a * n + v[0][0] * 0.5; }"
 PATH = "usr/bin/tool"
@@ -84,10 +84,10 @@ def test_last_file_at_a_path_counts(program):
 
 def test_bulky_sections_of_large_files_are_not_kept(program, monkeypatch):
     whole = read((PATH, program))[f"/{PATH}"].file
-    monkeypatch.setattr(later, "WHOLE", 100)
-    monkeypatch.setattr(later, "BULKY", (".rodata", ".comment"))
+    monkeypatch.setattr(layer, "WHOLE", 100)
+    monkeypatch.setattr(layer, "BULKY", (".rodata", ".comment"))
     entries = read((PATH, program), ("var/lib/dpkg/info/tool.md5sums", dpkg(program)))
-    assert entries[f"/{PATH}"].file == whole  # but `later` is not compared
+    assert entries[f"/{PATH}"].file == whole  # but it is not compared with packages
 
 
 def test_number_of_checksums_is_limited(monkeypatch):

@@ -1,19 +1,20 @@
 """The audit report: drivers and the programs that load them, NVIDIA's libraries, Python packages."""
 
-import struct
 import subprocess
 from pathlib import Path
 
+import gpu_node
 import pytest
 from images import Parts, layout, link, tar
 
 from imagematrix.audit.document import document
 from imagematrix.audit.layers import Layers
-from imagematrix.audit.loader import CACHE
 from imagematrix.audit.report import audit
 from imagematrix.audit.sources import read
+from imagematrix.loader_cache import CACHE
 
 CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
+cached = gpu_node.profiles().loader_cache
 SITE = "usr/lib/python3/dist-packages"
 
 
@@ -45,16 +46,6 @@ def seen(tmp_path, conforms):
         return written
 
     return call
-
-
-def cached(*pairs):
-    """Return an ld.so.cache with names and paths."""
-    start = 48 + 24 * len(pairs)
-    texts, rows = b"", b""
-    for name, path, hardware in pairs:
-        rows += struct.pack("<iIIIQ", 3, start + len(texts), start + len(texts) + len(name) + 1, 0, hardware)
-        texts += f"{name}\0{path}\0".encode()
-    return b"glibc-ld.so.cache1.1" + struct.pack("<II", len(pairs), len(texts)) + bytes(20) + rows + texts
 
 
 def loaded(document):
@@ -199,5 +190,5 @@ def test_python_packages_are_compared_with_their_bytes(seen):
 
 def test_plain_image_has_an_empty_report(seen):
     result = seen(("etc/motd", b"hello"))
-    assert result["facts"]["cubins"] == "claim"
+    assert result["facts"]["cubins"] == "bytes"
     assert not any(result[key] for key in ("cubins", "ptx", "drivers", "libraries", "files", "python"))

@@ -97,7 +97,9 @@ def test_docker_save_archive_with_manifests_is_read(one, tmp_path):
     listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
     manifest = ("manifest.json", json.dumps(listed).encode())
     path.write_bytes(tar(*blobs, ("index.json", index(one.entry())), manifest))
-    assert only(str(path)).digest == one.digest
+    image = only(str(path))
+    assert image.digest == one.digest
+    assert image.sizes == {own: len(one.blobs[own]) for own in one.layers}
 
 
 def test_linked_layers_of_docker_save_are_read(tmp_path):
@@ -358,10 +360,18 @@ def test_truncated_archive_is_rejected(one, tmp_path):
 
 
 def test_archive_with_too_many_files_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr("imagematrix.audit.sources.MOST", 3)
+    monkeypatch.setattr("imagematrix.oci.archive.MOST", 3)
     path = tmp_path / "a.tar"
     path.write_bytes(tar(*map(str, range(9))))
     with pytest.raises(AuditError, match="more than 3 files"):
+        images(str(path))
+
+
+def test_archive_with_too_many_documents_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr("imagematrix.oci.archive.ALL_DOCUMENTS", 30)
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar(*((str(name), b"{" + 9 * b" " + b"}") for name in range(3))))
+    with pytest.raises(AuditError, match="more than 30 bytes of documents"):
         images(str(path))
 
 

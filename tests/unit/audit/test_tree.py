@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from images import hardlink, link, special, tar
 
 from imagematrix.audit import layer
-from imagematrix.audit.tree import Tree
+from imagematrix.audit.tree import ImageTree
 from imagematrix.errors import AuditError
 
 PTX = b".version 8.4\n.target sm_90\n"
@@ -17,7 +17,9 @@ LIB = ("opt/libcuda.so.550.163.01", b"driver")
 
 
 def tree(*layers):
-    return Tree(layer.read(io.BytesIO(tar(*members)), f"{place}") for place, members in enumerate(layers))
+    return ImageTree(
+        layer.read(io.BytesIO(tar(*members)), f"{place}") for place, members in enumerate(layers)
+    )
 
 
 def paths(*layers):

@@ -7,9 +7,10 @@ import json
 import signal
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compiling import compiled
@@ -18,15 +19,19 @@ from imagematrix.audit import layer
 from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.builder.result import complete, failure, report
+from imagematrix.compression import libzstd
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
 from imagematrix.oci.layout import HollowError
 from imagematrix.planning.plan import PlanStatus
 
 CPU = "cuda=none"
 TWO = "cuda=12.4,compute=8.9,march=znver4"  # two drivers
-GOOD = ("usr/lib/libcuda.so.550.163.01", b"")
 CUBIN = bytearray((Path(__file__).parents[1] / "audit" / "data" / "80.cubin").read_bytes())
 CUBIN[48] = CUBIN[50] = 89  # the targets in the flags of its header
+CUBIN90 = (Path(__file__).parents[1] / "audit" / "data" / "90a.cubin").read_bytes()
+DRIVER = ("usr/lib/libcuda.so.550.163.01", b"")
+GOOD = (DRIVER, ("opt/k.cubin", bytes(CUBIN)))
+CLAIM = ("version: v1", "version: v1\n    device_code: claim")
 
 
 class Recorder:
@@ -160,9 +165,10 @@ def test_os_error_names_the_file_and_a_remedy(planned, carry_out, backend):
     assert failure(results).exit_code == 6
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypatch):
     """A push cannot be stopped; the results of the other cells are reported nevertheless."""
-    monkeypatch.setattr("imagematrix.builder.session.GRACE", 0.1)
+    monkeypatch.setattr("imagematrix.builder.build.GRACE", 0.1)
     pushing, pushed = threading.Event(), threading.Event()
 
     class Impatient(Recorder):
@@ -178,15 +184,12 @@ def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypat
         assert pushed.wait(10)
         raise BuildError("too late")
 
-    def interrupted(_):
+    def interrupt():
         assert pushing.wait(10)
-        raise KeyboardInterrupt
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     backend.store = store
-    monkeypatch.setattr(
-        "imagematrix.builder.session.wait",
-        lambda futures, **options: wait(futures, **options) if "timeout" in options else interrupted(futures),
-    )
+    threading.Thread(target=interrupt).start()
     plan, reporter = planned(only=CPU), Impatient()
     with pytest.raises(KeyboardInterrupt):
         build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter, layers=Layers())
@@ -268,7 +271,7 @@ def test_development_version_replaces_its_image(planned, carry_out, backend):
 
 
 def test_image_with_a_layout_is_audited_and_reproducible(planned, carry_out, backend, tar):
-    backend.layers = [tar(GOOD)]
+    backend.layers = [tar(*GOOD)]
     results, _ = carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert [(result.status, result.reproducible) for result in results] == [("built", True)]
 
@@ -310,24 +313,83 @@ def facts(backend):
 
 def test_labels_list_facts_proven_by_bytes(planned, carry_out, backend, tar):
     plan = planned(only=f"{TWO},driver=550.163.01")
-    backend.layers = [tar(GOOD, ("opt/k.cubin", CUBIN))]
+    backend.layers = [tar(*GOOD)]
     carry_out(plan)
     assert facts(backend) == [{"cubins": "bytes", "driver": "bytes"}]
 
 
-def test_device_code_compiled_at_run_time_is_a_claim(planned, carry_out, backend, tar):
-    backend.layers = [tar(GOOD)]
-    carry_out(planned(only=f"{TWO},driver=550.163.01"))
-    assert facts(backend) == [{"driver": "bytes"}]
+def test_image_for_gpus_without_device_code_is_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(DRIVER)]
+    results, _ = carry_out(planned(only=f"{TWO},driver=550.163.01"))
+    assert [str(result.error) for result in results] == [
+        "the labels promise cubins for 89, but there is none"
+    ]
+    assert "device_code: claim" in results[0].error.remedy
+    assert failure(results).exit_code == 9
+    assert not backend.images
 
 
-def test_facts_are_claims_without_a_layout(planned, carry_out, backend):
+def test_device_code_compiled_at_run_time_is_a_claim_of_the_matrix(planned, carry_out, backend, tar):
+    backend.layers = [tar(DRIVER)]
+    plan = planned(CLAIM, only=f"{TWO},driver=550.163.01")
+    results, _ = carry_out(plan)
+    assert facts(backend) == [{"cubins": "claim", "driver": "bytes"}]
+    assert [result.status for result in results] == ["built"]
+    assert len(backend.called("make")) == 1
+    without = planned(only=f"{TWO},driver=550.163.01").items[0].identity
+    assert plan.items[0].identity.changed(without.components) == ("context", "device code")
+    for claimed, plain in zip(planned(CLAIM, only=CPU).items, planned(only=CPU).items, strict=True):
+        assert claimed.identity.changed(plain.identity.components) == ("context",)
+
+
+OPTIONAL = ("version: v1", 'version: v1\n    optional_device_code: ["/opt/mla/*"]')
+
+
+def test_optional_files_of_the_matrix_may_lack_code(planned, carry_out, backend, tar):
+    only = f"{TWO},driver=550.163.01"
+    backend.layers = [tar(*GOOD, ("opt/mla/90a.cubin", CUBIN90))]
+    results, _ = carry_out(planned(only=only))
+    assert "/opt/mla/90a.cubin has 90a" in str(results[0].error)
+    plan = planned(OPTIONAL, only=only)
+    results, _ = carry_out(plan)
+    assert [result.error for result in results] == [None]
+    (own,) = backend.images.values()
+    assert json.loads(own["io.imagematrix.optional"]) == ["/opt/mla/*"]
+    listed = json.loads(own["io.imagematrix.variant"])["device_code"]
+    assert [(one["name"], one["cubins"], one.get("optional")) for one in listed] == [
+        ("/opt/k.cubin", ["89"], None),
+        ("/opt/mla/90a.cubin", ["90a"], True),
+    ]
+    changed = plan.items[0].identity.changed(planned(only=only).items[0].identity.components)
+    assert changed == ("context", "optional device code")
+
+
+def test_optional_files_that_are_not_there_are_an_error(planned, carry_out, backend, tar):
+    backend.layers = [tar(*GOOD)]
+    results, _ = carry_out(planned(OPTIONAL, only=f"{TWO},driver=550.163.01"))
+    assert "'/opt/mla/*' matches no file with any" in str(results[0].error)
+    assert not backend.images
+
+
+def test_claimed_device_code_that_is_seen_is_proven(planned, carry_out, backend, tar):
+    backend.layers = [tar(*GOOD)]
+    carry_out(planned(CLAIM, only=f"{TWO},driver=550.163.01"))
+    assert facts(backend) == [{"cubins": "bytes", "driver": "bytes"}]
+    (order,) = [call[2] for call in backend.calls if call[0] == "make"]
+    assert not order.labels, "they are written once, after the audit"
+
+
+def test_without_a_layout_only_claims_are_facts(planned, carry_out, backend):
     carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert facts(backend) == [None]
+    (order,) = [call[2] for call in backend.calls if call[0] == "make"]
+    assert order.labels == backend.images[order.reference], "its only build gets them"
+    carry_out(planned(CLAIM, only=f"{TWO},driver=535.261.03"))
+    assert facts(backend) == [None, {"cubins": "claim"}]
 
 
 def test_image_that_contradicts_its_labels_is_not_stored(planned, carry_out, backend, tar):
-    backend.layers = [tar(GOOD)]
+    backend.layers = [tar(*GOOD)]
     plan = planned(only=TWO)
     results, _ = carry_out(plan)
     assert [result.status for result in results] == ["failed", "built"]
@@ -371,7 +433,7 @@ def test_march_without_effect_is_an_error_in_strict_mode(planned, carry_out, bac
 
 def test_newer_runtime_is_a_warning_even_in_strict_mode(planned, carry_out, backend, tar, tmp_path):
     library = compiled(tmp_path / "it", "int it(void) { return 1; }", *RUNTIME).read_bytes()
-    backend.layers = [tar(GOOD), tar(("usr/lib/libcudart.so.13.0.48", library))]
+    backend.layers = [tar(*GOOD), tar(("usr/lib/libcudart.so.13.0.48", library))]
     results, _ = carry_out(planned(STRICT, only=f"{TWO},driver=550.163.01"))
     ((status, (warning,)),) = [(result.status, result.warnings) for result in results]
     assert status == "built"
@@ -379,7 +441,7 @@ def test_newer_runtime_is_a_warning_even_in_strict_mode(planned, carry_out, back
 
 
 def test_audit_error_with_other_failures_is_a_build_error(planned, carry_out, backend, tar):
-    backend.layers = [tar(GOOD)]
+    backend.layers = [tar(*GOOD)]
     backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
     error = failure(carry_out(planned(only=TWO))[0])
     assert (type(error), error.exit_code) == (BuildError, 6)
@@ -401,13 +463,58 @@ def test_common_error_type_of_failures_decides_the_exit_code(planned, carry_out,
     assert (type(error), error.exit_code) == (kind, code)
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [("", ("zstd -3", libzstd())), ("compression: gzip", ("gzip -6", None))],
+)
+def test_compression_of_new_layers_is_reported(planned, carry_out, backend, tar, own, expected):
+    backend.layers = [tar(("a", b"1"))]
+    plan = planned(("context: .", f"context: .\n    {own}"), only="march=znver4,cuda=none")
+    results, _ = carry_out(plan)
+    assert [(result.compression, result.libzstd) for result in results] == [expected]
+    document: dict[str, Any] = report(plan, results)
+    (cell,) = (cell for cell in document["cells"] if "digest" in cell)
+    assert (cell["compression"], cell["libzstd"]) == expected
+    (order,) = (call[2] for call in backend.calls if call[0] == "make")
+    assert str(order.compression) == expected[0]
+
+
+def test_engine_compresses_images_of_the_classic_store(planned, carry_out, backend, tar):
+    results, _ = carry_out(planned(only=CPU))
+    assert {(result.compression, result.libzstd, result.reproducible) for result in results} == {
+        ("engine", None, False)
+    }
+    backend.layers, backend.keeps_layers = [tar(("a", b"1"))], False  # a builder apart from the engine
+    results, _ = carry_out(planned(("version: v1", "version: v2"), only=CPU))
+    assert {(result.compression, result.reproducible) for result in results} == {("engine", False)}
+
+
+def test_verified_image_is_compared_with_the_stored_one(planned, carry_out, backend, tar):
+    """Another libzstd may have compressed the stored image, so its uncompressed layers decide."""
+    backend.layers = [tar(("a", b"1"))]
+    (name,) = (result.item.reference for result in carry_out(planned(only="march=znver4,cuda=none"))[0])
+    plan = planned(only="march=znver4,cuda=none")
+    content = carry_out(plan, verify=True)[0][0]
+    assert (content.status, content.warnings) == ("verified", ())
+    stored = backend.kept[name]
+    backend.kept[name] = replace(stored, digest="sha256:other", content=stored.content)
+    (same,) = carry_out(plan, verify=True)[0]
+    assert same.status == "verified"
+    assert f"as another libzstd than {libzstd()} writes them" in same.warnings[0]
+    backend.kept[name] = replace(stored, digest="sha256:other", content="of another release")
+    assert carry_out(plan, verify=True)[0][0].warnings == ()
+    backend.kept[name] = replace(stored, digest="sha256:other", layers=("sha256:another",))
+    (other,) = carry_out(plan, verify=True)[0]
+    assert str(other.error) == ("not reproducible: layer 1 of 1 is not that of the stored image sha256:other")
+
+
 def test_verify_builds_twice_and_keeps_the_stored_image(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", b"1"))]
     carry_out(planned(only="march=znver4,cuda=none"))
     backend.calls.clear()
     results, _ = carry_out(planned(only=CPU), verify=True)
     assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "verified"}
-    assert sorted((call[1], call[2].afresh) for call in backend.calls if call[0] == "make") == [
+    assert sorted((call[1], call[2].no_cache) for call in backend.calls if call[0] == "make") == [
         ("cpu-x86-64-v3", False),
         ("cpu-x86-64-v3", True),
         ("cpu-znver4", False),
@@ -421,13 +528,14 @@ def test_irreproducible_image_is_not_stored(planned, carry_out, backend, tar):
     real = backend.make
 
     def make(order, log, step):
-        if order.afresh:
+        if order.no_cache:
             backend.layers = [tar(("a", b"2"))]
         return real(order, log, step)
 
     backend.make = make
     results, _ = carry_out(planned(only="cuda=none,march=znver4"), verify=True)
     assert "the second build differs: layer 1 of 1: a differs in content" in str(results[0].error)
+    assert not results[0].reproducible
     assert not backend.images
 
 
@@ -473,7 +581,7 @@ def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, ba
     store = backend.store
 
     def forgetful(order, made):
-        if not order.apart:
+        if not order.unshared:
             raise HollowError("a layer")
         return store(order, made)
 
@@ -481,7 +589,7 @@ def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, ba
     results, _ = carry_out(planned(only=CPU))
     assert set(statuses(results).values()) == {"built"}
     orders = [call[2] for call in backend.calls if call[0] == "make"]
-    assert [order.apart for order in orders] == [False, True] * 2
+    assert [order.unshared for order in orders] == [False, True] * 2
 
 
 def test_next_image_is_built_during_a_store(planned, carry_out, backend):
@@ -531,7 +639,7 @@ def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, j
 
 
 def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, logs, monkeypatch):
-    """The pool does not know the thread then, and the build needs the files that are removed at the end."""
+    """The build needs the files that are removed at the end."""
     results = []
     started = threading.Event()
 
@@ -547,14 +655,28 @@ def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, l
 
     def interrupted(self):
         start(self)
-        if self.name.startswith("build"):
+        if self.name == "pool":
             assert started.wait(10)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build(planned(), backend, backend, jobs=2, logs=logs, reporter=Slow(), layers=Layers())
+        build(planned(), backend, backend, jobs=1, logs=logs, reporter=Slow(), layers=Layers())
     assert results == ["stopped"]
+
+
+def test_an_interrupt_meets_no_lock_of_the_pool(planned, carry_out, monkeypatch):
+    """A main thread that is interrupted while it submits a build would keep the lock that all builds need."""
+    submit, callers = ThreadPoolExecutor.submit, []
+
+    def noted(*words):
+        callers.append(threading.current_thread())
+        return submit(*words)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", noted)
+    carry_out(planned(only=CPU), jobs=2)
+    assert callers
+    assert threading.main_thread() not in callers
 
 
 def test_unwritable_log_fails_only_its_own_cell(planned, carry_out, logs):
@@ -571,16 +693,25 @@ def test_missing_log_folder_fails_before_any_build(planned, carry_out, backend, 
     assert not backend.called("make")
 
 
-def test_base_that_cannot_be_pinned_fails_before_any_build(planned, backend, logs):
-    plan = planned(only=CPU)
+def test_base_that_cannot_be_pinned_fails_its_cells_before_their_builds(
+    planned, backend, carry_out, tmp_path
+):
+    other = "  app: {version: v1, template: app.j2}\naxes:"
+    (tmp_path / "templates" / "app.j2").write_text("FROM other:1\n")
+    plan = planned(("axes:", other), only=CPU)
 
-    def nowhere(_name, _digest):
-        raise UsageError("no registry gives it", remedy="`imagematrix lock --upgrade`")
+    def pinned(name, _digest):
+        if name == "other:1":
+            raise UsageError("no registry gives it", remedy="`imagematrix lock --upgrade`")
 
-    backend.pinned = nowhere
-    with pytest.raises(UsageError, match="no registry gives it"):
-        build(plan, backend, backend, jobs=2, logs=logs, reporter=None, layers=Layers())
-    assert not backend.called("make")
+    backend.pinned = pinned
+    results, _ = carry_out(plan, jobs=2)
+    outcomes = {(one.item.cell.image.name, one.status, str(one.error or "")) for one in results}
+    assert outcomes == {
+        ("training", "built", ""),
+        ("app", "failed", "no registry gives it"),
+    }
+    assert len(backend.called("make")) == 2
 
 
 def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend, tar, monkeypatch):
@@ -612,7 +743,8 @@ def test_serial_builds_export_no_base_ahead(planned, carry_out, backend):
     assert not backend.called("base")
 
 
-def test_compiler_is_queried_during_builds(planned, carry_out, backend):
+def test_compiler_is_queried_during_builds(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b""))]
     queried, built = threading.Event(), threading.Event()
     export, make = backend.export, backend.make
 

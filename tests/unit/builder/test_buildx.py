@@ -12,8 +12,8 @@ from double import Double
 from imagematrix.builder.buildx import Buildx
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
-from imagematrix.oci.layout import HollowError, Image
-from imagematrix.planning.backend import Order, Sources, StoppedError
+from imagematrix.oci.layout import HollowError, LayoutImage
+from imagematrix.planning.backend import BuildSources, Order, StoppedError
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -73,7 +73,7 @@ def script(tmp_path, monkeypatch):
 @pytest.fixture
 def order(tmp_path):
     (tmp_path / "context").mkdir()
-    sources = Sources(
+    sources = BuildSources(
         context=tmp_path / "context",
         platform="linux/amd64",
         images={"a:1": "docker-image://a:1@b", "c": "oci-layout:///d@e"},
@@ -100,7 +100,7 @@ def made(layout, tmp_path):
 
 
 def contents(made):
-    return [path.read_bytes() for path in Image(made.layout, made.digest).layer_files]
+    return [path.read_bytes() for path in LayoutImage(made.layout, made.digest).layer_files]
 
 
 def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
@@ -114,12 +114,12 @@ def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
         blobs = list(first.layout.glob("blobs/sha256/*"))
         assert sum(path.stat().st_size == 0 for path in blobs) == 2
         with builder.make(order, io.StringIO(), lambda _: None) as third:
-            image = Image(third.layout, third.digest)
+            image = LayoutImage(third.layout, third.digest)
             assert third.digest == first.digest
             assert list(image.archive("t:v1", ())), "an engine that has the layers needs no bytes"
             with pytest.raises(HollowError):
                 list(image.archive("t:v1", image.layers))
-        with builder.make(replace(order, apart=True), io.StringIO(), lambda _: None) as alone:
+        with builder.make(replace(order, unshared=True), io.StringIO(), lambda _: None) as alone:
             assert alone.digest == first.digest
             assert contents(alone) == [b"lower", b"upper"]
         assert not alone.layout.exists()
@@ -144,7 +144,7 @@ def test_layers_of_a_base_in_the_engine_are_listed(script, order, made):
         Buildx(Docker()) as builder,
         builder.make(replace(order, sources=sources), io.StringIO(), lambda _: None) as image,
     ):
-        assert image.base_layers == set(Image(image.layout, image.digest).layers)
+        assert image.base_layers == set(LayoutImage(image.layout, image.digest).layers)
 
 
 def test_classic_store_gets_every_layer_again(script, order, made):
@@ -163,8 +163,8 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
         steps: list[str] = []
         with builder.make(order, log, steps.append) as image:
             assert contents(image) == [b"lower", b"upper"], "layers of the base are unchanged"
-        manifest = json.loads(Image(image.layout, image.digest).raw)
-        assert manifest["annotations"] == {key: order.labels[key] for key in (labels.CELL, labels.VARIANT)}
+        manifest = json.loads(LayoutImage(image.layout, image.digest).raw)
+        assert "annotations" not in manifest, "labels follow the audit"
         assert steps == ["2/3: RUN make"]
         assert image.base_layers == frozenset(), "the base may not be in the engine"
         assert image.layout.is_dir()
@@ -198,6 +198,17 @@ DECIDING = {
     "BUILDKIT_SYNTAX": "x",
     "SOURCE_DATE_EPOCH": "1",
 }
+
+
+def test_output_has_the_names_of_the_dockerfile(script, order):
+    place = "imagematrix-held:57e9-word"
+    script(f"echo '#4 [1/2] FROM docker.io/library/{place}'; echo '>>> FROM {place}'; exit 1")
+    sources = replace(order.sources, images={"reg:5000/base:1": f"docker-image://{place}"})
+    log = io.StringIO()
+    with Buildx(Docker()) as builder, pytest.raises(BuildError) as caught:
+        make(builder, replace(order, sources=sources), log)
+    expected = "#4 [1/2] FROM reg:5000/base:1\n>>> FROM reg:5000/base:1"
+    assert (str(caught.value), log.getvalue()) == (expected, f"{expected}\n")
 
 
 def test_environment_variables_do_not_affect_the_build(script, order, made, tmp_path, monkeypatch):

@@ -5,13 +5,13 @@ import pytest
 from imagematrix.builder.compiler import Compilers
 from imagematrix.errors import BuildError
 from imagematrix.facts import marches
-from imagematrix.planning.backend import Sources
+from imagematrix.planning.backend import BuildSources
 
 NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
 
 
 def sources(item):
-    return Sources(context=item.cell.image.context, platform=item.cell.platform)
+    return BuildSources(context=item.cell.image.context, platform=item.cell.platform)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ FROM debian:{suite} AS compiler
 RUN apt-get install g++
 
 FROM compiler AS imagematrix-macros
-RUN mkdir /macros && for option in {options}; do \
+RUN mkdir /macros && command -v cc > /dev/null || touch /macros/no-cc; for option in {options}; do \
 cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done
 FROM scratch
 COPY --from=imagematrix-macros /macros /
@@ -110,12 +110,18 @@ def test_table_gives_flags_without_a_compiler_stage(flags, backend):
     assert not backend.called("export")
 
 
-def test_flags_are_unknown_without_compiler_and_table(flags):
-    with pytest.raises(BuildError, match="the CPU flags that cpu-x86-64-v3 needs are unknown") as caught:
-        flags(
-            ('base: "debian:trixie", compiler: gcc-14}\n    "11', 'base: "x"}\n    "11'), template=NO_COMPILER
-        )
-    assert "stage that has the compiler 'compiler'" in caught.value.remedy
+def test_stage_without_cc_is_named(flags, backend):
+    backend.macros = {"no-cc": ""}
+    with pytest.raises(BuildError, match="the template's stage 'compiler' has no command cc") as caught:
+        flags(only="cuda=none")
+    assert "ln -s /usr/bin/gcc-14 /usr/local/bin/cc" in caught.value.remedy
+
+
+def test_cells_fail_without_compiler_and_table(planned):
+    unknown = ('base: "debian:trixie", compiler: gcc-14}\n    "11', 'base: "x"}\n    "11')
+    (one, other) = planned(unknown, template=NO_COMPILER).with_status("failed")
+    assert one.why == other.why == "the CPU flags of its march are unknown"
+    assert "stage that has the compiler 'compiler'" in one.error.remedy
 
 
 def test_cell_without_a_march_needs_no_flags(flags):

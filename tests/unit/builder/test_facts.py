@@ -5,7 +5,7 @@ import json
 import pytest
 
 from imagematrix.builder.compiler import Compilers
-from imagematrix.planning.backend import Sources
+from imagematrix.planning.backend import BuildSources
 
 NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
 NEWLAKE = (
@@ -21,7 +21,7 @@ def newlake(planned, backend):
 
     def call(*changes, **options):
         (item,) = planned(*NEWLAKE, *changes, only="march=newlake", **options).items
-        sources = Sources(context=item.cell.image.context, platform=item.cell.platform)
+        sources = BuildSources(context=item.cell.image.context, platform=item.cell.platform)
         return item, Compilers([item], backend).flags(item, sources)
 
     return call

@@ -9,7 +9,7 @@ import pytest
 from distribution import digest
 
 from imagematrix.builder.reproducible import difference
-from imagematrix.oci.layout import Image
+from imagematrix.oci.layout import LayoutImage
 
 
 def layer(*files):
@@ -33,13 +33,13 @@ def image(tmp_path):
         blobs = tmp_path / "blobs" / "sha256"
         blobs.mkdir(parents=True, exist_ok=True)
         manifest = {
-            "config": {"digest": digest(config)},
-            "layers": [{"digest": digest(layer)} for layer in layers],
+            "config": {"digest": digest(config), "size": len(config)},
+            "layers": [{"digest": digest(layer), "size": len(layer)} for layer in layers],
         }
         raw = json.dumps(manifest).encode()
         for blob in (*layers, config, raw):
             (blobs / digest(blob)[7:]).write_bytes(blob)
-        return Image(tmp_path, digest(raw))
+        return LayoutImage(tmp_path, digest(raw))
 
     return call
 

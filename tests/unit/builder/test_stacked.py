@@ -137,12 +137,12 @@ def test_unknown_base_image_is_rejected(stacked):
 
 def test_template_can_list_all_images(stacked):
     plan = stacked(app="FROM {{ images.base }}\n# {{ images | length }}: {{ images | join(' ') }}\n")
-    assert plan.items[0].dockerfile.endswith("# 2: app base\n")
+    assert "\n# 2: app base\n" in plan.items[0].dockerfile
 
 
 def test_base_is_named_by_its_cell_without_an_engine(stacked):
     plan = stacked(against=Against())
-    assert plan.items[0].dockerfile == "FROM base:v1-one\n"
+    assert plan.items[0].dockerfile.startswith("FROM base:v1-one\n")
     assert plan.items[0].needs == ("base:v1-one",)
     assert {(item.status, item.identity) for item in plan.items} == {("build", None)}
 

@@ -6,8 +6,8 @@ from fatbins import PTX, entry, fat
 from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.catalog import labels
-from imagematrix.errors import UsageError
 from imagematrix.planning.identity import TRIM
+from imagematrix.planning.plan import PlanStatus
 from imagematrix.trim.program import CONTEXT
 from imagematrix.trim.rules import VERSION
 
@@ -38,24 +38,26 @@ def test_only_trimming_builds_get_the_program(planned, backend, silent, tmp_path
 
 def test_trimming_is_unknown_without_an_identity(planned, backend):
     backend.missing.add("debian:trixie")
-    with pytest.raises(UsageError):
-        planned(template=TEMPLATE)
+    assert not any(item.trims for item in planned(template=TEMPLATE).with_status(PlanStatus.FAILED))
 
 
 @pytest.fixture
 def labelled(planned, backend, silent, tmp_path_factory, tar):
     """Call it with files to get the cubins and PTX that an image with them promises, in a cell for 8.9."""
 
-    def call(*files, template=TEMPLATE):
-        plan = planned(template=template, only="march=znver4,driver=550.163.01,compute=8.9,cuda=12.4")
-        driver = ("usr/lib/libcuda.so.550.163.01", b"550.163.01")
-        backend.layers = [tar(driver, *((f"opt/{n}.fatbin", file) for n, file in enumerate(files)))]
+    def call(*files, template=TEMPLATE, exact=False, driver="550.163.01"):
+        plan = planned(template=template, only=f"march=znver4,driver={driver},compute=8.9,cuda=12.4")
+        library = (f"usr/lib/libcuda.so.{driver}", driver.encode())
+        backend.layers = [tar(library, *((f"opt/{n}.fatbin", file) for n, file in enumerate(files)))]
         logs = tmp_path_factory.mktemp("logs")
         (result,) = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+        assert len(backend.called("make")) == 1, "whatever the audit proves"
         if result.error:
             return str(result.error)
         (stored,) = backend.images.values()
         variant = labels.read(stored, reference="t:v1", digest=None, size=None)
+        if exact:
+            return [(one.name, one.cubins, [ptx.target for ptx in one.ptx]) for one in variant.device_code]
         return variant.cubins, [(one.target, one.isa) for one in variant.ptx]
 
     return call
@@ -77,9 +79,36 @@ def test_labels_promise_ptx_besides_cubins(labelled):
     assert labelled(fat(entry(target=89), entry(PTX, 89))) == (("89",), [("89", "8.4")])
 
 
-def test_mixed_cubins_and_ptx_cannot_be_promised(labelled):
-    assert "the labels promise cubins for 89, but /opt/1.fatbin has none" in labelled(NATIVE, TEXT)
-    assert labelled(NATIVE + TEXT) == (("89",), [])
+def test_mixed_cubins_and_ptx_are_promised_exactly(labelled):
+    assert labelled(NATIVE, TEXT, exact=True) == [
+        ("/opt/0.fatbin", ("89",), []),
+        ("/opt/1.fatbin", (), ["80"]),
+    ]
+
+
+def test_ptx_that_the_image_s_own_driver_does_not_compile_contradicts(labelled):
+    """CUDA 12.2, of branch 535, compiles PTX up to ISA 8.2."""
+    told = labelled(NATIVE, TEXT, driver="535.261.03")
+    assert "the labels promise cubins for 89, but /opt/1.fatbin has none" in told
+
+
+def test_exact_code_that_says_nothing_more_is_left_out(labelled):
+    assert labelled(NATIVE + TEXT, exact=True) == []
+
+
+def test_exact_code_is_only_that_for_the_gpus_of_the_cell(labelled):
+    many = fat(entry(target=75), entry(target=80), entry(target=89), entry(target=90))
+    older = fat(entry(target=80), entry(target=86), entry(PTX, 80))
+    assert labelled(many, many, older, exact=True) == [
+        ("/opt/0.fatbin", ("89",), []),
+        ("/opt/2.fatbin", ("86",), []),
+    ]
+
+
+def test_file_without_code_for_the_cell_contradicts(labelled):
+    assert "the labels promise cubins for 89, but /opt/1.fatbin has 90" in labelled(
+        NATIVE, fat(entry(target=90))
+    )
 
 
 def test_labels_promise_the_cell_without_trimming(labelled):

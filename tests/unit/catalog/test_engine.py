@@ -1,14 +1,17 @@
 """The catalog of a local engine, from the labels of its images."""
 
+import json
+
 import pytest
 
 from imagematrix import Catalog
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Variant
 from imagematrix.catalog.engine import catalog, catalogs
-from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.catalog.sources import confirm, open_catalog
+from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.reference import split
-from imagematrix.stores.engine import Engine
+from imagematrix.stores.engine import EngineStore
 
 SHORT = "0123456789ab"
 DIGEST = f"sha256:{'d' * 64}"
@@ -42,12 +45,117 @@ def test_invalid_image_name_is_rejected(name):
 
 def test_labels_restore_the_catalog(engine, shipped_catalog):
     engine.add_catalog(shipped_catalog)
-    result = Catalog.from_engine("training:v1")
+    result = open_catalog("training:v1")
     assert result == catalog("training")
     assert len(engine.requests) == 2
     assert {variant.size for variant in result.variants} == {81_000_000}
     references = [variant.reference for variant in result.variants]
     assert references == sorted(variant.reference for variant in shipped_catalog.variants)
+
+
+def inspected(own, **settings):
+    """What an engine tells of an image, with all that it leaves out or adds as empty."""
+    return {
+        "Id": DIGEST,
+        "Os": "linux",
+        "Architecture": "amd64",
+        "Variant": "",
+        "Created": "1970-01-01T00:00:00Z",
+        "DockerVersion": "26.1.5",
+        "Config": {"Labels": own, "Hostname": "", "Volumes": None, "WorkingDir": "", "Env": ["A=B"]}
+        | settings,
+        "RootFS": {"Type": "layers", "Layers": ["sha256:1", "sha256:2"]},
+    }
+
+
+def configured(own, **settings):
+    """The configuration of the same image."""
+    return {
+        "os": "linux",
+        "architecture": "amd64",
+        "created": "1970-01-01T00:00:00Z",
+        "history": [{"created_by": "RUN make"}],
+        "config": {"Labels": own, "Env": ["A=B"], "ArgsEscaped": True} | settings,
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:1", "sha256:2"]},
+    }
+
+
+def test_content_digest_is_the_same_from_a_configuration_and_from_an_engine():
+    own = {"x": "y"}
+    made = labels.content(configured(own))
+    own[labels.CONTENT] = made
+    assert not labels.inherited(configured(own))
+    assert not labels.inherited(inspected(own))
+    changes: tuple[dict[str, object], ...] = (
+        {"Cmd": ["sh"]},
+        {"Env": ["A=C"]},
+        {"Entrypoint": ["sh"]},
+        {"User": "root"},
+        {"WorkingDir": "/x"},
+        {"Volumes": {"/x": {}}},
+        {"Labels": {**own, "x": "z"}},
+        {"Labels": {**own, "z": ""}},
+    )
+    for changed in changes:
+        assert labels.inherited(configured(own) | {"config": configured(own)["config"] | changed})
+        assert labels.inherited(inspected(own, **changed))
+    for raw in (configured(own), inspected(own)):
+        layers = (
+            {"rootfs": {"diff_ids": ["sha256:1"]}} if "os" in raw else {"RootFS": {"Layers": ["sha256:1"]}}
+        )
+        assert labels.inherited(raw | layers)
+        assert labels.inherited(raw | {"architecture" if "os" in raw else "Architecture": "arm64"})
+
+
+@pytest.mark.parametrize(
+    "raw", [{}, {"config": []}, {"config": {"Labels": 5}}, {"Config": {"Labels": ["x"]}}]
+)
+def test_damaged_configuration_has_no_labels(raw):
+    assert labels.of(raw) == {}
+    assert not labels.inherited(raw)
+    assert labels.content(raw).startswith("sha256:")
+
+
+def add_image(engine, **settings):
+    """Put an image with the labels of a variant into the engine, perhaps changed, and return its name."""
+    engine.add_catalog(one())
+    (entry,) = engine.images
+    entry["Labels"][labels.INPUTS] = "{}"
+    entry["Labels"][labels.CONTENT] = labels.content(configured(entry["Labels"]))
+    (reference,) = entry["RepoTags"]
+    document = inspected(entry["Labels"], **settings)
+    engine.responses["GET", f"/images/{reference}/json"] = 200, json.dumps(document).encode()
+    return reference
+
+
+def test_image_that_took_the_name_of_its_variant_is_refused(engine):
+    """`FROM $REF` with another command, tagged $REF."""
+    reference = add_image(engine, Cmd=["sh"])
+    message = f"{reference} is not the variant of this name, but an image built on the variant"
+    with EngineStore() as store:
+        for read in (
+            lambda: confirm("training:v1", None, [reference]),
+            lambda: confirm(None, None, [reference]),
+            lambda: store.present("training", "v1"),
+        ):
+            with pytest.raises(AuditError, match=message) as caught:
+                read()
+            assert caught.value.remedy == f"run `docker image rm {reference}` and build again"
+    for image, name in (("training:v1", "saved.json"), ("reg:5000/training:v1", None)):
+        confirm(image, name, [reference])  # its digest tells
+
+
+def test_variant_with_its_name_is_confirmed(engine):
+    reference = add_image(engine)
+    confirm("training:v1", None, [reference, "training:gone"])
+    with EngineStore() as store:
+        assert [one.reference for one in store.present("training", "v1")] == [reference]
+
+
+def test_catalog_is_read_with_one_request(engine):
+    add_image(engine)
+    assert len(catalog("training:v1").variants) == 1
+    assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("full", ["docker.io/library/", "localhost/"])
@@ -80,7 +188,7 @@ def test_images_of_docker_hub_are_found_as_docker_lists_them(engine, image, list
     (variant,) = catalog(f"{image}:v1").variants
     assert (variant.reference, variant.digest) == (reference, DIGEST)
     engine.images[0]["Labels"][labels.INPUTS] = "{}"
-    with Engine() as store:
+    with EngineStore() as store:
         assert [one.reference for one in store.present(image, "v1")] == [reference]
 
 
@@ -120,10 +228,11 @@ def test_malformed_entries_are_skipped(engine):
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
-        ("{", "is not JSON"),
+        ("{", "not JSON"),
         (None, "is not JSON"),
         ("[]", "is not an object"),
-        ("[" * 100_000, "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"platform": "linux/amd64", "platform": "linux/arm64"}', "duplicate key 'platform'"),
         ('{"platform": "linux/amd64", "cuda": "x"}', "cuda: 'x' is not a CUDA release"),
         ("{}", "platform is missing"),
     ],

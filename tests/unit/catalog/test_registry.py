@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.catalog.sources import open_catalog
+from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.oci.manifest import ATTESTED
 from imagematrix.reference import Reference
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -34,9 +35,15 @@ def manifest(**changes):
 
 
 def index(*manifests):
+    """Return an index that states its entries, as `publish` writes it."""
+    empty = {"mediaType": "", "annotations": {}, "platform": {}}
+    entries = [empty | one for one in manifests]
+    entries.sort(key=lambda one: (one["annotations"].get("io.imagematrix.cell", ""), one["digest"]))
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
     return {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
+        "annotations": {"io.imagematrix.content": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"},
         "manifests": manifests,
     }
 
@@ -95,7 +102,7 @@ class Registry:
 @pytest.fixture
 def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
+    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0)
     client = Registry()
     yield client
     client.close()
@@ -112,10 +119,11 @@ def test_catalog_takes_one_request(registry):
     attestation = {
         "digest": DIGEST,
         "size": 1,
-        "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+        "annotations": {"vnd.docker.reference.type": "attestation-manifest", ATTESTED: DIGEST},
     }
-    registry.has(index(manifest(), attestation, {"digest": DIGEST, "size": 1}))
-    catalog = Catalog.from_registry(registry.name)
+    hidden = {"digest": DIGEST, "size": 1, "platform": {"architecture": "unknown", "os": "unknown"}}
+    registry.has(index(manifest(), attestation, hidden))
+    catalog = open_catalog(registry.name)
     assert (catalog.image, catalog.version) == (f"{registry.address}/ml/training", "v1")
     (variant,) = catalog.variants
     assert variant.reference == f"{registry.name}-cpu-znver4-0123456789ab"
@@ -138,11 +146,24 @@ def test_image_built_on_a_variant_is_not_the_variant(server, sealed):
     derived = repository.image("mine", {}, config=json.dumps(config).encode())
     name = f"{server.address}/ml/training"
     for named in (f"{name}:{tag}", f"{name}@{digest}"):
-        (variant,) = Catalog.from_registry(named).variants
+        (variant,) = open_catalog(named).variants
         assert (variant.reference, variant.digest) == (f"{name}:{tag}", digest)
     for named in (f"{name}:mine", *([f"{name}@{derived}"] if sealed else [])):
         with pytest.raises(UsageError, match="is a single image, not an index of variants"):
-            Catalog.from_registry(named)
+            open_catalog(named)
+
+
+def test_a_version_may_be_the_one_variant_with_which_a_resolver_answers(server):
+    repository = server.repository("ml/training")
+    own = {"io.imagematrix.image": f"{server.address}/ml/training", **manifest()["annotations"]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Labels": own}}).encode()
+    repository.image("v1", {}, config=config)
+    name = f"{server.address}/ml/training"
+    with pytest.raises(UsageError, match="is a single image, not an index of variants"):
+        open_catalog(f"{name}:v1")
+    digest = repository.image("v1-cpu-znver4-0123456789ab", {}, config=config)
+    (variant,) = open_catalog(f"{name}:v1").variants
+    assert (variant.reference, variant.digest) == (f"{name}:v1-cpu-znver4-0123456789ab", digest)
 
 
 def test_index_by_digest_is_verified(registry):
@@ -150,20 +171,20 @@ def test_index_by_digest_is_verified(registry):
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     registry.has(body, path=f"/v2/ml/training/manifests/{digest}")
     name = f"{registry.address}/ml/training@{digest}"
-    assert len(Catalog.from_registry(name).variants) == 1
+    assert len(open_catalog(name).variants) == 1
     registry.has(body + b" ", path=f"/v2/ml/training/manifests/{digest}")
     with pytest.raises(EngineError, match="answered with content that does not match sha256:"):
-        Catalog.from_registry(name)
+        open_catalog(name)
 
 
 def test_basic_authentication_uses_docker_credentials(registry, tmp_path):
     registry.has(index(manifest()))
     registry.protected_by = 'Basic realm="here"'
     with pytest.raises(EngineError, match="denies access") as caught:
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
     assert caught.value.remedy.startswith(f"`docker login {registry.address}`")
     basic = log_in(registry, tmp_path)
-    assert Catalog.from_registry(registry.name).variants
+    assert open_catalog(registry.name).variants
     assert registry.requests[-1] == ("/v2/ml/training/manifests/v1", basic)
 
 
@@ -172,19 +193,19 @@ def test_token_is_fetched_from_the_challenge_s_realm(registry, tmp_path):
     registry.has({"token": "t0ken"}, path="/token")
     realm = f"http://{registry.address}/token"
     registry.protected_by = f'Bearer realm="{realm}",service="s",scope="repository:ml/training:pull"'
-    assert Catalog.from_registry(registry.name).variants
+    assert open_catalog(registry.name).variants
     assert registry.requests[-1][1] == "Bearer t0ken"
     basic = log_in(registry, tmp_path)
-    assert Catalog.from_registry(registry.name).variants
+    assert open_catalog(registry.name).variants
     path, login = registry.requests[-2]
     assert path == "/token?service=s&scope=repository%3Aml%2Ftraining%3Apull"
     assert login == basic
     registry.has({}, status=403, path="/token")
     with pytest.raises(EngineError, match="denies access"):
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
     registry.protected_by = 'Bearer service="s"'
     with pytest.raises(EngineError, match="a token without a realm"):
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
 
 
 def test_unreadable_credentials_are_reported(registry, tmp_path):
@@ -192,7 +213,7 @@ def test_unreadable_credentials_are_reported(registry, tmp_path):
     helper = {"credHelpers": {registry.address: "that-is-not-installed"}}
     (tmp_path / "config.json").write_text(json.dumps(helper))
     with pytest.raises(EngineError, match="credentials"):
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +231,11 @@ def test_unreadable_credentials_are_reported(registry, tmp_path):
             "not an index of variants",
         ),
         (index(), 200, UnknownImageError, "without variants"),
+        (index(manifest()) | {"annotations": {}}, 200, TagMovedError, "does not state its entries"),
+        (index() | {"manifests": [manifest()]}, 200, TagMovedError, "has other entries than it states"),
         (index(manifest(digest="sha256:123")), 200, UsageError, "'sha256:123' is not a sha256 digest"),
         (index(manifest(), manifest()), 200, UsageError, "occurs twice"),
-        (index(manifest(annotations={"io.imagematrix.variant": "{"})), 200, UsageError, "is not JSON"),
+        (index(manifest(annotations={"io.imagematrix.variant": "{"})), 200, UsageError, "not JSON"),
         (
             index(manifest(annotations={"io.imagematrix.variant": "{}"})),
             200,
@@ -231,26 +254,26 @@ def test_unreadable_credentials_are_reported(registry, tmp_path):
 def test_unexpected_answers_are_errors(registry, document, status, error, message):
     registry.has(document, status)
     with pytest.raises(error, match=message):
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
 
 
 def test_unreachable_registry_is_an_engine_error():
     with pytest.raises(EngineError, match=r"the registry 127\.0\.0\.1:1 cannot be reached"):
-        Catalog.from_registry("127.0.0.1:1/training:v1")
+        open_catalog("127.0.0.1:1/training:v1")
 
 
 def test_truncated_answer_is_an_engine_error(registry):
     registry.has(index(manifest()))
     registry.lacking = 10
     with pytest.raises(EngineError, match="truncates its answers: IncompleteRead"):
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
 
 
 def test_oversized_answer_is_not_read(registry, monkeypatch):
     monkeypatch.setattr("imagematrix.oci.transfer.LIMIT", 1000)
     registry.has(b" " * 2000)
     with pytest.raises(EngineError, match="the limit for documents of a registry"):
-        Catalog.from_registry(registry.name)
+        open_catalog(registry.name)
 
 
 @pytest.mark.parametrize(

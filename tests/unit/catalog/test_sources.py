@@ -2,13 +2,14 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from imagematrix.catalog import sources
-from imagematrix.catalog.sources import Source, list_catalogs, open_catalog
-from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.catalog.sources import CatalogSource, list_catalogs, open_catalog
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
 
 
 @pytest.fixture
@@ -19,12 +20,35 @@ def saved(shipped_catalog, tmp_path):
 
 
 def test_file_catalog_is_narrowed_to_the_requested_image(saved, shipped_catalog):
-    assert open_catalog(None, saved) == open_catalog("training", saved) == shipped_catalog
+    assert open_catalog(saved) == open_catalog(saved, image="training") == shipped_catalog
     variant = shipped_catalog.variants[0]
-    assert open_catalog(variant.reference, saved).variants == (variant,)
+    assert open_catalog(saved, image=variant.reference).variants == (variant,)
     with pytest.raises(UnknownImageError, match="is the catalog of training:v1, not of trainin:v1") as caught:
-        open_catalog("trainin:v1", saved)
+        open_catalog(saved, image="trainin:v1")
     assert caught.value.remedy == "did you mean 'training:v1'?"
+
+
+def test_files_are_told_from_images(engine, shipped_catalog, tmp_path, monkeypatch):
+    """A folder may have the name of an image, and a saved catalog any name."""
+    engine.add_catalog(shipped_catalog)
+    monkeypatch.chdir(tmp_path)
+    Path("training").mkdir()
+    document = json.dumps(shipped_catalog.to_json())
+    Path("saved").write_text(document)
+    names = {variant.reference for variant in shipped_catalog.variants}
+    assert {variant.reference for variant in open_catalog("training").variants} == names
+    for saved in ("saved", "./saved", Path("saved"), tmp_path / "saved"):
+        assert open_catalog(saved) == shipped_catalog
+    for absent in ("training.json", "./training:v1", Path("training:v1")):
+        with pytest.raises(UsageError, match="No such file"):
+            open_catalog(absent)
+
+
+@pytest.mark.parametrize("name", [None, 0, True, b"training", {"schema": "imagematrix.catalog/v1"}])
+def test_names_of_other_types_are_usage_errors(name):
+    with pytest.raises(UsageError, match="is not the name of a catalog") as caught:
+        open_catalog(name)
+    assert "REGISTRY/IMAGE:VERSION" in caught.value.remedy
 
 
 def test_image_without_a_registry_is_read_from_the_engine(engine, shipped_catalog):
@@ -53,14 +77,14 @@ def shelf(monkeypatch, shipped_catalog):
         return name.startswith("shelf.")
 
     monkeypatch.setattr(
-        sources, "SOURCES", (Source(name="shelf", takes=its, keeps=its, own_names=True), *sources.SOURCES)
+        sources, "SOURCES", (CatalogSource(name="shelf", keeps=its, own_names=True), *sources.SOURCES)
     )
 
 
 @pytest.mark.usefixtures("shelf", "no_engine")
 def test_new_source_needs_one_entry(shipped_catalog):
     assert open_catalog("shelf.local/training:v1") == shipped_catalog
-    assert open_catalog("training:v1", "shelf.local/x") == shipped_catalog
+    assert open_catalog("shelf.local/x", image="training:v1") == shipped_catalog
     assert list_catalogs("shelf.local/training") == [shipped_catalog]
     with pytest.raises(EngineError):
         open_catalog("training:v1")

@@ -1,13 +1,18 @@
 """`imagematrix adopt`: catalogs of unlabelled images, and their use by other commands."""
 
+import base64
 import contextlib
+import hashlib
+import itertools
 import json
 import struct
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import compiled
 from distribution import Server
+from fatbins import entry, fat
 from images import Parts, archived, index, layout, saved, tar
 
 from imagematrix.catalog import labels
@@ -15,7 +20,9 @@ from imagematrix.catalog.catalog import UserModeDriver, Variant
 from imagematrix.record import replace
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
+SITE = "usr/lib/python3/dist-packages"
 CUBIN = ("opt/k.cubin", (DATA / "80.cubin").read_bytes())
+PTX = ("opt/k.ptx", (DATA / "100f.ptx").read_bytes())
 CUDART = ("usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127", b"\x7fELF")
 EXACT = ("usr/lib/x86_64-linux-gnu/libcuda.so.1", b"\000550.163.01\0")
 OFFICIAL = "cuda>=12.6 brand=tesla,driver>=535,driver<536"
@@ -33,8 +40,10 @@ VARIANT = Variant(
 def adopt(cli, tmp_path, conforms):
     """Call it with images to get the variants of their catalog."""
 
+    numbers = itertools.count()
+
     def call(*images, code=0):
-        paths = [layout(tmp_path / f"oci{number}", image) for number, image in enumerate(images)]
+        paths = [layout(tmp_path / f"oci{next(numbers)}", image) for image in images]
         result = cli("adopt", *paths, "--as", "torch:v1")
         assert result.code == code, result.err
         if code:
@@ -54,9 +63,10 @@ def test_facts_from_bytes_outrank_claims(adopt):
         "reference": image.digest,
         "digest": image.digest,
         "platform": "linux/amd64",
-        "cuda": "12.4",
+        "cuda": "12.9",
         "cubins": ["80"],
         "ptx": [],
+        "device_code": [{"files": 1, "name": "/opt/k.cubin", "cubins": ["80"], "ptx": []}],
         "compressed_fatbin": False,
         "driver": {"mode": "host", "version": None},
         "march": None,
@@ -79,7 +89,7 @@ def test_facts_from_bytes_outrank_claims(adopt):
     ],
 )
 def test_cuda_release_comes_from_claims(adopt, env, own, release, source):
-    (variant,) = adopt(Parts(tar(CUBIN), env=env, labels=own))
+    (variant,) = adopt(Parts(tar(PTX), env=env, labels=own))
     assert (variant["cuda"], variant["facts"]["cuda"]) == (release, source)
     assert variant["driver"] == {"mode": "host", "version": None}
 
@@ -107,6 +117,242 @@ def test_image_without_device_code_is_cpu_only(adopt):
     (variant,) = adopt(Parts(tar("bin/true")))
     assert (variant["cuda"], variant["driver"]) == (None, None)
     assert variant["facts"] == {"cpu_flags": "bytes", "cubins": "bytes"}
+
+
+def linked(tmp_path, *options, source="int main(void) { return 0; }"):
+    """Return a program that needs libcuda by its dynamic section."""
+    compiled(tmp_path / "libcuda.so.1", "int it;", "-shared", "-Wl,-soname,libcuda.so.1")
+    needs = ("-Wl,--no-as-needed", f"-L{tmp_path}", "-l:libcuda.so.1", *options)
+    return compiled(tmp_path / "it", source, *needs).read_bytes()
+
+
+@pytest.mark.parametrize("env", [[], ["NVIDIA_VISIBLE_DEVICES=void"]])
+def test_program_that_needs_libcuda_has_unknown_code(cli, adopt, tmp_path, profiles, env):
+    image = Parts(tar(("opt/it", linked(tmp_path))), env=env)
+    (variant,) = adopt(image)
+    assert (variant["driver"], variant["cubins"]) == ({"mode": "host", "version": None}, [])
+    assert variant["facts"]["cubins"] == "unknown"
+    (tmp_path / "c.json").write_text(cli("adopt", tmp_path / "oci0", "--as", "t:v1").out)
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host")
+    assert cli("select", *words, profiles["genoa-h200"]).code == 0
+    assert cli("select", *words, profiles["laptop"]).code == 3
+
+
+def test_baked_driver_of_a_program_without_code_stays(adopt, tmp_path):
+    (variant,) = adopt(Parts(tar(("opt/it", linked(tmp_path)), EXACT)))
+    assert variant["driver"] == {"mode": "exact", "version": "550.163.01"}
+    assert variant["facts"]["cubins"] == "unknown"
+
+
+def test_code_of_other_files_decides_for_a_program_that_needs_libcuda(adopt, tmp_path):
+    (variant,) = adopt(Parts(tar(("opt/it", linked(tmp_path)), CUBIN)))
+    assert (variant["cubins"], variant["facts"]["cubins"]) == (["80"], "bytes")
+
+
+def test_libraries_of_nvidia_and_of_packages_that_need_libcuda_tell_nothing(adopt, tmp_path):
+    it = linked(tmp_path)
+    assert adopt(Parts(tar(("opt/libnvidia-opencl.so.1", it))))[0]["driver"] is None
+    sums = f"{hashlib.md5(it).hexdigest()}  usr/bin/it\n".encode()  # noqa: S324 - as dpkg does
+    (variant,) = adopt(Parts(tar(("usr/bin/it", it), ("var/lib/dpkg/info/it.md5sums", sums))))
+    assert (variant["driver"], variant["facts"]["cubins"]) == (None, "bytes")
+
+
+def test_program_that_names_libcuda_is_a_warning_in_an_image_for_cpus(cli, adopt, tmp_path):
+    source = 'const char name[] = "libcuda.so.1"; int main(int n, char **v) { return name[n]; }'
+    program = compiled(tmp_path / "ffmpeg", source).read_bytes()
+    image = Parts(tar(("opt/ffmpeg", program)))
+    (variant,) = adopt(image)
+    assert (variant["cuda"], variant["driver"]) == (None, None)
+    assert variant["facts"]["cubins"] == "bytes"
+    told = "/opt/ffmpeg may load libcuda when it runs, but the image has no device code"
+    for words in (("verify", tmp_path / "oci0"), ("adopt", tmp_path / "oci0", "--as", "t:v1")):
+        result = cli(*words)
+        assert (result.code, told in result.out + result.err) == (0, True)
+    path = layout(tmp_path / "both", Parts(tar(("opt/ffmpeg", program), CUBIN)))
+    assert told not in cli("adopt", path, "--as", "t:v1").err
+
+
+@pytest.mark.parametrize("word", ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_DRIVER=driver>=550"])
+def test_environment_that_asks_for_gpus_makes_an_image_for_gpus(cli, adopt, tmp_path, conforms, word):
+    (variant,) = adopt(Parts(tar("bin/python"), env=[word]))
+    assert variant["driver"] == {"mode": "host", "version": None}
+    assert (variant["cubins"], variant["facts"]["cubins"]) == ([], "unknown")
+    document = json.loads(cli("verify", tmp_path / "oci0", "--json").out)
+    conforms(document)
+    assert document["facts"] == variant["facts"]
+
+
+def test_labels_without_proof_are_claims(cli, tmp_path):
+    """An image with labels promises device code; verify says that nothing proves it."""
+    labelled = {labels.VARIANT: labels.write(replace(VARIANT, cubins=(), facts=(("cubins", "claim"),)))}
+    path = layout(tmp_path / "x", Parts(tar("bin/true"), labels=labelled))
+    document = json.loads(cli("verify", path, "--json").out)
+    assert document["facts"] == {"cubins": "claim", "cpu_flags": "bytes", "driver": "bytes", "cuda": "claim"}
+
+
+@pytest.mark.parametrize("word", ["", "void", "none"])
+def test_environment_without_gpus_makes_an_image_for_cpus(adopt, word):
+    assert adopt(Parts(tar("bin/python"), env=[f"NVIDIA_VISIBLE_DEVICES={word}"]))[0]["driver"] is None
+
+
+def test_toolkits_of_cubins_and_runtimes_give_the_newest_release(cli, adopt, tmp_path, profiles):
+    thirteen = ("opt/120a.cubin", (DATA / "120a.cubin").read_bytes())
+    old = ("opt/80.cubin", (DATA / "11.8.cubin").read_bytes())
+    nvidia = ("usr/lib/libcublas.so.13", thirteen[1])
+    for members, release in (
+        ([old, thirteen], "13.5"),
+        ([old, CUDART], "12.4"),
+        ([old], "11.8"),
+        ([old, nvidia], "11.8"),
+    ):
+        (variant,) = adopt(Parts(tar(*members)))
+        assert (variant["cuda"], variant["facts"]["cuda"]) == (release, "bytes")
+    new = ("opt/80.cubin", (DATA / "13.0.cubin").read_bytes())
+    (tmp_path / "c.json").write_text(
+        cli("adopt", layout(tmp_path / "x", Parts(tar(new))), "--as", "t:v1").out
+    )
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host")
+    result = cli("select", *words, profiles["rome-a100"])
+    assert (result.code, "580" in result.err) == (3, True)
+
+
+def test_release_of_unused_alternatives_does_not_count(cli, adopt, tmp_path, profiles):
+    site = "usr/lib/python3/dist-packages"
+    files = {"118": "11.8", "124": "12.4", "130": "13.0"}
+    members = [
+        (
+            f"{site}/bnb/lib_cuda{name}.fatbin",
+            fat(entry(target=80, payload=(DATA / f"{release}.cubin").read_bytes())),
+        )
+        for name, release in files.items()
+    ]
+    (variant,) = adopt(Parts(tar(*members, CUDART)))
+    assert (variant["cuda"], variant["facts"]["cuda"]) == ("12.4", "bytes")
+    assert [one["name"] for one in variant["device_code"]] == [f"/{site}/bnb/lib_cuda124.fatbin"]
+    path = layout(tmp_path / "alone", Parts(tar(*members)))
+    result = cli("adopt", path, "--as", "t:v1")
+    (variant,) = json.loads(result.out)["variants"]
+    assert (variant["cuda"], variant["facts"]["cuda"]) == ("13.0", "claim")
+    assert "nothing else shows the CUDA release" in result.err
+    assert "nothing else shows the CUDA release" in cli("verify", path).out
+    (tmp_path / "c.json").write_text(result.out)
+    host = json.loads(profiles["rome-a100"].read_text())
+    for driver, code in (("550.163.01", 3), ("580.95.05", 0)):
+        host["driver"] |= {"version": driver, "user_mode": driver}
+        (tmp_path / "host.json").write_text(json.dumps(host))
+        told = cli("explain", "t:v1", "--catalog", tmp_path / "c.json", "--host", tmp_path / "host.json")
+        assert told.code == code
+        assert "only names of files such as /usr" in " ".join(told.out.split())
+
+
+def test_files_with_different_code_are_exact(cli, adopt, tmp_path, profiles):
+    """Of two files, one has PTX for all GPUs and the other has cubins: their sum is empty."""
+    members = (("opt/a.ptx", b".version 7.0\n.target sm_52\n"), ("opt/b.cubin", CUBIN[1]))
+    (variant,) = adopt(Parts(tar(*members)))
+    assert (variant["cubins"], variant["ptx"]) == ([], [])
+    assert [one["name"] for one in variant["device_code"]] == ["/opt/a.ptx", "/opt/b.cubin"]
+    (tmp_path / "c.json").write_text(cli("adopt", tmp_path / "oci0", "--as", "t:v1").out)
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host")
+    assert cli("select", *words, profiles["rome-a100"]).code == 0
+    result = cli("explain", *words, profiles["genoa-h200"])
+    assert "no device code in /opt/b.cubin runs on" in result.out
+    assert "sm_80" in cli("ls", "--catalog", tmp_path / "c.json", "t:v1").out
+    where = ("--where", "compute=8.0")
+    assert cli("select", *words, profiles["rome-a100"], *where).code == 0
+
+
+def test_optional_files_are_named_and_never_decide(cli, tmp_path, profiles):
+    members = (CUBIN, ("opt/mla/k90.cubin", (DATA / "90a.cubin").read_bytes()))
+    path = layout(tmp_path / "x", Parts(tar(*members)))
+    result = cli("adopt", path, "--as", "t:v1", "--optional", "/opt/mla/*", "-o", tmp_path / "c.json")
+    assert result.code == 0, result.err
+    (variant,) = json.loads((tmp_path / "c.json").read_text())["variants"]
+    assert variant["cubins"] == ["80"]
+    assert [(one["name"], one.get("optional")) for one in variant["device_code"]] == [
+        ("/opt/k.cubin", None),
+        ("/opt/mla/k90.cubin", True),
+    ]
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host")
+    for option in ((), ("--json",)):
+        shown = cli("explain", *words, profiles["rome-a100"], *option)
+        assert "/opt/mla/k90.cubin, optional: for 8.0 no code" in shown.out
+    assert "optional" not in cli("explain", *words, profiles["genoa-h200"]).out.split("refused")[0]
+    assert cli("select", *words, profiles["genoa-h200"]).code == 3
+
+
+def vllm(version="0.11.0", recorded=None):
+    """Return the members of a layer with a made vLLM: `_C` for 8.0, and FlashMLA for 9.0a."""
+    files = {"_C": CUBIN[1], "_flashmla_C": (DATA / "90a.cubin").read_bytes()}
+    own = base64.urlsafe_b64encode(hashlib.sha256(files["_flashmla_C"]).digest()).decode().rstrip("=")
+    hashes = {"_C": "", "_flashmla_C": f"sha256={own}" if recorded is None else recorded}
+    record = "".join(f"vllm/{name}.abi3.so,{hashes[name]},1\n" for name in files)
+    info = f"{SITE}/vllm-{version}.dist-info"
+    yield f"{info}/METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
+    yield f"{info}/RECORD", record.encode()
+    yield from ((f"{SITE}/vllm/{name}.abi3.so", code) for name, code in files.items())
+
+
+def test_files_that_the_table_knows_are_optional(cli, adopt, tmp_path, profiles):
+    """vLLM asks for the GPU's capability before it uses FlashMLA."""
+    (variant,) = adopt(Parts(tar(*vllm())))
+    assert (variant["cubins"], variant["facts"]["cubins"]) == (["80"], "table")
+    (tmp_path / "c.json").write_text(cli("adopt", tmp_path / "oci0", "--as", "t:v1").out)
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host", profiles["rome-a100"])
+    assert cli("select", *words).code == 0
+    shown = json.loads(cli("explain", *words, "--json").out)["candidates"][0]["rules"]
+    (rule,) = [one for one in shown if one["rule"] == "device-code"]
+    assert rule["source"] == "table"
+    assert "vllm/_flashmla_C.abi3.so, optional: for 8.0 no code" in rule["why"]
+    assert json.loads(cli("verify", tmp_path / "oci0", "--json").out)["facts"]["cubins"] == "table"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        vllm(recorded="sha256=AAAA"),
+        vllm(recorded=""),
+        vllm(version="0.12.0"),
+        ((path.replace("/vllm/", "/fork/"), code) for path, code in vllm()),
+        (one for one in vllm() if "dist-info" not in one[0]),
+    ],
+    ids=["changed", "no hash", "other version", "other path", "no package"],
+)
+def test_files_that_are_not_as_in_the_table_decide(adopt, members):
+    (variant,) = adopt(Parts(tar(*members)))
+    assert (variant["cubins"], variant["facts"]["cubins"]) == ([], "bytes")
+
+
+def test_optional_files_in_labels_are_named_by_verify(cli, tmp_path):
+    members = (CUBIN, ("opt/mla/k90.cubin", (DATA / "90a.cubin").read_bytes()))
+    own = {labels.VARIANT: labels.write(VARIANT), labels.OPTIONAL: '["/opt/mla/*"]'}
+    result = cli("verify", layout(tmp_path / "x", Parts(tar(*members), labels=own)))
+    assert (result.code, "optional       /opt/mla/k90.cubin: 90a\n" in result.out) == (0, True), result.out
+    for damaged in ("{", "3", "[3]"):
+        image = Parts(tar(*members), labels=own | {labels.OPTIONAL: damaged})
+        assert cli("verify", layout(tmp_path / f"x{damaged}", image)).code == 9
+
+
+@pytest.mark.parametrize(
+    ("globs", "told"),
+    [
+        (["/opt/*.cubin", "/opt/none*"], "optional device code: '/opt/none*' matches no file with any"),
+        (["*"], "all device code is optional, so nothing tells on which GPUs the image runs"),
+    ],
+)
+def test_optional_files_have_to_exist_beside_others(cli, tmp_path, globs, told):
+    words = [word for glob in globs for word in ("--optional", glob)]
+    result = cli("adopt", layout(tmp_path / "x", Parts(tar(CUBIN))), "--as", "t:v1", *words)
+    assert (result.code, told in result.err) == (9, True)
+
+
+def test_program_with_a_cubin_in_its_data_counts_beside_other_files(adopt, tmp_path):
+    array = ",".join(map(str, CUBIN[1]))
+    source = f"const unsigned char code[] = {{{array}}}; int main(int n, char **v) {{ return code[n]; }}"
+    program = ("opt/it", linked(tmp_path, source=source))
+    (variant,) = adopt(Parts(tar(program)))
+    assert (variant["cubins"], variant["facts"]["cubins"], variant["cuda"]) == (["80"], "bytes", "12.9")
+    (variant,) = adopt(Parts(tar(program, ("opt/k90.cubin", (DATA / "90a.cubin").read_bytes()))))
+    assert variant["cubins"] == []
 
 
 def test_driver_on_the_loader_path_is_exact_mode(adopt):

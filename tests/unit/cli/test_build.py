@@ -29,7 +29,7 @@ CPU = ("--only", "cuda=none")
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the valid matrix or a modified one."""
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
-    monkeypatch.setattr(local, "Engine", lambda: backend)
+    monkeypatch.setattr(local, "EngineStore", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")
 
@@ -50,6 +50,7 @@ def test_build_prints_references_to_stdout_and_progress_to_stderr(command, backe
         "[1/2] built cpu-x86-64-v3",
         "building cpu-znver4",
         "[2/2] built cpu-znver4",
+        "compression of new layers: engine",
     ]
     assert (tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-znver4.log").is_file()
     assert ("left",) in backend.calls
@@ -177,6 +178,97 @@ def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypa
     assert " failed " in command("plan", *CPU, changes=changes).out
 
 
+def test_missing_base_fails_only_its_own_image(command, backend, conforms, tmp_path):
+    (tmp_path / "templates" / "app.j2").write_text("FROM other:1\n")
+    changes = [("axes:", "  app: {version: v1, template: app.j2}\naxes:")]
+    backend.missing = {"other:1"}
+    planned = command("plan", *CPU, changes=changes)
+    assert (planned.code, planned.out.count(" failed ")) == (2, 2)
+    result = command("build", *CPU, "--json", "--junit", tmp_path / "junit.xml", changes=changes)
+    assert result.code == 6
+    document = json.loads(result.out)
+    conforms(document)
+    results = {(cell["image"], cell["status"], cell["error"]) for cell in document["cells"]}
+    assert results == {("training", "built", None), ("app", "failed", "other:1 is nowhere")}
+    assert document["error"] is None
+    assert 'tests="4" failures="2" errors="0"' in (tmp_path / "junit.xml").read_text()
+    assert result.err.count("imagematrix: other:1 is nowhere") == 1, "once for both cells"
+    assert "app:v1 cpu-x86-64-v3 and 1 other cell\n" in result.err
+
+
+def test_base_whose_registry_is_down_exits_with_8_after_the_other_builds(command, backend, tmp_path):
+    (tmp_path / "templates" / "app.j2").write_text("FROM other:1\n")
+    changes = [("axes:", "  app: {version: v1, template: app.j2}\naxes:")]
+    resolve = backend.resolve
+
+    def down(name):
+        if name == "other:1":
+            raise EngineError("its registry cannot be reached", remedy="try again")
+        return resolve(name)
+
+    backend.resolve = down
+    planned = command("plan", *CPU, changes=changes)
+    assert planned.code == 8
+    assert "\n  try again\n" in planned.err
+    result = command("build", *CPU, changes=changes)
+    assert result.code == 8
+    assert len(result.out.splitlines()) == 2
+    assert result.err.endswith("imagematrix: its registry cannot be reached\n  try again\n")
+    stopped = command(
+        "build", *CPU, "--fail-fast", "--json", changes=[*changes, ("version: v1", "version: v2")]
+    )
+    assert [cell["status"] for cell in json.loads(stopped.out)["cells"]] == [
+        "stopped",
+        "stopped",
+        "failed",
+        "failed",
+    ]
+
+
+def test_lock_stays_if_a_registry_is_down(command, backend, tmp_path):
+    assert command("lock").code == 0
+    kept = (tmp_path / "imagematrix.lock").read_bytes()
+
+    def newest(name):
+        if name == "debian:trixie":
+            raise EngineError("its registry cannot be reached", remedy="try again")
+        return f"sha256:{'1' * 64}"
+
+    backend.newest = newest
+    result = command("lock", "--upgrade", "--json")
+    assert (result.code, result.out) == (8, "")
+    assert result.err == "imagematrix: its registry cannot be reached\n  try again\n"
+    assert (tmp_path / "imagematrix.lock").read_bytes() == kept
+
+
+def test_fatal_error_is_in_all_reports(command, backend, conforms, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    reports = ("--json", "--junit", tmp_path / "junit.xml")
+
+    def gone(*_):
+        raise EngineError("the engine is gone")
+
+    backend.present = gone
+    result = command("build", *CPU, *reports, "--shard", "1/2")
+    assert result.code == 8
+    document = json.loads(result.out)
+    conforms(document)
+    assert document == {
+        "schema": "imagematrix.build/v1",
+        "shard": "1/2",
+        "error": "the engine is gone",
+        "cells": [],
+    }
+    junit = (tmp_path / "junit.xml").read_text()
+    assert 'tests="1" failures="0" errors="1"' in junit
+    assert '<error message="the engine is gone">the engine is gone</error>' in junit
+    assert "no cells\n\nthe engine is gone\n" in (tmp_path / "summary.md").read_text()
+    (tmp_path / "build.json").write_text(result.out)
+    assert command("build", *CPU, *reports, changes=[("images:", "imagse:")]).code == 2
+    assert 'errors="1"' in (tmp_path / "junit.xml").read_text()
+
+
 def test_changed_version_is_in_the_report(command, conforms, tmp_path):
     command("build", *CPU)
     words = ("build", "--json", "--junit", tmp_path / "junit.xml")
@@ -197,7 +289,7 @@ from imagematrix.cli import main
 backend = building.FakeBackend(pathlib.Path(sys.argv.pop(1)))
 backend.hold = True
 buildx.Buildx = lambda *_, **__: backend
-local.Engine = lambda: backend
+local.EngineStore = lambda: backend
 main()
 """
 
@@ -214,6 +306,15 @@ def held_build(project, tmp_path, tmp_path_factory):
     return [sys.executable, "-c", script, tmp_path_factory.mktemp("layouts"), *options]
 
 
+def ended(process):
+    """Return the output of a process, which is killed if it does not end."""
+    try:
+        return process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
@@ -225,7 +326,7 @@ def test_signal_ends_a_build_with_a_report(held_build, tmp_path, conforms, numbe
             if line.startswith("building"):
                 break
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = ended(process)
     assert process.returncode == code, err
     document = json.loads(out)
     conforms(document)
@@ -258,7 +359,7 @@ def test_build_under_nohup_survives_its_terminal(held_build):
                 break
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        ended(process)
     assert process.returncode == 143
 
 

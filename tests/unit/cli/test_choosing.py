@@ -66,6 +66,20 @@ def test_mig_device_nodes_come_from_the_host_document(cli, profiles, catalog_fil
     ]
 
 
+def test_an_unknown_user_mode_driver_of_the_node_is_a_warning(cli, profiles, shipped_catalog, tmp_path):
+    host = json.loads(profiles["genoa-h200"].read_text())
+    host["driver"]["user_mode"] = None
+    (tmp_path / "host.json").write_text(json.dumps(host))
+    variant = next(one for one in shipped_catalog.to_json()["variants"] if one["cubins"] == ["90"])
+    document = shipped_catalog.to_json() | {"variants": [variant | {"driver": {"mode": "host"}}]}
+    (tmp_path / "catalog.json").write_text(json.dumps(document))
+    words = ["--host", tmp_path / "host.json", "--catalog", tmp_path / "catalog.json"]
+    warning = "the version of the node's own user-mode driver is unknown"
+    assert warning in cli("select", *words, "training:v1").err
+    words[1] = profiles["genoa-h200"]
+    assert cli("select", *words, "training:v1").err == ""
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_fits_lists_every_reason(choose, name, shipped_catalog, conforms):
     result = choose("select", name)
@@ -334,3 +348,33 @@ def test_explain_marks_facts_read_from_bytes(cli, profiles, shipped_catalog, tmp
     conforms(document)
     sources = {rule["rule"]: rule["source"] for rule in document["candidates"][0]["rules"]}
     assert (sources["driver-exact"], sources["device-code"], sources["cpu"]) == ("bytes", "claim", "unknown")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("select", "training:v1"),
+        ("explain", "training:v1"),
+        ("run", "--dry-run", "training:v1"),
+        ("kubernetes", "labels"),
+        ("kubernetes", "device-plugin", "--dry-run"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--root", "--nvidia-smi"])
+def test_a_saved_host_is_not_mixed_with_another(cli, profiles, command, option):
+    if (command[0], option) == ("run", "--root") or (command[1], option) == ("device-plugin", "--nvidia-smi"):
+        return  # which has no such option
+    options = ("--host", profiles["laptop"], option, "/nonexistent")
+    at = 1 if command[0] == "run" else len(command)
+    code, out, err = cli(*command[:at], *options, *command[at:])
+    assert (code, out) == (2, "")
+    assert err.startswith(f"imagematrix: --host and {option} are mutually exclusive")
+    assert len(err.splitlines()) == 2
+
+
+def test_select_names_the_gpus_of_a_mixed_node(choose):
+    wanted = choose("select", "mixed", "--gpus", "1")
+    assert wanted.code == 0
+    assert wanted.err == "imagematrix: for GPU 0 (Tesla T4)\n"
+    assert choose("select", "mixed", "--gpus", "device=0") == (0, wanted.out, "")
+    assert choose("select", "rome-a100", "--gpus", "1").err == ""

@@ -14,7 +14,7 @@ import sys
 import pytest
 import typer
 
-from imagematrix.cli import front, select
+from imagematrix.cli import front, pull, select
 from imagematrix.cli.app import app
 from imagematrix.cli.front import plain
 
@@ -65,11 +65,13 @@ def test_empty_word_is_left_to_typer():
     assert plain(select.command, [""]) is None
 
 
-def test_both_parsers_have_the_same_options():
+@pytest.mark.parametrize("module", [select, pull])
+def test_both_parsers_have_the_same_options(module):
     group = cast("TyperGroup", typer.main.get_command(app()))
-    options = (cast("TyperOption", parameter) for parameter in group.commands["select"].params)
+    command = group.commands[module.__name__.rpartition(".")[2]]
+    options = (cast("TyperOption", parameter) for parameter in command.params)
     ours = {}
-    for name, parameter in inspect.signature(select.command).parameters.items():
+    for name, parameter in inspect.signature(module.command).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
             option = f"--{name.replace('_', '-')}"
             ours[name] = [option], parameter.default is False, name in front.REPEATABLE
@@ -144,3 +146,37 @@ def test_closed_standard_streams_are_opened_on_dev_null(tmp_path):
     command = f"exec {sys.executable} -c '{STREAMS}' {tmp_path}/told <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
     assert (tmp_path / "told").read_text() == "2 /dev/null /dev/null /dev/null True\n"
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+module = sys.argv[1]
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from imagematrix.cli import main
+sys.argv[1:] = ["select", "training:v1"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "code"), [("imagematrix.cli.front", -signal.SIGINT), ("imagematrix.cli.select", 130)]
+)
+def test_ctrl_c_ends_a_command_that_starts_without_a_traceback(module, code):
+    words = [sys.executable, "-c", INTERRUPTED_AT, module]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_ctrl_c_stays_ignored_if_the_caller_ignores_it():
+    """As for commands that a shell starts in the background."""
+    words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", INTERRUPTED_AT]
+    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere.sock"}
+    done = subprocess.run(
+        [*words, "imagematrix.cli.front"], check=False, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 8
+    assert "cannot reach the Docker engine" in done.stderr

@@ -2,12 +2,15 @@
 
 import json
 import os
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from imagematrix.allocation.locks import Locks, release
-from imagematrix.node import signs
+from imagematrix.errors import ProbeError
+from imagematrix.node import probe, signs
+from imagematrix.node.host import Host
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +209,50 @@ def test_metrics_are_not_json(cli):
 
     assert (result.code, result.out) == (2, "")
     assert "--json and --metrics are mutually exclusive" in result.err
+
+
+def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(cli, profiles, engine, locks):
+    host = json.loads(profiles["rome-a100"].read_text())
+    (first, second) = host["gpus"][:2]
+    engine.add_image(None)
+    image = engine.images[0]["Id"]
+    for name, gpu in (("killed", first), ("alive", second)):
+        labels = {"io.imagematrix.selected": "x:1", "io.imagematrix.gpus": gpu["uuid"]}
+        engine.created.append({"Id": name, "Created": time.time(), "ImageID": image, "Labels": labels})
+        engine.starting.append(
+            container(name, f"/dev/nvidia{gpu['minor']}") | {"State": {"Status": "created"}}
+        )
+    with Locks(locks) as held:
+        lease = held.take(f"nvidia{second['minor']}")
+    result = cli("gpus", "--host", profiles["rome-a100"], "--json")
+    release(lease)
+    gpus = json.loads(result.out)["gpus"]
+    assert [[use["kind"] for use in gpu["used_by"]] for gpu in gpus[:3]] == [["container"], ["lease"], []]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_engine_of_another_machine_says_nothing_about_this_one(
+    cli, profiles, engine, monkeypatch, conforms, saved
+):
+    node = Host.load(profiles["rome-a100"])
+    minor = node.gpus[0].minor
+    engine.info["Name"] = "node7"
+    engine.containers = [container("far", f"/dev/nvidia{minor}")]
+    monkeypatch.setattr(probe, "assemble", lambda *_, **__: node)
+    result = cli("gpus", "--json", *(["--host", profiles["rome-a100"]] if saved else []))
+    gpus = conforms(json.loads(result.out))["gpus"]
+    assert "the engine runs on node7: GPU usage by " in result.err
+    used, *others = [gpu["free"] for gpu in gpus]
+    assert set(others) == {None}
+    assert used is (False if saved else None)
+
+
+@pytest.mark.usefixtures("engine")
+def test_leases_elsewhere_are_unknown(cli, profiles, monkeypatch):
+    def fail(_):
+        raise ProbeError("the GPU locks are not those of this machine")
+
+    monkeypatch.setattr("imagematrix.allocation.lock_folder.require_shared", fail)
+    result = cli("gpus", "--host", profiles["rome-a100"], "--json")
+    assert {gpu["free"] for gpu in json.loads(result.out)["gpus"]} == {None}
+    assert "not those of this machine: GPU usage by leases unknown" in result.err

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from images import Parts, tar
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
@@ -37,17 +38,20 @@ def test_list_is_narrowed_to_an_image_or_version(cli, engine, shipped_catalog):
     assert len(cli("ls").out.splitlines()) == 2 + len(shipped_catalog.variants) + 1
 
 
-def test_json_output_is_a_list_of_catalogs(cli, engine, shipped_catalog, conforms):
+def test_json_output_has_the_catalog_of_each_version(cli, engine, shipped_catalog, conforms):
     engine.add_catalog(shipped_catalog)
     result = cli("ls", "training", "--json")
-    (document,) = json.loads(result.out)
+    versions = conforms(json.loads(result.out))
+    (document,) = versions["versions"]
     conforms(document)
     assert len(document["variants"]) == len(shipped_catalog.variants)
     assert (result.code, result.err) == (0, "")
 
 
 def test_empty_list_succeeds_but_unknown_image_fails(cli, engine):
-    assert json.loads(cli("ls", "--json").out) == []
+    for option in ([], ["--size"]):
+        document = json.loads(cli("ls", "--json", *option).out)
+        assert document == {"schema": "imagematrix.versions/v1", "versions": []}
     assert engine.requests
     for words in (("ls", "training"), ("ls", "training:v1", "--json")):
         result = cli(*words)
@@ -183,3 +187,76 @@ def test_size_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms, 
         *((sum(size), None) for size in sizes),
         (None, None),
     ]
+
+
+def pushed(server, name, version, variants):
+    """Push an image for each variant (its cell, its files, its facts), and return the catalog."""
+    repository = server.repository(name)
+    made = []
+    for cell, files, facts in variants:
+        parts = Parts(*(tar((file, file.encode())) for file in files))
+        repository.blobs |= parts.blobs
+        repository.put(f"{version}-{cell}", parts.raw, "application/vnd.oci.image.manifest.v1+json")
+        reference = f"{server.address}/{name}:{version}-{cell}-0123456789ab"
+        made.append(Variant(reference=reference, digest=parts.digest, platform="linux/amd64", **facts))
+    return Catalog(image=f"{server.address}/{name}", version=version, variants=tuple(made))
+
+
+def exact(version, cubin="90"):
+    return {
+        "cuda": "12.4",
+        "cubins": (cubin,),
+        "driver": UserModeDriver(mode="exact", version=version),
+        "march": "znver4",
+    }
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_from_shows_what_an_upgrade_pulls(cli, server, tmp_path, conforms):
+    old = pushed(
+        server,
+        "ml/t",
+        "v1",
+        [
+            ("same", ["base", "one"], {"march": "znver3"}),
+            ("drv1", ["base", "torch", "umd1"], exact("550.163.01")),
+            ("drv2", ["base", "torch", "umd2"], exact("535.261.03")),
+        ],
+    )
+    new = pushed(
+        server,
+        "ml/t",
+        "v2",
+        [
+            ("same", ["base", "another"], {"march": "znver3"}),
+            ("cuda", ["base", "torch", "umd1", "more"], exact("550.163.01")),
+            ("drv3", ["base", "torch", "umd3"], exact("580.65.06")),
+            ("other", ["base"], exact("550.163.01", "80")),
+        ],
+    )
+    files = {}
+    for catalog in (old, new):
+        files[catalog.version] = tmp_path / f"{catalog.version}.json"
+        files[catalog.version].write_text(json.dumps(catalog.to_json()))
+    words = ("ls", "--catalog", files["v2"], "--from", files["v1"])
+    document = conforms(json.loads(cli(*words, "--json").out))
+    sizes = {digest: layer["size"] for digest, layer in document["layers"].items()}
+    rows = document["variants"]
+    last = [sizes[row["layers"][-1]] for row in rows]
+    assert [row["from"] for row in rows] == [*last[:3], None]
+    cells = [(row["replaces"] or "").rpartition(":v1-")[2].partition("-")[0] for row in rows]
+    assert cells == ["same", "drv1", "drv2", ""]
+    out = cli(*words).out
+    assert out.splitlines()[0].split()[:4] == ["reference", "size", "adds", "from"]
+    assert cli("ls", "--catalog", files["v2"], "--from", "v0").code == 4
+    plain = json.loads(cli("ls", "--size", "--catalog", files["v2"], "--json").out)
+    assert "from" not in conforms(plain)["variants"][0]
+
+
+def test_from_needs_one_version(cli, engine, shipped_catalog):
+    engine.add_catalog(shipped_catalog)
+    result = cli("ls", "training", "--from", "v0")
+    assert (result.code, result.out) == (2, "")
+    assert "--from compares one version" in result.err
+    result = cli("ls", "training:v1", "--from", "v0")
+    assert (result.code, result.out) == (4, "")

@@ -103,6 +103,31 @@ def test_invalid_matrix_stops_every_command_before_it_writes(cli, project, tmp_p
         assert f"{path}:11:22: unknown -march=znvr4\n  did you mean 'znver4'?" in result.err
 
 
+@pytest.fixture
+def elsewhere(project, tmp_path):
+    """A matrix whose context is in another folder, and that folder."""
+    folder = tmp_path.with_name(f"{tmp_path.name}-context")
+    folder.mkdir()
+    return project(("context: .", f"context: {folder}")), folder
+
+
+@pytest.mark.parametrize(
+    "command", ["validate", "plan", "render", "build", "lock", "export bake", "export github"]
+)
+def test_context_elsewhere_is_refused(cli, elsewhere, command, engine):  # noqa: ARG001
+    path, folder = elsewhere
+    result = cli(*command.split(), "-f", path, "--allow-context", path.parent / "templates")
+    assert result.code == 2
+    assert f"the context {folder} is outside the matrix's folder" in result.err
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "render -o out", "export github"])
+def test_context_elsewhere_is_allowed_by_name(cli, elsewhere, workdir, command, no_engine):  # noqa: ARG001
+    path, folder = elsewhere
+    allowed = ("--allow-context", workdir, "--allow-context", folder)
+    assert cli(*command.split(), "-f", path, *allowed).code == 0
+
+
 def test_init_in_an_inaccessible_folder_is_a_single_error(cli, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 300)
     result = cli("init", long)  # Python 3.14 and newer name the folder
@@ -126,8 +151,14 @@ def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
     changes = [(", compiler: gcc-14}", "}"), (", compiler: gcc-12}", "}")]
     result = cli("validate", "-f", project(*changes, template="FROM {{ base }}\nRUN cc {{ march_option }}\n"))
     assert result.code == 2
-    assert result.err.startswith(f"imagematrix: {path}: the CPU flags that cpu-x86-64-v3 needs are unknown\n")
-    assert "cells more\n  name the template's stage that has the compiler 'compiler'" in result.err
+    assert result.err.startswith(
+        f"imagematrix: {path}: cpu-x86-64-v3: the CPU flags of its march are unknown\n"
+    )
+    assert " more\n  name the template's stage that has the compiler 'compiler'" in result.err
+    planned = cli("plan", "-f", path)
+    assert planned.code == 2
+    assert " failed " in planned.out
+    assert "\n  name the template's stage" in planned.err
     path = project(*changes, template="FROM {{ base }} AS compiler\nRUN cc {{ march_option }}\n")
     assert cli("validate", "-f", path).code == 0, "the stage has the compiler"
 
@@ -199,6 +230,14 @@ def test_plan_names_the_image_if_there_are_several(cli, project):
         ["training:v1", "cpu-znver4", "build"],
         ["serving:v1", "cpu-znver4", "build"],
     ]
+
+
+def test_plan_warns_of_flags_that_no_host_shows(cli, project):
+    facts = "facts:\n  march:\n    znver9: {vendor: amd, flags: [avx2, avx10_2, avx12]}\naxes:"
+    path = project(("axes:", facts), ("march: [", "march: [znver9, "), ("gcc-14", "gcc-99"))
+    result = cli("plan", "-f", path)
+    assert result.code == 0
+    assert result.err.count("march znver9 needs CPU flags that are seen on no host: avx12\n") == 1
 
 
 def test_empty_plan_is_reported(cli, project):

@@ -8,6 +8,7 @@ import sys
 from imagematrix import documents
 from imagematrix.cli import output
 from imagematrix.errors import ImagematrixError
+from imagematrix.text import visible
 
 # Window title, colours, their C1 forms, clearing the screen, and right-to-left text.
 HOSTILE = "a\x1b]0;b\x07\x1b[31mc\x9b2J\x9dd\r\x08\x7f\u202ee\u2066f"
@@ -58,4 +59,4 @@ def test_hostile_text_in_documents_is_escaped(capsys):
 
 
 def test_line_breaks_and_tabs_are_kept():
-    assert output.visible("a\tb\nc \u00e9") == "a\tb\nc \u00e9"
+    assert visible("a\tb\nc \u00e9") == "a\tb\nc \u00e9"

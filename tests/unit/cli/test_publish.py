@@ -11,8 +11,9 @@ from imagematrix.builder import buildx
 from imagematrix.builder.compiler import Compilers
 from imagematrix.catalog import labels
 from imagematrix.cli.choosing import catalog_of
+from imagematrix.compression import DEFAULT
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.planning.backend import Made, Present
+from imagematrix.planning.backend import Present
 from imagematrix.stores import engine as local
 from imagematrix.stores.publish import publish
 
@@ -64,8 +65,8 @@ class Backend:
 def backend(make_image, monkeypatch):
     result = Backend(make_image)
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: result)
-    monkeypatch.setattr("imagematrix.stores.registry.examine", lambda *_: None)
-    monkeypatch.setattr(local, "Engine", lambda: result)
+    monkeypatch.setattr("imagematrix.stores.registry._examine", lambda *_: None)
+    monkeypatch.setattr(local, "EngineStore", lambda: result)
     return result
 
 
@@ -74,7 +75,7 @@ def no_engine(monkeypatch):
     def gone():
         raise EngineError("cannot reach the Docker engine")
 
-    monkeypatch.setattr(local, "Engine", gone)
+    monkeypatch.setattr(local, "EngineStore", gone)
 
 
 @pytest.fixture
@@ -219,6 +220,7 @@ def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, reposit
                 "digest": pushed,
                 "cuda": None,
                 "needs": ["avx2"],
+                "zstd": False,
                 "why": "the CPU-only variant with the lowest requirements",
             }
         ],
@@ -249,6 +251,14 @@ def test_publish_uses_plain_pull_of_the_matrix(cli, matrix, image, add_variant, 
 
 
 @pytest.mark.usefixtures("no_engine")
+def test_publish_says_that_a_plain_pull_needs_zstd(cli, image, add_variant, variant, conforms):
+    add_variant("cpu", packed=DEFAULT.media_type, VARIANT=variant("x86-64"))
+    result = cli("publish", f"{image}:v1", "--json")
+    assert result.err.endswith("it needs Docker 23 or newer, or another engine that unpacks zstd\n")
+    assert conforms(json.loads(result.out))["plain_pull"][0]["zstd"] is True
+
+
+@pytest.mark.usefixtures("no_engine")
 def test_publish_warns_that_a_gpu_only_version_has_no_default(cli, image, add_variant, variant, conforms):
     add_variant("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     result = cli("publish", f"{image}:v1", "--json")
@@ -257,6 +267,7 @@ def test_publish_warns_that_a_gpu_only_version_has_no_default(cli, image, add_va
     conforms(document)
     assert document["plain_pull"][0]["reference"] is None
     assert document["plain_pull"][0]["needs"] == []
+    assert document["plain_pull"][0]["zstd"] is False
 
 
 def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repository, add_variant, labels_of):
@@ -436,9 +447,8 @@ def test_build_reports_a_tag_moved_during_the_push(
 
     @contextlib.contextmanager
     def build(order, log, step):  # noqa: ARG001
-        own = order.labels
-        one = make_image(own[labels.CELL], layers=[EMPTY], IMAGE=image, INPUT=own[labels.INPUT])
-        yield Made(digest=one.made.digest, layout=one.made.layout)
+        assert not order.labels, "they are written once the image is audited"
+        yield make_image("x", layers=[EMPTY], IMAGE=image).made
 
     backend.make = build
     result = cli("build", "-f", matrix, "--push", "--only", "cuda=none,march=znver4")

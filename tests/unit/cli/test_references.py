@@ -5,7 +5,7 @@ import json
 import pytest
 
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.sources import open_catalog
 from imagematrix.cli.choosing import catalog_of
 from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.stores.publish import publish
@@ -40,7 +40,7 @@ def test_variant_is_found_by_reference_or_digest(image, published):
 
 def test_unpublished_variant_is_found_by_reference(image, add_variant):
     pushed = add_variant("cpu-3.9", **own("3.9"))
-    catalog = Catalog.from_registry(reference(image, "3.9"))
+    catalog = open_catalog(reference(image, "3.9"))
     assert [one.digest for one in catalog.variants] == [pushed]
 
 
@@ -59,7 +59,7 @@ def test_rules_apply_to_a_variant_selected_by_reference(cli, profiles, image, ad
 def test_foreign_image_is_not_a_variant(image, repository):
     repository.image("v1-x", {"some": "label"})
     with pytest.raises(UsageError, match="is a single image, not an index of variants"):
-        Catalog.from_registry(f"{image}:v1-x")
+        open_catalog(f"{image}:v1-x")
 
 
 @pytest.mark.usefixtures("published", "no_engine")
@@ -102,7 +102,7 @@ def test_ls_of_a_registry_image_lists_versions(cli, image, add_variant, registry
     ]
     (row,) = cli("ls", image, "--where", "python=3.9").out.splitlines()[2:]
     assert row.split()[:2] == [f"{image}:v1", "1"]
-    documents = json.loads(cli("ls", image, "--json").out)
+    documents = conforms(json.loads(cli("ls", image, "--json").out))["versions"]
     for document in documents:
         conforms(document)
     assert [document["version"] for document in documents] == ["latest", "v1", "v10"]

@@ -20,7 +20,7 @@ TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxe
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the valid matrix or a modified one."""
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
-    monkeypatch.setattr(local, "Engine", lambda: backend)
+    monkeypatch.setattr(local, "EngineStore", lambda: backend)
     (project().parent / ".dockerignore").write_text("*\n")  # files of the tests are not inputs
 
     def call(name, *options, changes=(), **files):
@@ -135,7 +135,10 @@ def test_only_existing_logs_are_named(command, tmp_path):
     unknown = ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: {base: "debian:trixie"}')
     result = command("build", *CPU, "--json", changes=[unknown], template="FROM {{ base }}\n")
     assert result.code == 6
-    assert "\ncpu-znver4\nimagematrix: the CPU flags that cpu-znver4 needs are unknown\n" in result.err
+    assert (
+        "\ncpu-x86-64-v3 and 1 other cell\nimagematrix: the CPU flags of its march are unknown\n"
+        in result.err
+    )
     assert [cell["log"] for cell in json.loads(result.out)["cells"]] == [None, None]
     assert not log.exists()
 
@@ -175,7 +178,8 @@ def test_failed_cell_is_a_github_error_with_a_folded_log(command, backend, tmp_p
     )
     assert results
     assert page.read_text().startswith("### imagematrix: 1 failed, 1 built\n")
-    assert "| training:v1 | cpu-znver4 | failed | 0.0 |\n" in page.read_text()
+    row = r"^\| training:v1 \| cpu-znver4 \| failed \| \d+\.\d \|$"
+    assert re.search(row, page.read_text(), re.MULTILINE)
 
 
 def test_failed_cell_has_a_folded_log_in_gitlab(command, backend, monkeypatch):
@@ -237,13 +241,14 @@ def test_bake_export_has_the_tags_and_labels_of_a_build(command, backend):
 
 
 def test_bake_export_uses_locked_bases(command, backend):
+    """By digest also while the tag has not moved: bake may run later."""
     command("lock")
     locked = backend.resolve("debian:trixie")
-    backend.salt = "the tag has moved"
-    (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
-        "target"
-    ].values()
-    assert target["dockerfile-inline"].startswith(f"FROM debian:trixie@{locked} AS compiler\n")
+    for backend.salt in ("", "the tag has moved"):
+        (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
+            "target"
+        ].values()
+        assert target["dockerfile-inline"].startswith(f"FROM debian:trixie@{locked} AS compiler\n")
 
 
 def test_export_writes_files_to_a_folder(command, tmp_path):

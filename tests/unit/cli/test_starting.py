@@ -9,6 +9,7 @@ from imagematrix.launcher.options import split
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
 from imagematrix.record import replace
 
+WEB = Consumer(kind="container", name="web")
 OLD, NEW = "535.261.03", "550.163.01"
 HOST = Host(
     arch="x86_64",
@@ -33,18 +34,25 @@ def run(monkeypatch, tmp_path):
             driver=driver,
         )
 
-    def start(line, upgraded):
-        hosts = iter([HOST, replace(HOST, driver=replace(HOST.driver, version=upgraded))])
-        usages = iter([{"nvidia0": (Consumer(kind="process", name="train"),)}, {}])
+    def start(line, upgraded, hosts=None, usages=None):
+        hosts = iter(hosts or [HOST, replace(HOST, driver=replace(HOST.driver, version=upgraded))])
+        usages = iter(usages or [{"nvidia0": (WEB,)}, {}])
+        latest: list[Host] = []
+
+        def node_of(*words):
+            latest.append(next(hosts, latest[-1] if latest else HOST))
+            return latest[-1], words[-1]
+
         catalog = Catalog(image="training", version="v1", variants=(variant(OLD), variant(NEW)))
         started = []
         monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
-        monkeypatch.setattr("imagematrix.engine.remote", lambda: None)
-        monkeypatch.setattr("imagematrix.engine.info", dict)
+        monkeypatch.setattr("imagematrix.engine.system.remote", lambda: None)
+        monkeypatch.setattr("imagematrix.engine.system.info", dict)
+        monkeypatch.setattr("imagematrix.engine.images.inspect", lambda _: None)
         monkeypatch.setattr("imagematrix.launcher.request.require", lambda _: None)
         monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: next(usages))
         monkeypatch.setattr("imagematrix.allocation.claim.POLL_S", 0.01)
-        monkeypatch.setattr(starting, "node_of", lambda *_: (next(hosts), None))
+        monkeypatch.setattr(starting, "node_of", node_of)
         monkeypatch.setattr(starting, "catalog_of", lambda *_: catalog)
         monkeypatch.setattr(starting, "_run", lambda launch, *_: started.append(launch.reference) or 0)
         starting.start(split(line.split()), "training:v1")
@@ -56,6 +64,19 @@ def run(monkeypatch, tmp_path):
 def test_the_node_is_read_again_after_a_wait(run, capsys):
     assert run("--wait 10s training:v1", NEW) == [f"training:v1-{NEW}"]
     assert "waiting: requested 1 GPU, 0 free" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_lost_during_the_wait_is_left_out(run, monkeypatch):
+    """It is free then, because its container has ended."""
+    (first,) = HOST.gpus
+    second = replace(first, index=1, minor=1, uuid="GPU-1", pci_bus_id=None)
+    lost = replace(HOST, gpus=(replace(first, state="lost"), second))
+    nodes = []
+    monkeypatch.setattr("imagematrix.launcher.plan.nodes", lambda _, gpus: nodes.append(gpus) or ())
+    hosts = [replace(HOST, gpus=(first, second)), lost]
+    used: dict[str, tuple[Consumer, ...]] = dict.fromkeys(("nvidia0", "nvidia1"), (WEB,))
+    assert run("--gpus 1 --wait 10s training:v1", OLD, hosts, [used, {"nvidia1": (WEB,)}, {}])
+    assert nodes[-1] == (second,)
 
 
 def test_a_saved_host_is_not_read_again(run):

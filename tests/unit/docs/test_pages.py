@@ -51,6 +51,16 @@ def test_commands_print_what_the_page_shows(page, folder, engine, shipped_catalo
     assert not different, "\n\n".join(different)
 
 
+def test_the_readme_is_short_and_its_numbers_are_those_of_the_benchmarks():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 600
+    measured = (ROOT / "docs/benchmark-results.md").read_text()
+    (section,) = re.findall(r"^## What it saves\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    numbers = re.findall(r"[\d,.]+ (?:MB|s)\b", section)
+    assert len(numbers) == 4
+    assert [number for number in numbers if number not in measured] == []
+
+
 @pytest.mark.parametrize("page", NAMED)
 def test_blocks_with_a_prompt_are_console_blocks(page):
     blocks = [

@@ -1,12 +1,16 @@
 """The tables on hand-written pages match the code."""
 
 import json
+import os
 import re
+import shlex
+import subprocess
 
 import pages
 import pytest
 from imagematrix_docs import expand
 
+from imagematrix.allocation.metrics import METRICS
 from imagematrix.doctor.checks import CHECKS
 
 PACKAGE = pages.ROOT / "imagematrix"
@@ -43,6 +47,25 @@ def test_every_label_is_documented():
     )
 
 
+def test_metrics_are_shown_as_they_are_printed():
+    shown = re.findall(r"^# HELP imagematrix_gpu_(\w+) (.*)$", page("how-to/share-gpus.md"), re.MULTILINE)
+    assert shown
+    assert dict(shown).items() <= METRICS.items()
+
+
+def test_the_command_for_podman_keeps_quoted_words_together(tmp_path):
+    """The words of a dry run are quoted for a shell, and may have blanks and line breaks."""
+    words = ["run", "--env", "A=b  c", "--env", "B=1\n2 'x'", "training:v1", "sh", "-c", "echo $HOME; id"]
+    (tmp_path / "printed").write_text(shlex.join(["docker", *words]))
+    for name, text in (("imagematrix", f"cat {tmp_path}/printed"), ("podman", """printf '%s\\0' "$@" """)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (script,) = re.findall(r"```sh\n(.*--dry-run.*?)```", page("how-to/use-podman.md"), re.DOTALL)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DOCKER_HOST": "unix:///x", "HOME": "/h"}
+    done = subprocess.run(["sh", "-euc", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == ["--url", "unix:///x", *words]
+
+
 def test_every_check_of_the_doctor_is_documented():
     assert first_column(page("how-to/diagnose-a-node.md"), "# Diagnose a node") == list(CHECKS)
 
@@ -65,3 +88,18 @@ def test_every_rule_of_infeasible_cells_is_documented():
         name.strip("_").replace("_", "-")
         for name in re.findall(r"^def (_\w+)\(cell: Cell\) -> str", text, re.MULTILINE)
     )
+
+
+@pytest.mark.parametrize("folder", ["engine", "doubles"])
+def test_the_guide_to_the_tests_names_every_file(folder):
+    tests = pages.ROOT / "tests"
+    names = {path.name for path in (tests / folder).iterdir() if path.is_file()}
+    wanted = {name for name in names if folder == "doubles" or name.startswith("test_")}
+    named = set(re.findall(r"`([\w./]+)`", (tests / "README.md").read_text()))
+    assert wanted - named == set()
+
+
+def test_paths_in_the_guide_to_the_tests_exist():
+    tests = pages.ROOT / "tests"
+    named = set(re.findall(r"`(?:[\w]+/)?(\w+\.(?:py|c|cpp))`", (tests / "README.md").read_text()))
+    assert named <= {path.name for path in tests.rglob("*")}

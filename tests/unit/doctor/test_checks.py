@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from imagematrix.doctor.checks import CHECKS, examine, to_json
-from imagematrix.doctor.facts import EngineFacts, Facts, ImageFacts
-from imagematrix.doctor.kernel import Kernel
-from imagematrix.errors import EngineError
+from imagematrix.doctor.facts import EngineFacts, ImageFacts, NodeFacts
+from imagematrix.doctor.kernel import KernelFacts
+from imagematrix.errors import EngineError, ProbeError
 from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.node.nvml import Nvml, NvmlGpu
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
 DRIVER = Driver(version="550.163.01", kind=None, source="test")
-GOOD = Facts(
+GOOD = NodeFacts(
     host=Host(arch="x86_64", cpu=CPU, driver=DRIVER, gpus=(Gpu(index=0, minor=3, name="L40S"),)),
     nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, persistence=1),)),
     modules=frozenset({"nvidia", "nvidia_uvm"}),
@@ -22,7 +22,7 @@ GOOD = Facts(
     unlinked=(),
     machine="node7",
     docker="/usr/bin/docker",
-    engine=EngineFacts(address="unix:///run/docker.sock", version="20.10.24+dfsg1", machine="node7"),
+    engine=EngineFacts(address="unix:///run/docker.sock", version="26.1.5+dfsg1", machine="node7"),
     locks="/run/lock/imagematrix",
 )
 
@@ -127,6 +127,13 @@ def test_a_node_without_gpus_runs_cpu_images():
             "apt-get",
         ),
         (
+            {"engine": EngineFacts(version="20.10.24", machine="node7")},
+            "engine",
+            "warning",
+            "is Docker 20.10.24: it cannot unpack layers compressed with zstd",
+            "build the image with `compression: gzip`",
+        ),
+        (
             {"engine": EngineFacts(version="26.1.5", machine="far")},
             "engine",
             "error",
@@ -148,8 +155,15 @@ def test_a_node_without_gpus_runs_cpu_images():
             "systemctl",
         ),
         ({"kubelet": False}, "kubelet", "warning", "usage by pods unknown", "as root"),
-        ({"locks_error": "no", "locks_remedy": "mkdir"}, "locks", "error", "no", "mkdir"),
+        ({"locks_error": ProbeError("no", remedy="mkdir")}, "locks", "error", "no", "mkdir"),
         ({"locks": "/run/user/7/imagematrix"}, "locks", "warning", "other users", "tmpfiles.d"),
+        (
+            {"engine": replace(GOOD.engine, tasks_locks="/srv/locks")},
+            "locks",
+            "error",
+            "tasks of Swarm use the GPU locks in /srv/locks, launches those in /run/lock/imagematrix",
+            "IMAGEMATRIX_LOCKS=/run/lock/imagematrix imagematrix swarm node-config",
+        ),
         (
             {"image": ImageFacts(name="t:v1", error="nothing fits")},
             "image",
@@ -281,7 +295,7 @@ ADDRESS = "0000:41:00.0"
 
 
 def kernel(**facts):
-    return replace(GOOD, kernel=Kernel(**facts))
+    return replace(GOOD, kernel=KernelFacts(**facts))
 
 
 def test_reasons_for_a_missing_module_are_reported():

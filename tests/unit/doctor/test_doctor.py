@@ -1,16 +1,19 @@
 """`imagematrix doctor` on this machine, with simulated hosts."""
 
+import errno
 import json
+import os
 import sys
 
 import pytest
 
 from imagematrix.allocation import pods
+from imagematrix.allocation.locks import Locks
 from imagematrix.doctor import facts as module
 from imagematrix.doctor.facts import gather
 from imagematrix.errors import EngineError
 from imagematrix.launcher import devices
-from imagematrix.launcher.devices import Problem
+from imagematrix.launcher.devices import DeviceProblem
 from imagematrix.node import probe
 from imagematrix.node.host import Host
 
@@ -120,7 +123,8 @@ def test_saved_host_is_not_compared_with_this_machine(cli, profiles, conforms, t
         assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
     table = cli("doctor", "--host", profiles["driver-mismatch"]).out
     assert "ok       device-nodes    device nodes exist\n" in table
-    assert "warning  probe           NVML driver mismatch (error 18): the host's user-mode driver is" in table
+    mismatch = "driver mismatch: the host's user-mode driver is 550.144.03, the kernel module is 550.163.01"
+    assert f"warning  probe           NVML {mismatch};" in table
 
 
 def test_missing_nodes_of_a_saved_host_are_reported(cli, profiles, tmp_path):
@@ -158,9 +162,21 @@ def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_pat
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
     result = gather(Host.load(profiles["rome-a100"]), None)
-    assert "cannot use the GPU locks" in result.locks_error
-    assert "mkdir" in result.locks_remedy
+    assert "cannot use the GPU locks" in str(result.locks_error)
+    assert "mkdir" in result.locks_error.remedy
     assert gather(Host.load(profiles["laptop"]), None).locks_error is None
+
+
+def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monkeypatch):
+    assert engine.containers == []
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Locks, "_create", full)
+    result = gather(Host.load(profiles["rome-a100"]), None)
+    assert str(result.locks_error).endswith("No space left on device")
+    assert result.locks_error.remedy.startswith("free space there")
 
 
 @pytest.mark.usefixtures("docker", "engine")
@@ -176,8 +192,8 @@ def test_a_kubelet_that_does_not_answer_is_reported(on_node, monkeypatch):
 def test_nodes_that_only_this_user_may_not_open_are_doubts(profiles, engine, monkeypatch):
     assert engine.containers == []
     problems = (
-        Problem(path="/dev/nvidia0", what="permission denied", remedy="grant", doubt=True),
-        Problem(path="/dev/nvidia-uvm", what="not found", remedy="create"),
+        DeviceProblem(path="/dev/nvidia0", what="permission denied", remedy="grant", doubt=True),
+        DeviceProblem(path="/dev/nvidia-uvm", what="not found", remedy="create"),
     )
     monkeypatch.setattr(devices, "check", lambda _: problems)
     facts = gather(Host.load(profiles["rome-a100"]), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.doctor import kernel
-from imagematrix.doctor.kernel import Kernel, read
+from imagematrix.doctor.kernel import KernelFacts, read
 from imagematrix.node.host import Cpu, Gpu, Host
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
@@ -25,6 +25,10 @@ LOG = [
     XID.format(31),
     'audit: type=1400 apparmor="DENIED" operation="open" profile="docker-default" name="/dev/nvidia0" pid=9',
     'audit: type=1400 avc:  denied  { read } for  pid=9 comm="x" path="/dev/nvidiactl" dev="devtmpfs"',
+    'audit: type=1400 avc:  denied  { write } for  pid=9 name="nvidia1" dev="devtmpfs" ino=4 tclass=chr_file',
+    'audit: type=1400 avc:  denied  { open } for  pid=9 name="nvidia-cap12" dev="devtmpfs" tclass=chr_file',
+    'audit: type=1400 avc:  denied  { search } for  pid=9 name="nvidia" dev="proc" tclass=dir',
+    'audit: type=1400 avc:  denied  { read } for  pid=9 name="nvidia2" dev="sda1" tclass=file',
     "Loading of unsigned module is rejected",
 ]
 
@@ -40,14 +44,19 @@ def put(tmp_path):
 
 
 def test_unreadable_files_give_empty_facts(tmp_path):
-    assert read(NODE, str(tmp_path)) == Kernel()
+    assert read(NODE, str(tmp_path)) == KernelFacts()
 
 
 def test_kernel_log_is_parsed(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "_log", lambda _: iter(LOG))
     result = read(NODE, str(tmp_path))
     assert result.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
-    assert result.denied == ("/dev/nvidia0", "/dev/nvidiactl")
+    assert result.denied == (
+        "/dev/nvidia0",
+        "/dev/nvidiactl",
+        "/dev/nvidia1",
+        "/dev/nvidia-caps/nvidia-cap12",
+    )
     assert result.refused == "Loading of unsigned module is rejected"
 
 

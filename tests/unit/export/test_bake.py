@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.export.bake import LIMIT, bake
-from imagematrix.planning.backend import Order, Sources
+from imagematrix.planning.backend import BuildSources, Order
 
 
 def _buildx():
@@ -32,7 +32,7 @@ def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-01
     return Order(
         reference=reference,
         dockerfile=dockerfile,
-        sources=Sources(context=Path("templates/training"), platform="linux/amd64"),
+        sources=BuildSources(context=Path("templates/training"), platform="linux/amd64"),
         labels=labels,
     )
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.fleet import cover as module
-from imagematrix.fleet.cover import Cover, bits, cover
+from imagematrix.fleet.cover import Cover, cover
+from imagematrix.selection.index import bits
 
 rows = st.lists(st.integers(1, 2**9 - 1), max_size=14)
 

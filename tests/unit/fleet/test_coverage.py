@@ -43,6 +43,7 @@ def test_document_conforms_to_the_schema(fleet, catalog, conforms):
         "why": "none of the 4 variants of t:v1 fits this host; the nearest is t:v1-avx2, but the image"
         " carries driver 535.261.03, which works only with its own kernel module; the host has 550.163.01",
         "fix": "build a variant with driver 550.163.01",
+        "change": {"matrix": {"driver": "550.163.01"}},
     }
     assert [rule["rule"] for rule in rules] == ["driver-exact"]
     assert document == {

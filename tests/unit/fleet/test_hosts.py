@@ -5,19 +5,18 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.fleet.hosts import load
-from imagematrix.node import many
+from imagematrix.fleet import hosts as reading
+from imagematrix.fleet.hosts import load_hosts
 from imagematrix.node.host import Host
 
 
 def read(*paths, stream=b""):
-    return load(map(Path, paths), io.BytesIO(stream))
+    return load_hosts(*paths, stream=io.BytesIO(stream))
 
 
 @pytest.fixture
@@ -95,6 +94,18 @@ def test_missing_ndjson_file_is_rejected(saved):
         read(saved / "no.ndjson", saved)
 
 
+@pytest.mark.parametrize("path", [None, 0, True, "a\0b", "a\0b.ndjson"])
+def test_paths_of_other_types_are_usage_errors(path):
+    with pytest.raises(UsageError, match="is not the path of a file"):
+        load_hosts(path)
+
+
+def test_a_dash_is_a_stream_only_where_one_is_given(saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    with pytest.raises(UsageError, match="-: No such file"):
+        load_hosts("-")
+
+
 def test_json_list_of_hosts_is_read(make, saved):
     hosts = [make.host(model=name).to_json() for name in "ab"]
     result = read(saved / "c.json", "-", stream=json.dumps(hosts, indent=2).encode())
@@ -158,7 +169,7 @@ def test_every_invalid_file_is_named(saved, monkeypatch):
     assert first.startswith(f"  {saved}/a.json: schema is missing")
     assert second.startswith(f"  {saved}/b.json: unsupported schema 'imagematrix.host/v2'")
     assert "release" in raised.value.remedy
-    monkeypatch.setattr(many, "SHOWN", 1)
+    monkeypatch.setattr(reading, "SHOWN", 1)
     with pytest.raises(UsageError) as raised:
         read(saved)
     assert str(raised.value).splitlines()[2:] == ["  and 1 more"]

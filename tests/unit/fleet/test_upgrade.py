@@ -7,6 +7,7 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.fleet.coverage import coverage
 from imagematrix.fleet.upgrade import Change, parse
+from imagematrix.record import replace
 
 V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db6", "brand": "tesla"}
 
@@ -92,7 +93,9 @@ def test_gpu_dropped_by_the_new_driver_is_a_loss(make, gpus):
         (rule,) = loss.miss.rules
         assert rule.rule == "driver-gpu"
         assert rule.why == f"driver 595.45 does not support {label}: branch 580 is the last that does"
-        assert loss.miss.fix == rule.fix == "keep this host at a driver of branch 580 or older"
+        assert (
+            loss.miss.fix == rule.fix == ("use a driver of branch 580 or older, but not older than 525.60.13")
+        )
 
 
 def test_host_that_does_not_pass_a_dropped_gpu_is_unchanged(make, catalog):
@@ -138,3 +141,21 @@ def test_contradictory_driver_pairs_are_rejected():
 def test_library_validates_driver_versions(make, fleet, catalog):
     with pytest.raises(UsageError, match="invalid driver version 'next'"):
         one(fleet, catalog, make.OLD, "next")
+
+
+@pytest.mark.parametrize("new", ["5800.95.05", "850.95.05", "58.95.05", "580.9.5", "9999.1"])
+def test_a_typo_in_the_new_driver_is_rejected(make, fleet, catalog, new):
+    with pytest.raises(UsageError, match=f"{new} cannot follow driver {make.OLD}") as caught:
+        one(fleet, catalog, make.OLD, new)
+    assert "newest known branch" in caught.value.remedy
+
+
+def test_a_driver_newer_than_all_tables_is_possible(make, fleet, catalog):
+    assert one(fleet, catalog, make.OLD, "700.10").new == "700.10"
+
+
+def test_an_upgrade_replaces_the_user_mode_driver_too(make):
+    host = make.host(make.gpu(0), driver="535.261.03")
+    host = replace(host, driver=replace(host.driver, user_mode="535.261.03"))
+    catalog = make.catalog(make.variant("t:v1-x", driver=None))
+    assert one({"a": host}, catalog, "535.261.03", "550.163.01").unchanged == 1

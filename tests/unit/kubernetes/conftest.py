@@ -33,7 +33,7 @@ class Cluster:
     @classmethod
     def own(cls, host):
         """Return the labels of a node with our own."""
-        return {"kubernetes.io/arch": cls.arch(host), **facts(host)}
+        return {"kubernetes.io/arch": cls.arch(host), "kubernetes.io/os": "linux", **facts(host)}
 
     @classmethod
     def foreign(cls, host):
@@ -65,9 +65,10 @@ class Cluster:
 
     @staticmethod
     def listed(host, gpu):
-        """Whether NVML lists a GPU: the loaded modules drive it."""
+        """Whether NVML lists a GPU: the modules drive it, and have the version of the user-mode driver."""
         return (
             gpu.usable
+            and not host.driver.user_mode_differs
             and gpus.drives(host.driver.kind, gpu.compute)
             and not drivers.left_behind(Target(host=host, gpus=(gpu,)), host.driver.version)
         )

@@ -6,7 +6,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from admitting import (
+from admission_cases import (
     CLASSES,
     DECIDED,
     NAME,
@@ -27,7 +27,7 @@ from scheduling import ApiServer, admitted, patched
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.admission import EPHEMERAL, Policy, admit, policy
+from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy, admit, policy
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.labels import CLASS
@@ -93,14 +93,14 @@ def test_an_ephemeral_container_gets_the_image_and_no_affinity():
 
 def test_many_classes_are_counted_in_a_reason():
     many = tuple(one_class(f"c{number}", f"{number}", pool=("x",)) for number in range(9))
-    wide = Policy(name=NAME, classes=many, deny=True)
+    wide = AdmissionPolicy(name=NAME, classes=many, deny=True)
     reason = admit(pod(NAME), wide).reason
     assert "9 classes" in reason
     assert ApiServer(list(objects(wide, "x"))).refuse(pod(NAME)) == reason
 
 
 def test_without_deny_the_pod_is_left_to_the_default():
-    mild = Policy(name=NAME, classes=CLASSES)
+    mild = AdmissionPolicy(name=NAME, classes=CLASSES)
     admission = admit(pod(NAME), mild)
     assert (admission.patch, admission.refused) == ((), False)
     assert admission.reason
@@ -227,7 +227,7 @@ def test_an_expression_that_is_too_long_is_an_error():
     names = tuple(f"node-{number}" for number in range(20_000))
     long = one_class("x", A, pool=names)
     with pytest.raises(UsageError, match="too many nodes and labels"):
-        list(objects(Policy(name=NAME, classes=(long,)), "x"))
+        list(objects(AdmissionPolicy(name=NAME, classes=(long,)), "x"))
 
 
 def test_the_command(cli, tmp_path, monkeypatch, cluster, make):

@@ -15,11 +15,11 @@ from aiohttp import web
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import authority
-from imagematrix.kubernetes.admission import Policy
+from imagematrix.kubernetes.admission import AdmissionPolicy
 from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.certificate import Certificate
-from imagematrix.kubernetes.webhook.server import PATH
+from imagematrix.kubernetes.webhook.review import PATH
 
 NAME, SECOND = "reg.example.com/ml/t:v1", "reg.example.com/ml/s:v2"
 PROGRAM = "reg.example.com/imagematrix:1"
@@ -60,22 +60,24 @@ def test_the_manifests_are_valid(installation, tls, release):
         kubernetes_validate.validate(one, release, strict=True)
 
 
-def test_the_device_plugin_is_installed_on_request(tls):
-    made = list(install(full(plugin=("product",)), tls))
+@pytest.mark.parametrize(
+    ("options", "root"), [({}, "/var/lib/kubelet"), ({"kubelet": "/data/kubelet/"}, "/data/kubelet")]
+)
+def test_the_device_plugin_is_installed_on_request(tls, options, root):
+    made = list(install(full(plugin=("product",), **options), tls))
     labels, plugin = (one for one in made if one["kind"] == "DaemonSet")
     kubernetes_validate.validate(plugin, "1.37", strict=True)
     assert plugin["spec"]["selector"] != labels["spec"]["selector"]
     (container,) = plugin["spec"]["template"]["spec"]["containers"]
-    words = ["kubernetes", "device-plugin", "--root", "/host", "--by", "product"]
+    words = ["kubernetes", "device-plugin", "--root", "/host", "--kubelet", options.get("kubelet", root)]
+    words += ["--by", "product"]
     assert (container["command"], container["args"]) == (["imagematrix"], words)
     volumes = {one["name"]: one["hostPath"]["path"] for one in plugin["spec"]["template"]["spec"]["volumes"]}
     mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
     seen = {f"/host/{name}": f"/{name}" for name in ("proc", "sys", "dev")}
-    # Kubelet and the plugin use the same paths for their sockets.
-    sockets = {
-        f"/var/lib/kubelet/{name}": f"/var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources")
-    }
-    assert mounts == seen | sockets
+    # Kubelet and the plugin use the same paths for their sockets. Its --root-dir moves only one of them.
+    sockets = ("/var/lib/kubelet/device-plugins", f"{root}/pod-resources")
+    assert mounts == seen | {path: path for path in sockets}
     written = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
     assert written == [*sockets]
 
@@ -129,7 +131,7 @@ def test_the_configuration_fails_open_or_closed(tls):
         assert selector["values"] == ["imagematrix", "kube-system", "system-x"]
         assert hook["clientConfig"]["service"]["path"] == PATH
         assert base64.b64decode(hook["clientConfig"]["caBundle"]) == tls.authorities
-        expressions = [used(Policy(name=name, classes=())) for name in (NAME, SECOND)]
+        expressions = [used(AdmissionPolicy(name=name, classes=())) for name in (NAME, SECOND)]
         assert hook["matchConditions"][0]["expression"] == " || ".join(expressions)
     (hook,) = by_kind(full(conditions=False), tls)["MutatingWebhookConfiguration"]["webhooks"]
     assert "matchConditions" not in hook
@@ -211,6 +213,8 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
         ([NAME, "--program", PROGRAM, "--on-unknown", "x"], "invalid --on-unknown"),
         ([NAME, "--program", PROGRAM, "--where", "python"], "--where: invalid condition 'python'"),
         ([NAME, "--program", PROGRAM, "--by", "product"], "--by is for --device-plugin"),
+        ([NAME, "--program", PROGRAM, "--kubelet", "/data"], "--kubelet is for --device-plugin"),
+        ([NAME, "--program", PROGRAM, "--device-plugin", "--kubelet", "x"], "invalid --kubelet: 'x'"),
         ([NAME, "--program", PROGRAM, "--device-plugin", "--by", "x"], "invalid --by"),
         ([NAME, "--program", PROGRAM, "--tls", "x", "y", "z"], "x: No such file"),
     ],

@@ -3,8 +3,8 @@
 import json
 import re
 
-import made
 import pytest
+import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ hostile = st.builds(
 )
 
 
-@given(st.one_of(made.hosts, hostile))
+@given(st.one_of(strategies.hosts, hostile))
 def test_labels_are_valid_and_read_back_the_same(host):
     described = facts(host)
     assert all(KEY.fullmatch(key) and valid(value) and value for key, value in described.items())

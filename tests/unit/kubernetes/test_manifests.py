@@ -10,13 +10,13 @@ from scheduling import admitted
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.affinity import required
+from imagematrix.kubernetes.affinity import admits, required
 from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.compatibility import compatibility
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.manifests import WORKLOADS, Workload, flavors, manifests
 from imagematrix.kubernetes.nodes import parse
-from imagematrix.kubernetes.placed import chosen, gang, image
+from imagematrix.kubernetes.placed import chosen, for_each, for_gang, image, require_labels
 from imagematrix.record import replace
 from imagematrix.selection.select import explain
 from imagematrix.selection.selection import NothingFits
@@ -122,7 +122,7 @@ def test_a_gang_gets_the_variant_that_is_best_for_all_classes(hosts, cluster, sh
     labels = {str(number): cluster.own(host) for number, host in enumerate(some)}
     fitting = [explain(host, shipped_catalog).fits for host in some]
     try:
-        placed = gang(of(cluster, labels, shipped_catalog))
+        placed = for_gang(of(cluster, labels, shipped_catalog))
     except NothingFits:
         assert not fitting[0] & fitting[1]
     else:
@@ -175,7 +175,7 @@ def test_nodes_without_our_labels_are_selected_by_other_labels_if_safe(cluster, 
     assert admitted(terms(spec), cluster.foreign(host))
     assert not admitted(terms(spec), cluster.foreign(make.host(make.gpu(0), driver=NEW)))
     mixed = {"a": cluster.foreign(host), "b": cluster.own(host)}
-    placed = gang(of(cluster, mixed, catalog))
+    placed = for_gang(of(cluster, mixed, catalog))
     assert all(admitted(placed.terms, labels) for labels in mixed.values())
 
 
@@ -193,7 +193,7 @@ def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
     with pytest.raises(UsageError, match="1 of the host's 1"):
         manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant()), gpus="3"))
     with pytest.raises(UsageError, match="1 of the host's 1"):
-        gang(of(cluster, labels, make.catalog(make.variant()), gpus="3"))
+        for_gang(of(cluster, labels, make.catalog(make.variant()), gpus="3"))
 
 
 def test_classes_are_chosen_by_name(grouped):
@@ -202,17 +202,50 @@ def test_classes_are_chosen_by_name(grouped):
         chosen(grouped, ["x"])
 
 
-def test_a_node_with_the_label_of_another_class_is_an_error(cluster, make):
-    """The pods of that class could start there, with an image that does not fit it."""
-    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW), "cpu": make.host()}
-    labels = {name: cluster.own(host) for name, host in hosts.items()}
-    labels["new"][CLASS] = labels["old"][CLASS]
-    grouped = of(cluster, labels, make.catalog(make.variant()))
-    for names in ([labels["old"][CLASS]], []):
-        with pytest.raises(UsageError, match=f"node new has the label of the class {labels['old'][CLASS]}, "):
-            chosen(grouped, names)
-    (cpu,) = chosen(grouped, [labels["cpu"][CLASS]])
-    assert [node.name for node in cpu.nodes] == ["cpu"]
+@pytest.fixture
+def stale(cluster, make):
+    """Return the classes and labels of a cluster after a driver upgrade: three nodes have older labels.
+
+    Two of them have the label of a class that still has a node, one that of a class that has none.
+    """
+    upgraded = make.host(make.gpu(0), driver=NEW)
+    hosts = {"old": make.host(make.gpu(0)), "cpu": make.host()}
+    hosts |= dict.fromkeys(("new", "stale1", "stale2", "stale3"), upgraded)
+    labels = {name: cluster.own(host) | {"kubernetes.io/hostname": name} for name, host in hosts.items()}
+    labels["stale1"][CLASS] = labels["stale2"][CLASS] = labels["old"][CLASS]
+    labels["stale3"][CLASS] = "gone"
+    old, new = make.variant("training:v1-a"), make.variant("training:v1-b", driver=make.umd("exact", NEW))
+    return of(cluster, labels, make.catalog(old, new)), labels
+
+
+def test_pods_stay_off_nodes_with_the_label_of_another_class(stale):
+    """The image of that class does not fit them; the other nodes get their pods."""
+    grouped, labels = stale
+    placements = {one.variant.reference: one.terms for one in for_each(grouped)}
+    assert set(placements) == {"training:v1-a", "training:v1-b"}
+    for reference, node in (("training:v1-a", "old"), ("training:v1-b", "new")):
+        assert [name for name in labels if admits(placements[reference], labels[name])] == [node]
+
+
+def test_a_class_whose_nodes_all_have_other_labels_is_left_out(stale, cluster, make):
+    _, labels = stale
+    only = {name: labels[name] for name in ("old", "stale1")}
+    catalog = make.catalog(
+        make.variant("training:v1-a"), make.variant("training:v1-b", driver=make.umd("exact", NEW))
+    )
+    assert [one.variant.reference for one in for_each(of(cluster, only, catalog))] == ["training:v1-a"]
+    with pytest.raises(UsageError, match="all nodes have the labels of other classes"):
+        for_each(of(cluster, {"stale3": labels["stale3"]}, catalog))
+    del only["stale1"]["kubernetes.io/hostname"]
+    with pytest.raises(UsageError, match="node stale1 has the label of a class, but other facts"):
+        for_each(of(cluster, only, catalog))
+
+
+def test_objects_that_select_by_the_label_alone_need_it_to_be_right(stale):
+    grouped, labels = stale
+    with pytest.raises(UsageError, match=r"2 nodes have .* other facts: stale1 \(.*\), stale2 \("):
+        list(flavors(grouped))
+    require_labels(chosen(grouped, [labels["cpu"][CLASS]]))
 
 
 def test_a_reference_has_its_digest(make):
@@ -229,9 +262,9 @@ def test_an_invalid_name_is_refused(name):
 
 def test_a_flavor_selects_the_nodes_of_its_class(grouped, cluster, make):
     made = list(flavors(grouped))
-    assert [one["metadata"]["name"] for one in made] == [each.name for each in grouped]
-    for one, each in zip(made, grouped, strict=True):
-        assert one["spec"]["nodeLabels"].items() <= each.nodes[0].labels.items()
+    assert [one["metadata"]["name"] for one in made] == [group.name for group in grouped]
+    for one, group in zip(made, grouped, strict=True):
+        assert one["spec"]["nodeLabels"].items() <= group.nodes[0].labels.items()
     unlabelled = of(cluster, {"a": cluster.foreign(make.host(make.gpu(0)))}, make.catalog(make.variant()))
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
         list(flavors(unlabelled))
@@ -301,3 +334,11 @@ def test_every_kind_of_workload_is_on_the_command_line():
     from imagematrix.cli.kubernetes.render import KINDS
 
     assert WORKLOADS.keys() < KINDS.keys()
+
+
+def test_a_gang_on_a_node_whose_labels_tell_only_that_its_drivers_differ(cluster, hosts, make):
+    labels = {"n": cluster.own(hosts["driver-mismatch"])}
+    catalog = make.catalog(make.variant(driver=make.umd("host")))
+    with pytest.raises(NothingFits) as caught:
+        for_gang(of(cluster, labels, catalog))
+    assert "the host's user-mode driver is another version" in str(caught.value.selection.to_json())

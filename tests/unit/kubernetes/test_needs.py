@@ -7,10 +7,11 @@ selectors on attributes of NVIDIA's DRA driver, admit no node or GPU that it doe
 from __future__ import annotations
 
 import json
+from functools import cache, partial
 from random import Random
 
-import made
 import pytest
+import strategies
 import yaml
 from celpy import celtypes
 from celpy.evaluation import CELEvalError
@@ -23,9 +24,13 @@ from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.facts import marches, versions
 from imagematrix.kubernetes.affinity import admits, affinity, foreign, owned, required
 from imagematrix.kubernetes.devices import DRIVER, selector
-from imagematrix.kubernetes.needs import Need, needs
+from imagematrix.kubernetes.labels import VOCABULARY
+from imagematrix.needs.need import Need
+from imagematrix.needs.needs import needs as needs_by
 from imagematrix.record import replace
 from imagematrix.selection.select import Selector
+
+needs = partial(needs_by, vocabulary=VOCABULARY)
 
 REQUIRES = (
     (),
@@ -53,7 +58,7 @@ def some_variants(count):
     """Return the same variants each time, with every kind of need."""
     random = Random(17)  # noqa: S311 - no secret
     for number in range(count):
-        mode, version = random.choice(["exact", "compat", "host"]), random.choice(made.DRIVERS)
+        mode, version = random.choice(["exact", "compat", "host"]), random.choice(strategies.DRIVERS)
         branches = random.choice([(535,), (525, 535, 550)])
         platform = random.choice(["linux/amd64"] * 4 + ["linux/arm64"])
         yield Variant(
@@ -61,9 +66,9 @@ def some_variants(count):
             digest=None,
             platform=platform,
             cuda=random.choice(["11.8", "12.0", "12.4", "13.0"]),
-            cubins=tuple(random.sample([*made.TARGETS, "100f"], random.randint(0, 3))),
+            cubins=tuple(random.sample([*strategies.TARGETS, "100f"], random.randint(0, 3))),
             ptx=tuple(
-                Ptx(target=random.choice(made.TARGETS), isa=random.choice(["8.0", "8.4", "9.0"]))
+                Ptx(target=random.choice(strategies.TARGETS), isa=random.choice(["8.0", "8.4", "9.0"]))
                 for _ in range(random.randint(0, 2))
             ),
             compressed_fatbin=random.random() < 0.3,
@@ -74,29 +79,41 @@ def some_variants(count):
                 brands=("nvidia", "tesla") if mode == "compat" else (),
             ),
             cpu_flags=random.choice(
-                ARM if platform == "linux/arm64" else [*made.FLAGS.values(), frozenset()]
+                ARM if platform == "linux/arm64" else [*strategies.FLAGS.values(), frozenset()]
             ),
             requires=random.choice(REQUIRES),
         )
-    for number, flags in enumerate(made.FLAGS.values()):
+    for number, flags in enumerate(strategies.FLAGS.values()):
         yield Variant(reference=f"t:cpu{number}", digest=None, platform="linux/amd64", cpu_flags=flags)
 
 
-VARIANTS = tuple(some_variants(80))
-OWNED = {
-    allow_cpu: {one: owned(needs(one, allow_cpu=allow_cpu)) for one in VARIANTS}
-    for allow_cpu in (False, True)
-}
-FOREIGN = {one: foreign(needs(one, allow_cpu=True)) for one in VARIANTS}
-DEVICES = {
-    one: (owned([Need(arch=ways[0].arch, flags=ways[0].flags)]), selector(ways))
-    for one in VARIANTS
-    if (ways := needs(one))
-}
+VARIANTS = tuple(some_variants(50))
+
+
+# The needs of random variants take seconds: they are computed by the tests that use them, and only once.
+@cache
+def owned_terms(allow_cpu):
+    return {one: owned(needs(one, allow_cpu=allow_cpu)) for one in VARIANTS}
+
+
+@cache
+def foreign_terms():
+    return {one: foreign(needs(one, allow_cpu=True, listed=True)) for one in VARIANTS}
+
+
+@cache
+def device_selectors():
+    return {
+        one: (owned([Need(arch=ways[0].arch, flags=ways[0].flags)]), selector(ways))
+        for one in VARIANTS
+        if (ways := needs(one, listed=True))
+    }
+
+
 wide_drivers = st.sampled_from(
-    [*made.DRIVERS, "470.57.02", "510.39.01", "530.30.2", "535.261", "590.1.1", "390.46", "550.54.14.1"]
+    [*strategies.DRIVERS, "470.57.02", "510.39.01", "530.30.2", "535.261", "590.1.1", "390.46", "550.54.14.1"]
 )
-hosts = st.builds(of_its_arch, made.hosts, wide_drivers)
+hosts = st.builds(of_its_arch, strategies.hosts, wide_drivers)
 cel = Cel()
 
 
@@ -118,7 +135,7 @@ def test_our_labels_admit_a_node_if_and_only_if_the_variant_fits(cluster, host, 
     labels, catalog = cluster.own(host), Catalog(image="t", version="v1", variants=VARIANTS)
     right = Selector(catalog).explain(host, allow_cpu=allow_cpu).fits
     mixed = len({(gpu.compute, gpu.brand) for gpu in host.gpus}) > 1
-    for variant, ways in OWNED[allow_cpu].items():
+    for variant, ways in owned_terms(allow_cpu).items():
         seen = admitted(ways, labels)
         cautious = mixed and variant.requires
         assert seen == (variant.reference in right) or (cautious and not seen)
@@ -129,7 +146,7 @@ def test_our_labels_admit_a_node_if_and_only_if_the_variant_fits(cluster, host, 
 def test_other_labels_admit_no_node_that_the_variant_does_not_fit(cluster, host):
     labels, catalog = cluster.foreign(host), Catalog(image="t", version="v1", variants=VARIANTS)
     right = Selector(catalog).explain(listed(cluster, host), allow_cpu=True).fits
-    for variant, ways in FOREIGN.items():
+    for variant, ways in foreign_terms().items():
         assert not admitted(ways, labels) or variant.reference in right
 
 
@@ -139,7 +156,7 @@ def test_a_device_selector_admits_no_gpu_that_the_variant_does_not_fit(cluster, 
     seen = listed(cluster, host)
     labels, catalog = cluster.own(seen), Catalog(image="t", version="v1", variants=VARIANTS)
     right = Selector(catalog).explain(seen).fits
-    for variant, (cpu, expression) in DEVICES.items():
+    for variant, (cpu, expression) in device_selectors().items():
         if expression and seen.gpus and admitted(cpu, labels):
             assert not all(chosen(expression, seen, gpu) for gpu in seen.gpus) or variant.reference in right
 
@@ -182,7 +199,7 @@ def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog
     placed = 0
     for variant in shipped_catalog.variants:
         ways = needs(variant)
-        exact, cautious = owned(ways), foreign(ways)
+        exact, cautious = owned(ways), foreign(needs(variant, listed=True))
         for name, host in hosts.items():
             right = fits(host, variant)
             assert admitted(exact, labels[name][0]) == right
@@ -216,17 +233,17 @@ def test_the_affinity_of_a_pod(make):
 
 def test_the_numeric_order_of_drivers_counts_for_devices_only(make):
     variant = make.variant(driver=make.umd("exact", "580.65.06"))
-    assert 'semver("580.65.6")' in selector(needs(variant))
+    assert 'semver("580.65.6")' in selector(needs(variant, listed=True))
     assert owned(needs(variant))[0][1]["values"] == ["580.65.06"]
-    assert selector(needs(make.cpu_variant())) is None
+    assert selector(needs(make.cpu_variant(), listed=True)) is None
 
 
 def test_needs_that_other_labels_cannot_express_have_no_terms(make):
     compat = make.variant(driver=make.umd("compat", "560.35.05"))
-    assert foreign(needs(compat)) == ()
-    assert foreign(needs(make.cpu_variant())) == ()
-    assert foreign(needs(make.cpu_variant(), allow_cpu=True)) != ()
-    assert foreign(needs(make.variant(cpu_flags=frozenset(["clwb"])))) == ()
+    assert foreign(needs(compat, listed=True)) == ()
+    assert foreign(needs(make.cpu_variant(), listed=True)) == ()
+    assert foreign(needs(make.cpu_variant(), allow_cpu=True, listed=True)) != ()
+    assert foreign(needs(make.variant(cpu_flags=frozenset(["clwb"])), listed=True)) == ()
 
 
 def test_an_image_of_unknown_code_needs_a_gpu_that_works(make, cluster):
@@ -256,15 +273,17 @@ def test_the_command(cli, make, tmp_path, conforms):
 
 
 def test_needs_that_attributes_cannot_express_admit_no_device(make):
-    assert selector(needs(make.variant(driver=make.umd("exact", "550.54.14.1")))) == "false"
-    but_one = selector(needs(make.variant(driver=make.umd("host"), requires=("driver!=550.163.01",))))
+    assert selector(needs(make.variant(driver=make.umd("exact", "550.54.14.1")), listed=True)) == "false"
+    but_one = selector(
+        needs(make.variant(driver=make.umd("host"), requires=("driver!=550.163.01",)), listed=True)
+    )
     assert 'driverVersion.compareTo(semver("550.163.1")) < 0' in but_one
     assert 'driverVersion.compareTo(semver("550.163.2")) >= 0' in but_one
-    assert selector(needs(make.variant(requires=("brand=nvidia",)))) == "false"
+    assert selector(needs(make.variant(requires=("brand=nvidia",)), listed=True)) == "false"
     dropped = make.variant(driver=make.umd("compat", "590.1.1"), cubins=("70",))
-    assert "7.0.0" not in (selector(needs(dropped)) or "")
+    assert "7.0.0" not in (selector(needs(dropped, listed=True)) or "")
     unknown = make.variant(cubins=(), facts=(("cubins", "unknown"),))
-    assert "cudaComputeCapability" not in selector(needs(unknown))
+    assert "cudaComputeCapability" not in selector(needs(unknown, listed=True))
 
 
 requirements = st.builds(

@@ -9,6 +9,7 @@ import pytest
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import cpuid
+from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.nodes import host, load, parse
 
 GFD = {
@@ -78,7 +79,8 @@ def test_a_driver_is_read_from_its_parts():
         ({"nvidia.com/gpu.product": "NVIDIA-H200-MIG-INVALID"}, 1, (), "ok", "count MIG devices"),
         ({"nvidia.com/gpu.product": "NVIDIA-A40-8Q"}, 8, None, "vgpu", ""),
         ({"nvidia.com/vgpu.present": "true"}, 8, None, "vgpu", ""),
-        ({"nvidia.com/gpu.count": "-1"}, 0, None, "ok", ""),
+        ({"nvidia.com/gpu.count": "-1"}, 1, None, "unconfirmed", "the number of GPUs is unknown"),
+        ({"nvidia.com/gpu.count": "0"}, 1, None, "unconfirmed", "the number of GPUs is unknown"),
         ({"nvidia.com/gpu.compute.major": "x"}, 8, None, "ok", "compute capability unknown"),
         ({"nvidia.com/mig.strategy": "mixed"}, 8, None, "ok", "which GPUs are in MIG mode"),
     ],
@@ -117,6 +119,39 @@ def test_a_node_that_offers_gpus_is_not_a_cpu_node(cluster, resource):
     node = cluster.node("a", {})
     node["status"]["capacity"][resource] = "2"
     assert [one.where for one in host(node).accelerators] == [resource]
+
+
+COUNT = "imagematrix.io/gpu.count"
+ACCELERATORS = "imagematrix.io/accelerators"
+
+
+@pytest.mark.parametrize("value", [None, "8x", "", "-1", "eight"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_number_of_gpus_that_cannot_be_read_is_not_none(hosts, cluster, make, value, kept):
+    """Otherwise the node would get the image for CPUs, or one that only some of its GPUs can use."""
+    labels = without(
+        cluster.own(hosts["genoa-h200"]), COUNT, *(() if kept else ("imagematrix.io/gpu-kind.",))
+    )
+    node = cluster.node("a", labels | ({COUNT: value} if value is not None else {}))
+    described = host(node)
+    assert [gpu.state for gpu in described.gpus] == ["ok"] * 8 * kept + ["unconfirmed"]
+    assert f"label {COUNT} missing or invalid: the number of GPUs is unknown" in described.warnings
+    cpu = make.variant("t:v1-cpu", cubins=frozenset(), cuda=None, driver=None)
+    (only,) = classes(parse(node, "x"), make.catalog(cpu, make.variant("t:v1-gpu"))).classes
+    assert only.variant is None
+
+
+@pytest.mark.parametrize("value", [None, "x"])
+def test_signs_of_accelerators_that_cannot_be_read_are_a_sign(cluster, make, value):
+    labels = without(cluster.own(make.host()), ACCELERATORS)
+    node = cluster.node("a", labels | ({ACCELERATORS: value} if value else {}))
+    assert [(one.where, one.why) for one in host(node).accelerators] == [(ACCELERATORS, "missing or invalid")]
+
+
+def test_a_node_labelled_without_gpus_that_offers_some_is_not_a_cpu_node(cluster, make):
+    node = cluster.node("a", cluster.own(make.host()), nvidia_com_gpu=8)
+    node["status"]["capacity"] = {"nvidia.com/gpu": "8"}
+    assert [one.where for one in host(node).accelerators] == ["nvidia.com/gpu"]
 
 
 def test_flags_of_node_feature_discovery(hosts, cluster):

@@ -65,7 +65,7 @@ def test_mig_devices_are_offered_by_profile_and_their_gpus_are_not(hosts):
 def test_a_container_gets_device_nodes_and_the_names_of_its_gpus(h200):
     first, second, *_ = h200.resources[GPU]
 
-    grant = allocate(h200, GPU, [second, first], {})
+    grant = allocate(h200, GPU, [second, first], {}, {})
 
     assert grant.devices[:4] == ("/dev/nvidia1", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
     assert not [path for path in grant.devices if path in {f"/dev/nvidia{minor}" for minor in range(2, 8)}]
@@ -78,7 +78,7 @@ def test_a_mig_device_comes_with_its_capabilities(hosts):
     device = gpu.mig[0]
     (resource,) = [name for name, ids in offered.resources.items() if device.uuid in ids]
 
-    grant = allocate(offered, resource, [device.uuid], {})
+    grant = allocate(offered, resource, [device.uuid], {}, {})
 
     expected = [f"/dev/nvidia{gpu.minor}", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in device.capabilities)]
     assert list(grant.devices[:3]) == expected
@@ -92,7 +92,7 @@ def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
     unhealthy = {
         resource: {
             h200.resources[resource][device]
-            for device, healthy in listed(h200, resource, holders)
+            for device, healthy in listed(h200, resource, holders, {})
             if not healthy
         }
         for resource in h200.resources
@@ -100,26 +100,26 @@ def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
     _, product, node_class, _ = h200.resources
     assert unhealthy == {GPU: {first, second}, product: {second}, node_class: {first, second}, VRAM: {first}}
     with pytest.raises(AllocationError, match=r"is in use as imagematrix\.io/gpu-h200"):
-        allocate(h200, GPU, [first], holders)
-    assert allocate(h200, product, [first], holders).devices[0] == "/dev/nvidia0"
+        allocate(h200, GPU, [first], holders, {})
+    assert allocate(h200, product, [first], holders, {}).devices[0] == "/dev/nvidia0"
 
 
 def test_a_gpu_that_does_not_work_is_unhealthy_and_not_allocated(hosts):
     offered = offer(_broken(hosts["genoa-h200"], 2), vram=True)
     name = hosts["genoa-h200"].gpus[2].uuid
 
-    assert [device for device, healthy in listed(offered, GPU, {}) if not healthy] == [name]
+    assert [device for device, healthy in listed(offered, GPU, {}, {}) if not healthy] == [name]
     assert {
-        offered.resources[VRAM][device] for device, healthy in listed(offered, VRAM, {}) if not healthy
+        offered.resources[VRAM][device] for device, healthy in listed(offered, VRAM, {}, {}) if not healthy
     } == {name}
     with pytest.raises(AllocationError, match=f"{name} cannot be used: lost"):
-        allocate(offered, GPU, [name], {})
+        allocate(offered, GPU, [name], {}, {})
 
 
 def test_a_missing_device_is_not_allocated(h200):
     with pytest.raises(AllocationError, match=r"imagematrix\.io/gpu: device 'GPU-gone' not found"):
-        allocate(h200, GPU, ["GPU-gone"], {})
-    assert listed(h200, "imagematrix.io/gpu-gone", {}) == ()
+        allocate(h200, GPU, ["GPU-gone"], {}, {})
+    assert listed(h200, "imagematrix.io/gpu-gone", {}, {}) == ()
 
 
 def test_a_share_of_memory_does_not_span_gpus(h200, hosts):
@@ -128,13 +128,13 @@ def test_a_share_of_memory_does_not_span_gpus(h200, hosts):
     assert len(shares) == sum(gpu.memory_mib // 1024 for gpu in hosts["genoa-h200"].gpus)
     assert max(map(len, shares)) <= 63
 
-    grant = allocate(h200, VRAM, shares[:4], {})
+    grant = allocate(h200, VRAM, shares[:4], {}, {})
 
     assert grant.environment["IMAGEMATRIX_VRAM_MIB"] == "4096"
     assert grant.environment["IMAGEMATRIX_GPUS"] == gpu.uuid
     assert "/dev/nvidia1" not in grant.devices
     with pytest.raises(AllocationError, match="2 GiB would span 2 GPUs"):
-        allocate(h200, VRAM, [shares[0], shares[-1]], {})
+        allocate(h200, VRAM, [shares[0], shares[-1]], {}, {})
 
 
 def test_shares_come_from_the_fullest_gpu_with_enough_left(h200):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -14,14 +15,15 @@ from typing import Any
 import grpc
 import pytest
 
-from imagematrix.errors import ProbeError, UsageError
+from imagematrix.allocation.usage import Consumer
+from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.kubelet.messages import message
 from imagematrix.kubernetes.plugin.offer import GPU, VRAM, offer
-from imagematrix.kubernetes.plugin.server import Plugin, Settings, Times
+from imagematrix.kubernetes.plugin.server import Plugin, PluginSettings, Times
 from imagematrix.record import replace
 
 H200 = "imagematrix.io/gpu-h200"
-TIMES = Times(watch=0.02, pods=0.02, probe=0.02, answer=2, settle=1.0)
+TIMES = Times(watch=0.02, pods=0.02, usage=0.02, probe=0.02, answer=2, settle=1.0)
 
 
 class Kubelet:
@@ -30,8 +32,8 @@ class Kubelet:
     def __init__(self, folder, *, refuse=()):
         self.folder = folder / "device-plugins"
         self.folder.mkdir(exist_ok=True)
-        self.pods = folder / "pod-resources" / "kubelet.sock"
-        self.pods.parent.mkdir(exist_ok=True)
+        self.pods = folder / "root" / "pod-resources" / "kubelet.sock"
+        self.pods.parent.mkdir(parents=True, exist_ok=True)
         self.registered = {}
         self.used = {}  # device ids by resource
         self.refuse = refuse
@@ -106,10 +108,12 @@ class Kubelet:
                 request_serializer=lambda one: one.SerializeToString(),
                 response_deserializer=message("ListAndWatchResponse").FromString,
             )(message("Empty")(), timeout=20)
+            answers = aiter(stream)
 
             async def healthy():
-                answer: Any = await stream.read()
-                return {device.ID for device in answer.devices if device.health == "Healthy"}
+                """Return the next list, or None if the plugin has ended the stream."""
+                answer: Any = await anext(answers, None)
+                return answer and {device.ID for device in answer.devices if device.health == "Healthy"}
 
             yield healthy
 
@@ -145,6 +149,8 @@ class Node:
         self.host = host
         self.options = options
         self.error = None
+        self.unknown = None  # the error if the usage outside of pods cannot be read
+        self.used = {}  # it, by key
         self.notes = []
         self.uuids = [gpu.uuid for gpu in host.gpus]
 
@@ -153,17 +159,25 @@ class Node:
             raise self.error
         return offer(self.host, **self.options)
 
+    def usage(self, gpus):
+        assert isinstance(gpus, tuple)
+        if self.unknown:
+            raise self.unknown
+        return self.used
+
     def lose(self, *indices):
         gpus = tuple(replace(gpu, state="lost") if gpu.index in indices else gpu for gpu in self.host.gpus)
         self.host = replace(self.host, gpus=gpus)
 
     @contextlib.asynccontextmanager
-    async def plugin(self, folder):
+    async def plugin(self, folder, times=TIMES):
         ended = asyncio.Event()
-        settings = Settings(
+        settings = PluginSettings(
             offer=self.offer,
-            kubelet=folder,
-            times=TIMES,
+            usage=self.usage,
+            folder=folder / "device-plugins",
+            kubelet=folder / "root",
+            times=times,
         )
         running = asyncio.create_task(Plugin(settings, self.notes.append).run(ended))
         yield running
@@ -307,6 +321,89 @@ def test_an_allocation_whose_pod_never_started_is_forgotten(folder, node):
                 return time.monotonic() - allocated
 
     assert asyncio.run(scenario()) >= TIMES.settle
+
+
+PROCESS = Consumer(kind="process", name="python3", pid=7, user="ann")
+CONTAINER = Consumer(kind="container", name="train (training:v1)")
+
+
+@pytest.mark.parametrize("user", [PROCESS, CONTAINER])
+def test_a_gpu_in_use_outside_of_pods_is_not_given_out(folder, node, user):
+    node = node(by=["product"])
+    first, second, *_ = node.uuids
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
+            await kubelet.has(GPU, H200)
+            async with kubelet.watching(GPU) as generic, kubelet.watching(H200) as product:
+                assert await generic() == await product() == set(node.uuids)
+                node.used = {"nvidia0": (user,)}
+                assert await generic() == await product() == set(node.uuids) - {first}
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await kubelet.allocate(GPU, first)
+                await kubelet.allocate(GPU, second)
+                node.used = {}
+                while first not in await generic():
+                    pass
+                return refused.value.details()
+
+    assert asyncio.run(scenario()) == f"{first} is in use by {user}"
+    assert f"{first} is in use by {user}" in node.notes
+    assert f"{first} is no longer in use outside of pods" in node.notes
+
+
+def test_a_gpu_that_was_taken_a_moment_ago_is_refused(folder, node):
+    node = node()
+    first = node.uuids[0]
+    slow = dataclasses.replace(TIMES, usage=60)
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder, slow):
+            await kubelet.has(GPU)
+            node.used = {"nvidia0": (CONTAINER,)}
+            with pytest.raises(grpc.aio.AioRpcError, match="is in use by container train"):
+                await kubelet.allocate(GPU, first)
+
+    asyncio.run(scenario())
+
+
+def test_processes_of_a_pod_do_not_make_its_gpu_unhealthy(folder, node):
+    node = node(vram=True)
+    first = node.uuids[0]
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
+            await kubelet.has(VRAM)
+            kubelet.used = {VRAM: [f"{first}::0"]}
+            async with kubelet.watching(VRAM) as shares, kubelet.watching(GPU) as whole:
+                while first in await whole():
+                    pass
+                node.used = {"nvidia0": (PROCESS,)}
+                await kubelet.allocate(VRAM, f"{first}::1")
+                node.used = {"nvidia0": (PROCESS, CONTAINER)}
+                while f"{first}::1" in await shares():
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_offered_before_the_usage_outside_of_pods_is_known(folder, node):
+    node = node()
+    node.unknown = EngineError("the engine does not answer")
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
+            await until(lambda: node.notes)
+            assert kubelet.registered == {}
+            node.unknown, node.used = None, {"nvidia0": (CONTAINER,)}
+            await kubelet.has(GPU)
+            node.unknown = EngineError("the engine restarts")
+            await until(lambda: any("the last known counts" in note for note in node.notes))
+            async with kubelet.watching(GPU) as healthy:
+                return await healthy()
+
+    assert asyncio.run(scenario()) == set(node.uuids[1:])
+    assert "no device is offered: the engine does not answer" in node.notes[0]
 
 
 def test_devices_of_pods_stay_held_after_a_restart_of_the_plugin(folder, node):
@@ -559,7 +656,9 @@ def test_a_socket_that_cannot_be_created_ends_the_plugin(folder, node):
     node = node()
     long = folder / ("x" * (72 - len(str(folder))))  # room for kubelet's own sockets alone
     long.mkdir()
-    settings = Settings(offer=node.offer, kubelet=long, times=TIMES)
+    settings = PluginSettings(
+        offer=node.offer, usage=node.usage, folder=long / "device-plugins", kubelet=long / "root", times=TIMES
+    )
 
     async def scenario():
         async with Kubelet(long):
@@ -585,7 +684,8 @@ def test_a_resource_with_a_long_name_has_a_short_socket(node):
 
 
 def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
-    words = ["kubernetes", "device-plugin", "--host", profiles["genoa-h200"], "--kubelet", folder]
+    words = ["kubernetes", "device-plugin", "--host", profiles["genoa-h200"], "--kubelet", folder / "root"]
+    words += ["--device-plugins", folder / "device-plugins"]
 
     async def scenario():
         async with Kubelet(folder) as kubelet:
@@ -594,7 +694,10 @@ def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
             )
             await kubelet.has(GPU)
             present = (kubelet.folder / kubelet.registered[GPU].endpoint).exists()
-            process.send_signal(signal.SIGTERM)
+            async with kubelet.watching(GPU) as healthy:
+                await healthy()
+                process.send_signal(signal.SIGTERM)
+                assert await healthy() is None
             _, errors = await asyncio.wait_for(process.communicate(), 10)
             return (
                 present,

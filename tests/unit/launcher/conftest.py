@@ -48,7 +48,9 @@ class Make:
         )
 
     @classmethod
-    def selection(cls, *gpus, mode="exact", platform="linux/amd64", devices=(), wanted=None):
+    def selection(
+        cls, *gpus, mode="exact", platform="linux/amd64", devices=(), wanted=None, reference="training:v1-x"
+    ):
         """Return the selection of a host whose catalog has one variant, CPU-only if `mode` is None."""
         drivers = {
             None: None,
@@ -57,7 +59,7 @@ class Make:
             "host": UserModeDriver(mode="host"),
         }
         cuda: dict[str, Any] = {"cuda": "12.4", "cubins": ("80",), "driver": drivers[mode]} if mode else {}
-        only = Variant(reference="training:v1-x", digest=None, platform=platform, **cuda)
+        only = Variant(reference=reference, digest=None, platform=platform, **cuda)
         catalog = Catalog(image="training", version="v1", variants=(only,))
         return explain(cls.host(*gpus, devices=devices), catalog, gpus=wanted)
 

@@ -62,6 +62,11 @@ UNRELATED = [
     "libcuda.so.550: 200 symbols, error 0",
     "barracuda error 35",
     "accuInit returned 35",
+    "cudaMalloc returned 999 bytes",
+    "cudaMalloc returned 200 MiB",
+    "cudaMemGetInfo returned 35 GB free",
+    "cudaGetDeviceCount returned 35 devices",
+    "cuEventElapsedTime returned 200 ms",
     "/opt/cuda/bin/nvcc returned 200",
     "test_cudaErrorInvalidKernelImageX passed",
     "unknown error",
@@ -145,12 +150,14 @@ def test_the_applicable_of_two_rules_is_named(make):
     assert diagnose(1, ["CUDA error 804"], compat).rule == "driver-compat"
     exact = make.selection(make.gpu())
     assert diagnose(1, ["CUDA error 804"], exact).rule == "driver-exact"
+    host = make.selection(make.gpu(), mode="host")
+    assert diagnose(1, ["CUDA error 803"], host).rule == "driver-host"
 
 
 def test_a_rule_that_does_not_apply_has_no_prediction(make):
-    diagnosis = diagnose(1, ["CUDA error 803"], make.selection(make.gpu(), mode="host"))
+    diagnosis = diagnose(1, ["CUDA error 804"], make.selection(make.gpu(), mode="host"))
     assert diagnosis.prediction is None
-    assert str(diagnosis).endswith("rule driver-exact does not apply to this image and was not checked")
+    assert str(diagnosis).endswith("rule driver-compat does not apply to this image and was not checked")
 
 
 def test_long_lines_are_searched_quickly(selection):
@@ -158,6 +165,6 @@ def test_long_lines_are_searched_quickly(selection):
 
 
 def test_a_long_need_is_truncated():
-    result = RuleResult(rule="cpu", ok=True, need="x" * 200, have=None, why="why", fix=None)
+    result = RuleResult(rule="cpu", ok=True, need="x" * 200, have=None, why="why")
     text = str(Diagnosis(cause="cause", rule="cpu", prediction=result, remedy="look"))
     assert text == f"cause; rule cpu expected it to run: why (need {'x' * 99}…; have nothing)"

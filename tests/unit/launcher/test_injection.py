@@ -47,6 +47,8 @@ def test_gpus_are_cdi_devices_by_uuid(launch, specs, file):
     words = docker_run(result)
     assert words[2:6] == ["--device", "nvidia.com/gpu=GPU-0", "--device", "nvidia.com/gpu=GPU-1"]
     assert "--gpus" not in words
+    assert result.environment["NVIDIA_VISIBLE_DEVICES"] == "void"  # or the default runtime might add all
+    assert "NVIDIA_VISIBLE_DEVICES" not in launch.environment
 
 
 def test_gpus_are_cdi_devices_by_their_nodes(launch, specs):

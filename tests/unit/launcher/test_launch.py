@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 from docker.types import Mount
-from double import Double
+from double import Double, response
 from requests.exceptions import ConnectionError as NoConnection
 
 from imagematrix.allocation import pods
 from imagematrix.allocation.locks import Locks, release
 from imagematrix.allocation.usage import Consumer
-from imagematrix.errors import EngineError, GpusBusyError, UnknownImageError
+from imagematrix.catalog import labels
+from imagematrix.errors import AuditError, EngineError, GpusBusyError, UnknownImageError, UsageError
 from imagematrix.launcher import launch as module
 from imagematrix.launcher.devices import DevicesError
 from imagematrix.launcher.launch import arguments, launch
@@ -25,10 +27,14 @@ from imagematrix.launcher.share import Mps, Share
 
 
 class Engine(Double):
-    """An engine's client and its one container; `running` are others that it runs, `starting` another."""
+    """An engine's client and its one container; `running` are others that it runs, `starting` another.
 
-    def __init__(self, create=None, start=None, running=(), starting=None):
-        self.api = Listing(running, starting)
+    It has the `image`, or none.
+    """
+
+    def __init__(self, create=None, start=None, running=(), starting=None, image=None):
+        self.images = SimpleNamespace()
+        self.api = Listing(running, starting, image)
         self.containers = self
         self.failures = {"create": create, "start": start}
         self.requests = []
@@ -55,30 +61,26 @@ class Engine(Double):
 class Listing:
     """The low-level API: the running containers, of which the last ends before it is inspected.
 
-    `starting` is a container that another launch has just created.
+    `starting` is a container that another launch has just created, `image` the only image.
     """
 
-    base_url, api_version = "http+docker://localhost", "1.43"
+    base_url, timeout = "http+docker://localhost", 60
 
-    def __init__(self, running, starting=None):
-        self._running = {str(number): container for number, container in enumerate(running)}
+    def __init__(self, running, starting=None, image=None):
+        self._running = [{"Id": str(number), **container} for number, container in enumerate(running)]
         self._starting = starting
+        self._image = image
 
-    def containers(self, *, all=False, filters=None):  # noqa: A002 - docker-py's name
-        assert all == bool(filters)
-        if filters:
-            return [{"Id": "new", "Created": time.time()}] if self._starting else []
-        return [*({"Id": key} for key in self._running), {"Id": "gone"}]
-
-    def inspect_container(self, key):
-        if key not in self._running:
-            raise NotFound("it has ended")
-        return self._running[key]
-
-    def get(self, resource, timeout):
-        assert resource == "http+docker://localhost/v1.43/containers/new/json"
-        assert timeout
-        return SimpleNamespace(ok=True, json=lambda: self._starting)
+    def get(self, resource, **_):
+        path, _, query = resource.removeprefix(self.base_url).partition("?")
+        found = {f"/containers/{one['Id']}/json": one for one in (*self._running, self._starting) if one}
+        if path.startswith("/images/"):
+            return response(self._image)
+        if path != "/containers/json":
+            return response(found.get(path))
+        if "filters" in query:
+            return response([{"Id": "new", "Created": time.time()}] if self._starting else [])
+        return response([*({"Id": one["Id"]} for one in self._running), {"Id": "gone"}])
 
 
 def container(*paths):
@@ -90,6 +92,33 @@ def container(*paths):
 @pytest.fixture
 def _nodes_work(monkeypatch):
     monkeypatch.setattr(module, "require", lambda _: None)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_a_command_as_text_is_split_as_docker_does(make):
+    engine = Engine()
+    launch(make.selection(make.gpu(0)), "train --name 'a b'", client=engine)
+    assert engine.requests[0][1]["command"] == ["train", "--name", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wait": "10m"}, "invalid time to wait: '10m'"),
+        ({"wait": True}, "invalid time to wait: True"),
+        ({"share": 4096}, "4096 is not a Share"),
+        ({"gpus": []}, "the list of GPUs is empty"),
+        ({"gpus": True}, "invalid GPUs True"),
+    ],
+)
+def test_values_of_other_types_are_usage_errors(make, options, message):
+    engine = Engine()
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        launch(make.selection(make.gpu(0)), client=engine, **options)
+    assert caught.value.remedy
+    with pytest.raises(UsageError, match="is not a Selection"):
+        launch(make.host(), client=engine)
+    assert engine.requests == []
 
 
 @pytest.mark.usefixtures("_nodes_work")
@@ -125,6 +154,24 @@ def test_a_share_is_placed_where_it_has_room(make):
     assert given["labels"]["io.imagematrix.lease"].startswith("share-")
 
 
+@pytest.mark.usefixtures("_nodes_work")
+@pytest.mark.parametrize("other", [False, True])
+def test_an_image_that_took_the_name_of_the_variant_is_not_started(make, other):
+    """It inherits the labels, but has another command."""
+    own = {labels.VERSION: "v1", labels.CELL: "x", labels.INPUT: f"sha256:{'1' * 64}"}
+    selection = make.selection(mode=None, reference=f"training:{labels.tag('v1', 'x', own[labels.INPUT])}")
+    image = {"Os": "linux", "Architecture": "amd64", "Config": {"Cmd": ["train"], "Labels": own}}
+    own[labels.CONTENT] = labels.content(image)
+    if other:
+        engine = Engine(image=image | {"Config": {"Cmd": ["sh"], "Labels": own}})
+        with pytest.raises(AuditError, match="built on the variant"):
+            launch(selection, client=engine)
+        assert engine.requests == []
+    else:
+        engine = Engine(image=image)
+        assert launch(selection, client=engine) is engine
+
+
 @pytest.mark.parametrize("mounts", [None, [Mount("/data", "/data", type="bind")]])
 def test_mps_adds_its_pipes_and_the_host_ipc(make, mounts):
     planned = plan(make.selection(make.gpu()), share=Share(mps=Mps(pipes="/run/mps")))
@@ -146,7 +193,7 @@ def test_cdi_devices_are_requested(make):
 @pytest.mark.usefixtures("_nodes_work")
 def test_the_engine_comes_from_the_environment(make, monkeypatch):
     engine = Engine()
-    monkeypatch.setattr("imagematrix.engine.client", lambda: engine)
+    monkeypatch.setattr("imagematrix.engine.transport.client", lambda: engine)
     assert launch(make.selection(mode=None)) is engine
 
 

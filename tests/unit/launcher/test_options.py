@@ -55,6 +55,28 @@ def test_docker_s_options_are_kept_verbatim(line, docker, command):
     assert not any((words.allow_cpu, words.shown, words.help, words.measure, words.mps))
 
 
+@pytest.mark.parametrize(
+    ("line", "pulls"),
+    [
+        ("IMAGE", True),
+        ("--pull missing IMAGE", True),
+        ("--pull=never IMAGE", False),
+        ("--pull never --pull always IMAGE", False),
+        ("--pull never --pull missing IMAGE", True),
+    ],
+)
+def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls):
+    assert split(line.split()).pulls is pulls
+
+
+@pytest.mark.parametrize(
+    ("line", "quiet"),
+    [("IMAGE", False), ("-q IMAGE", True), ("-itq IMAGE", True), ("--quiet=false IMAGE", False)],
+)
+def test_a_pull_is_quiet_if_docker_s_is(line, quiet):
+    assert split(line.split()).quiet is quiet
+
+
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
 @pytest.mark.parametrize("name", ["host", "catalog", "gpus", "nvidia-smi"])
 def test_own_options_are_parsed(name, form):

@@ -59,12 +59,20 @@ def gpus(make):
         ("-e NVIDIA_VISIBLE_DEVICES IMAGE", ["nvidia3"]),
         ("-e NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=1 IMAGE", ["nvidia4"]),
         ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime runc IMAGE", []),
+        ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime gpu IMAGE", ["nvidia4"]),
+        ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime other IMAGE", []),
+        ("--device //dev IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        (
+            ["--device-cgroup-rule", "a *:* rwm", "IMAGE"],
+            ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"],
+        ),
     ],
 )
 def test_gpus_that_docker_s_options_pass(gpus, monkeypatch, line, expected):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
     words = split(line.split() if isinstance(line, str) else line)
-    result = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
+    runtimes = {"gpu": {"path": "/usr/bin/nvidia-container-runtime"}, "other": {"path": "/usr/bin/runsc"}}
+    result = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia", "Runtimes": runtimes})
     assert sorted(key for gpu in result.gpus for key in keys(gpu)) == expected
     assert result.named == (bool(expected) and not words.privileged)
 
@@ -138,15 +146,16 @@ def start(make, monkeypatch):
     def run(line, used=(), mode="exact"):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
         monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: uses)
-        monkeypatch.setattr("imagematrix.engine.info", dict)
+        monkeypatch.setattr("imagematrix.engine.system.info", dict)
+        monkeypatch.setattr("imagematrix.engine.images.inspect", lambda _: None)
         monkeypatch.setattr(module, "require", lambda _: None)
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog
         words = split(line.split())
         result = request(words, make.host(*gpus), catalog, words.gpus, None)
-        _, first = result.first()
+        chosen, first = result.first()
         with result.claim(first, lambda _: None) as taken:
-            return result.on(taken)[1]
+            return result.on(taken, chosen, first)[1]
 
     return run
 

@@ -38,7 +38,7 @@ def test_labels_of_the_launch_come_last(make):
 def test_a_cpu_only_image_gets_no_device(make):
     launch = plan(make.selection(mode=None))
     assert docker_run(launch) == [
-        "docker", "run",
+        "docker", "run", "--env", "NVIDIA_VISIBLE_DEVICES=void",
         "--label", "io.imagematrix.selected=training:v1-x", "--label", "io.imagematrix.vram=whole",
         "training:v1-x",
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_the_host_s_driver_is_injected_by_the_runtime(make):
 def test_the_platform_of_a_cpu_variant_is_passed(make, platform, words):
     launch = plan(make.selection(mode=None, platform=platform))
     assert launch.platform == platform
-    assert docker_run(launch)[2:-5] == words
+    assert docker_run(launch)[2:-7] == words
 
 
 def test_gpus_narrow_the_selection(make):
@@ -155,7 +155,7 @@ def test_a_share_is_in_environment_and_labels(make):
     alone = plan(make.selection(mode=None), share=share)
     assert (alone.labels, alone.environment) == (
         {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10500"},
-        {},
+        {"NVIDIA_VISIBLE_DEVICES": "void"},
     )
 
 

@@ -11,7 +11,7 @@ from imagematrix.allocation.usage import Consumer
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.launcher import request as module
-from imagematrix.launcher.devices import Problem
+from imagematrix.launcher.devices import DeviceProblem
 from imagematrix.launcher.options import split
 from imagematrix.launcher.request import remote_machine, request
 from imagematrix.launcher.share import Mps
@@ -149,7 +149,7 @@ def test_printing_a_launch_needs_no_engine(request_for, make):
 def test_doubts_about_a_launch(make, monkeypatch):
     def doubts(line, mps=None):
         monkeypatch.setattr(module, "_mps", lambda _: mps)
-        monkeypatch.setattr("imagematrix.engine.info", lambda: {"DefaultRuntime": "nvidia"})
+        monkeypatch.setattr("imagematrix.engine.system.info", lambda: {"DefaultRuntime": "nvidia"})
         words = split(f"--host node.json --dry-run {line} IMAGE".split())
         result = request(words, make.host(make.gpu()), catalog("80"), None, None)
         monkeypatch.setattr(module, "check", lambda _: ())
@@ -165,13 +165,15 @@ def test_doubts_about_a_launch(make, monkeypatch):
 def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     words = split(["--host", "node.json", "--dry-run", "IMAGE"])
     result = request(words, make.host(make.gpu()), catalog("80"), None, None)
-    kept = Problem(path="/dev/nvidia3", what="permission denied", remedy="do", doubt=True)
-    monkeypatch.setattr(module, "check", lambda _: (kept,))
-    for user, expected in (
-        (0, []),
-        (1000, ["/dev/nvidia3: permission denied; the engine may still have access"]),
-    ):
+    kept = [
+        DeviceProblem(path=path, what="permission denied", remedy="do", doubt=True)
+        for path in ("/dev/nvidia3", "/dev/nvidiactl")
+    ]
+    monkeypatch.setattr(module, "check", lambda _: kept)
+    doubt = "/dev/nvidia3, /dev/nvidiactl: permission denied; the engine may still have access"
+    for user, as_root, expected in ((0, False, []), (1000, True, []), (1000, False, [doubt])):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        monkeypatch.setattr("imagematrix.engine.endpoint.runs_as_root", lambda as_root=as_root: as_root)
         assert [doubt for doubt, _ in result.doubts(*result.first())] == expected
 
 
@@ -180,7 +182,7 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     [
         (True, None, []),
         (None, None, []),
-        (False, None, [f"{pods.SOCKET}: permission denied: GPU usage by pods unknown"]),
+        (False, None, ["/k/pod-resources/kubelet.sock: permission denied: GPU usage by pods unknown"]),
         (False, "node7", []),
     ],
 )
@@ -189,6 +191,7 @@ def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, acce
     result = request(words, make.host(make.gpu()), catalog("80"), None, remote)
     monkeypatch.setattr(module, "check", lambda _: ())
     monkeypatch.setattr(pods, "access", lambda: access)
+    monkeypatch.setattr("imagematrix.kubelet.sockets.root_dir", lambda: "/k")
     assert [doubt for doubt, _ in result.doubts(*result.first())] == doubts
 
 
@@ -196,7 +199,7 @@ def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, acce
 def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
     pod = Consumer(kind="container", name="team/web-1 (main)")
     monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
-    monkeypatch.setattr("imagematrix.engine.running_or_starting", lambda _: [])
+    monkeypatch.setattr("imagematrix.engine.containers.running_or_starting", lambda *_: [])
     words = split(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
     result = request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
     with result.claim(result.first()[1], lambda _: None) as claimed:
@@ -212,12 +215,12 @@ def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected
     ],
 )
 def test_the_machine_of_the_engine(monkeypatch, line, machine, is_remote):
-    monkeypatch.setattr("imagematrix.engine.remote", lambda: machine)
+    monkeypatch.setattr("imagematrix.engine.system.remote", lambda: machine)
     assert remote_machine(split(line.split())) == is_remote
 
 
 def test_a_remote_engine_needs_a_saved_host(monkeypatch):
-    monkeypatch.setattr("imagematrix.engine.remote", lambda: "node7")
+    monkeypatch.setattr("imagematrix.engine.system.remote", lambda: "node7")
     for line in ("IMAGE", "--dry-run IMAGE"):
         with pytest.raises(UsageError, match="the engine runs on node7") as caught:
             remote_machine(split(line.split()))
@@ -232,7 +235,8 @@ def claimed(make, monkeypatch):
     (newer,) = original.variants
     other = replace(newer, reference="training:v1-older", driver=older)
     monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: {})
-    monkeypatch.setattr("imagematrix.engine.info", dict)
+    monkeypatch.setattr("imagematrix.engine.system.info", dict)
+    monkeypatch.setattr("imagematrix.engine.images.inspect", lambda _: None)
     monkeypatch.setattr(module, "require", lambda _: None)
 
     def start(before, after, version="550.163.01"):
@@ -240,10 +244,37 @@ def claimed(make, monkeypatch):
         asked = request(words, make.host(*before), replace(original, variants=(newer, other)), None, None)
         now = make.host(*after)
         now = replace(now, driver=replace(now.driver, version=version))
-        with asked.claim(asked.first()[1], lambda _: None) as taken:
-            return asked.on(taken, now)[1]
+        chosen, launch = asked.first()
+        with asked.claim(launch, lambda _: None) as taken:
+            return asked.on(taken, chosen, launch, now)[1]
 
     return start
+
+
+@pytest.mark.parametrize(
+    ("taken", "version", "expected"),
+    [
+        (None, "550.163.01", ["image", "info"]),  # the first plan holds
+        (3, "550.163.01", ["image", "info"]),  # another GPU
+        (None, "580.65.06", ["image", "info", "image", "info"]),  # the host changed during a wait
+    ],
+)
+def test_the_engine_is_asked_again_only_after_a_wait(make, monkeypatch, taken, version, expected):
+    asked = []
+    monkeypatch.setattr("imagematrix.engine.system.info", lambda: asked.append("info") or {})
+    monkeypatch.setattr("imagematrix.engine.images.inspect", lambda _: asked.append("image"))
+    used = {} if taken is None else {f"nvidia{taken}": (Consumer(kind="container", name="web"),)}
+    monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: used)
+    host = make.host(make.gpu(0), make.gpu(1))
+    now = replace(host, driver=replace(host.driver, version=version))
+    bare = catalog("80", driver=UserModeDriver(mode="host"))
+    result = request(split(["--gpus", "1", "IMAGE"]), host, bare, "1", None)
+    chosen, launch = result.first()
+    with result.claim(launch, lambda _: None) as claimed:
+        chosen, launch = result.on(claimed, chosen, launch, now)
+    assert asked == expected
+    assert launch.injected == (("GPU-0",) if taken is None else ("GPU-1",))
+    assert list(chosen.chosen_gpus) == list(claimed.gpus)
 
 
 def test_an_image_is_chosen_for_the_driver_after_the_wait(claimed, make):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
+from mps import daemon
 
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.launcher.share import Mps, Share, mps
@@ -80,16 +83,35 @@ def test_mps_limits_each_gpu_as_the_container_counts_them(make):
     assert Share(mps=Mps()).environment(gpus) == {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}
 
 
-def test_the_daemon_is_detected_by_its_pipe(tmp_path):
-    os.mkfifo(tmp_path / "control")
-    result = mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, 30)
-    assert result == Mps(pipes=str(tmp_path), user=os.getuid(), threads=30)
+@pytest.fixture
+def pipes():
+    """A folder with a short name: a socket's path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="imx") as folder:
+        yield Path(folder)
+
+
+def test_the_daemon_is_detected_by_its_socket(pipes):
+    with daemon(pipes):
+        result = mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}, 30)
+        assert result == Mps(pipes=str(pipes), user=os.getuid(), threads=30)
+    with pytest.raises(
+        ProbeError, match=r"control: Connection refused"
+    ):  # it has ended, and its socket stays
+        mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
+
+
+def test_another_program_s_socket_is_not_the_daemon_s(pipes):
+    with (
+        daemon(pipes, "other") as process,
+        pytest.raises(ProbeError, match=rf"belongs to process other \(pid {process.pid}, "),
+    ):
+        mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
 
 
 def test_without_a_daemon(tmp_path):
     with pytest.raises(ProbeError, match=r"control: No such file") as caught:
         mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert "nvidia-cuda-mps-control -d" in caught.value.remedy
-    (tmp_path / "control").touch()
-    with pytest.raises(ProbeError, match="is not a pipe"):
+    os.mkfifo(tmp_path / "control")
+    with pytest.raises(ProbeError, match=r"control: Connection refused"):
         mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})

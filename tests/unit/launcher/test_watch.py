@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from imagematrix import engine as module
 from imagematrix.launcher import watch
 from imagematrix.launcher.watch import Watch
 
@@ -166,25 +165,14 @@ def test_no_engine(monkeypatch, tmp_path, removed):
     assert result.container is None
 
 
-def test_a_remote_engine_is_queried_afterwards(monkeypatch):
-    class Client:
-        def __init__(self, *names):
-            self.api, self._found = self, names
-
-        def containers(self, **options):
-            assert options == {"all": True, "filters": {"label": "a=b"}}
-            return [{"Id": one} for one in self._found]
-
-        def logs(self, name, **options):
-            assert (name, options) == ("c1", {"tail": watch.LINES})
-            return b"one\ntwo\n"
-
-        def close(self):
-            pass
-
-    monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
-    monkeypatch.setattr(module, "client", lambda: Client("c1"))
+def test_a_remote_engine_is_queried_afterwards(remote_engine):
+    remote_engine.responses["GET", "/containers/json"] = 200, b'[{"Id": "c1"}]'
+    remote_engine.responses["GET", "/containers/c1/logs"] = 200, piece(b"one\n") + piece(b"two\n")
     assert watched(removed=False).last_lines() == ["one", "two"]
+    assert "all=1" in remote_engine.requests[-2]
+    assert f"tail={watch.LINES}" in remote_engine.requests[-1]
+    remote_engine.requests.clear()
     assert watched(removed=True).last_lines() == []  # it is gone by then
-    monkeypatch.setattr(module, "client", Client)
+    assert remote_engine.requests == []
+    remote_engine.responses["GET", "/containers/json"] = 200, b"[]"
     assert watched(removed=False).last_lines() == []

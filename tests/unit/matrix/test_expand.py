@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.conditions import ConditionError
+from imagematrix.axis_conditions import ConditionError
 from imagematrix.matrix.expand import expand, only, plain_pull
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
@@ -156,6 +156,14 @@ def test_duplicate_cell_names_are_rejected(project):
     path = project(("  march:", "  one: [a-b, a]\n  two: [c, b-c]\n  march:"))
     with pytest.raises(MatrixError, match=r"cpu-a-b-c-x86-64-v3(.|\n)*remove the include"):
         expand(load(path))
+
+
+def test_values_that_are_equal_in_tags_are_rejected(project):
+    matrix = load(project(("  march:", "  torch: [2.8.0+cu128, 2.8.0+cpu]\n  march:")))
+    (cell,) = only(expand(matrix), "cuda=none,torch=2.8.0+cpu,march=znver4", matrix).cells
+    assert (cell.id, cell.axes["torch"]) == ("cpu-2.8.0_cpu-znver4", "2.8.0+cpu")
+    with pytest.raises(MatrixError, match=r"2 cells would have the name cpu-2\.8_cpu(.|\n)*'\+' is '_'"):
+        expand(load(project(("  march:", "  torch: [2.8+cpu, 2.8_cpu]\n  march:"))))
 
 
 def test_only_accepts_values_added_by_include(project):

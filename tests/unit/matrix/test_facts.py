@@ -8,7 +8,7 @@ from imagematrix import select
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.facts import cuda, macros, marches
 from imagematrix.matrix.expand import expand
-from imagematrix.matrix.facts import Facts, March, Release
+from imagematrix.matrix.facts import March, MatrixFacts, StatedRelease
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Cell, Image
@@ -53,8 +53,8 @@ def message(path):
 
 
 def test_stated_facts_are_parsed(matrix):
-    assert matrix.facts == Facts(
-        cuda={"14.0": Release(compute=("8.9", "13.0"), driver="640.10")},
+    assert matrix.facts == MatrixFacts(
+        cuda={"14.0": StatedRelease(compute=("8.9", "13.0"), driver="640.10")},
         march={
             "znver9": March(arch="x86_64", flags=frozenset({"avx2", "avx512f", "avx1024f"}), vendor="amd")
         },
@@ -253,10 +253,12 @@ MARCHES = st.builds(
     vendor=st.sampled_from([None, "intel", "amd"]),
 )
 RELEASES = st.builds(
-    Release, compute=st.sampled_from([(), ("13.0",)]), driver=st.sampled_from([None, "640.10", "641.10"])
+    StatedRelease,
+    compute=st.sampled_from([(), ("13.0",)]),
+    driver=st.sampled_from([None, "640.10", "641.10"]),
 )
 STATED = st.builds(
-    Facts,
+    MatrixFacts,
     cuda=st.dictionaries(st.sampled_from(["14.0", "15.0"]), RELEASES),
     march=st.dictionaries(st.sampled_from(["znver8", "znver9"]), MARCHES),
 )

@@ -72,6 +72,26 @@ def test_driver_may_come_from_a_folder(project, tmp_path):
     assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}
 
 
+@pytest.mark.parametrize(
+    ("top", "of_image", "expected"),
+    [
+        (None, None, "zstd -3"),
+        ("gzip", None, "gzip -6"),
+        ("zstd", "gzip", "gzip -6"),
+        ("{type: gzip, level: 9}", "zstd", "zstd -3"),
+        ("{type: gzip, level: 9}", None, "gzip -9"),
+        ("{type: gzip, level: 9}", "{type: gzip}", "gzip -6"),
+        ("gzip", "{type: zstd, level: 19}", "zstd -19"),
+        (None, "{level: 1, type: zstd}", "zstd -1"),
+        (None, "{level: '01', type: gzip}", "gzip -1"),
+    ],
+)
+def test_compression_of_an_image_overrides_that_of_the_matrix(project, top, of_image, expected):
+    whole = ("axes:", f"compression: {top}\naxes:" if top else "axes:")
+    own = ("context: .", f"context: .\n    compression: {of_image}" if of_image else "context: .")
+    assert str(load(project(whole, own)).images[0].compression) == expected
+
+
 def test_unquoted_version_keeps_its_trailing_zero(project):
     assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
 
@@ -115,6 +135,38 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (("context: .", "context: .\n    audit: {march: maybe}"), "'maybe' is neither strict nor warn"),
         (("context: .", "context: .\n    audit: {mach: strict}"), "did you mean 'march'?"),
         (
+            ("axes:", "compression: lz4\naxes:"),
+            "7:14: 'lz4' is not a compression of layers: zstd or gzip\n  write zstd or gzip, or with a level",
+        ),
+        (("axes:", "compression: zst\naxes:"), "did you mean 'zstd'?"),
+        (("axes:", "compression: zstd -3\naxes:"), "7:14: 'zstd -3' is not a compression of layers"),
+        (("axes:", "compression:\naxes:"), "compression: expected a word, found nothing"),
+        (("axes:", "compression: [zstd]\naxes:"), "7:14: compression: expected a word, found a list"),
+        (("axes:", "compression: {level: 3}\naxes:"), "7:14: 'type' is missing"),
+        (("axes:", "compression: {type: zstd, lvl: 3}\naxes:"), "did you mean 'level'?"),
+        (
+            ("context: .", "context: .\n    compression: {type: zstd, level: 20}"),
+            "7:38: zstd has the levels 1 to 19, not '20'\n  did you mean 19?",
+        ),
+        (
+            ("context: .", "context: .\n    compression: {type: gzip, level: 10}"),
+            "gzip has the levels 1 to 9, not '10'\n  did you mean 9?",
+        ),
+        (("axes:", "compression: {type: zstd, level: 0}\naxes:"), "not '0'\n  did you mean 1?"),
+        (
+            ("axes:", "compression: {type: zstd, level: -1}\naxes:"),
+            "zstd has the levels 1 to 19, not '-1'\n  write a whole number, such as 3",
+        ),
+        (("axes:", "compression: {type: zstd, level: 3.5}\naxes:"), "write a whole number"),
+        (("axes:", "compression: {type: zstd, level: \u0663}\naxes:"), "write a whole number"),
+        (("axes:", "compression: {type: zstd, level: [3]}\naxes:"), "level: expected a word, found a list"),
+        (("context: .", "context: .\n    device_code: bytes"), "'bytes' is not claim"),
+        (
+            ("context: .", "context: .\n    device_code: [claim]"),
+            "device_code: expected a word, found a list",
+        ),
+        (("context: .", "context: .\n    optional_device_code: ['a b']"), "'a b' is not a glob such as"),
+        (
             ("context: .", "context: .\n    defaults: {pyton: '3.13'}"),
             "'pyton' is not an axis of this matrix",
         ),
@@ -145,7 +197,7 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
             "'\\n' could break out of a Dockerfile instruction",
         ),
         (('base: "debian:trixie"', "base: 'debian\"'"), "'\"' could break out of a Dockerfile instruction"),
-        (('base: "debian:trixie"', 'march: "x"'), "'march' cannot be the name of a property"),
+        (('base: "debian:trixie"', 'march: "x"'), "a property cannot be called 'march', which is an axis"),
         (("[x86-64-v3, znver4]", '["x86\\nRUN evil"]'), "cannot be the value of an axis"),
         (('{cuda: "11.8", driver', '{cuda: "11.9", driver'), "no value of the axis cuda matches 11.9"),
         (
@@ -164,8 +216,18 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is not a valid name for an axis"),
         (("  training:", "  training:v2:"), "'training:v2' is not an image name"),
         (("  training:", "  ml..training:"), "'ml..training' is not an image name"),
-        (('base: "debian:trixie"', "platform: linux/arm64"), "'platform' cannot be the name of a property"),
-        (("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"), "'sm' cannot be the name of"),
+        (
+            ('base: "debian:trixie"', "platform: linux/arm64"),
+            "a property cannot be called 'platform', which is an axis",
+        ),
+        (
+            ("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"),
+            "cannot be called 'sm', which is a variable or a word of templates",
+        ),
+        (
+            ("exclude:", "include:\n  - {cuda: '12.4', Big: '1'}\nexclude:"),
+            "'Big' cannot be the name of a property\n  up to 32 lower",
+        ),
         (("exclude:", "include:\n  - {cuda: }\nexclude:"), 'found nothing\n  for no CUDA write "none"'),
         (
             ("march: [x86-64-v3, znver4]", "march: [x86-64-v3, ]\n  tune: [[a]]"),
@@ -334,3 +396,44 @@ def test_invalid_size_budget_is_rejected(project, text):
     assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in result
     with pytest.raises(MatrixError, match="budget: expected a word, found a list"):
         load(project(("context: .", "context: .\n    budget: []")))
+
+
+@pytest.mark.parametrize("name", ["..", "../other", "/etc", "src/../../other", "link", "link/deep"])
+def test_context_outside_the_matrix_folder_needs_permission(project, tmp_path, name):
+    """A matrix from somebody else could ship the files of the machine that builds it."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "other/deep").mkdir(parents=True)
+    (tmp_path / "own/src").mkdir()
+    (tmp_path / "own/link").symlink_to("../other")
+    (tmp_path / "templates").rename(tmp_path / "own/templates")
+    path = project(("context: .", f"context: {name}")).rename(tmp_path / "own/matrix.yaml")
+    where = path.parent / name
+    with pytest.raises(MatrixError, match=r"matrix.yaml:\d+:\d+: the context .* is outside") as caught:
+        load(path)
+    assert f"the context {where} is outside the matrix's folder" in caught.value.details
+    assert "--allow-context DIR" in caught.value.details
+    for allowed in (tmp_path / "own/src", tmp_path / "oth"):
+        with pytest.raises(MatrixError):
+            load(path, contexts=[allowed])
+    assert load(path, contexts=[tmp_path / "own/src", where]).images[0].context == where
+    assert load(path, contexts=[where.resolve().parent]).images[0].context == where
+    assert load(path, contexts=None).images[0].context == where
+
+
+@pytest.mark.parametrize("name", [".", "src", "./src/../src", "inner"])
+def test_context_may_be_reached_by_links_in_the_matrix_folder(project, tmp_path, name):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "inner").symlink_to("src")
+    path = project(("context: .", f"context: {name}"))
+    assert load(path).images[0].context == tmp_path / name
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-link")
+    elsewhere.symlink_to(tmp_path)
+    assert load(elsewhere / "matrix.yaml").images[0].context == elsewhere / name
+
+
+def test_device_code_of_an_image_is_claimed_or_optional(project):
+    own = "context: .\n    device_code: claim\n    optional_device_code: [b/*.so, a.so, a.so]"
+    (image,) = load(project(("context: .", own))).images
+    assert (image.claims_code, image.optional_code) == (True, ("a.so", "b/*.so"))
+    (image,) = load(project(("context: .", "context: .\n    optional_device_code: a.so"))).images
+    assert (image.claims_code, image.optional_code) == (False, ("a.so",))

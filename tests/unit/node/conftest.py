@@ -42,7 +42,8 @@ def captured(tmp_path):
 def gpu():
     """The files of a working node with a driver and one L40S at 41:00.0, minor 3."""
 
-    def files(bus="0000:41:00.0", minor=3, excluded="No", uuid="GPU-1"):
+    def files(bus="0000:41:00.0", minor=3, excluded="No", uuid=None):
+        uuid = uuid or f"GPU-{minor - 2}"
         return {
             "proc/cpuinfo": X86,
             "proc/driver/nvidia/version": OPEN,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagematrix.errors import ProbeError
-from imagematrix.node import cpu, foreign
+from imagematrix.node import cpu
 from imagematrix.node.probe import probe
 
 V2 = "fpu lm cmov cx8 fxsr mmx syscall sse sse2 cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
@@ -177,7 +177,7 @@ def test_flags_of_other_systems_get_the_kernel_s_names():
         "brand_raw": "Intel(R) Core(TM) i9",
         "flags": ["sse3", "sse4.1", "rdrnd", "sha", "em64t", "avx1.0", "avx512vnni", "avx2", 7],
     }
-    result, warnings = foreign.translate(info)
+    result, warnings = cpu.translate(info)
     assert result.flags == {"pni", "sse4_1", "rdrand", "sha_ni", "lm", "avx", "avx512_vnni", "avx2", "7"}
     assert (result.vendor, result.model, result.level) == ("GenuineIntel", "Intel(R) Core(TM) i9", None)
     assert warnings == ()
@@ -191,6 +191,8 @@ X86 = "processor\t: {}\nmodel name\t: x\nflags\t\t: lm avx avx2\n\n"
     [
         X86.format(0) + "processor\t: 1\nmodel name\t: x\n\n",
         X86.format(0) + "processor\t: 1\nflags\t\t:\n\n" + X86.format(2),
+        X86.format(0) + "processor\t: 1\nflags\t\t: \n\n",
+        X86.format(0) + "processor\t: 1\nflags\t\t:  \t\n\n" + X86.format(2),
         X86.format(0) + "processor\t: 1\nvmx flags\t: vnmi\n\n",
         (X86.format(0) + "processor\t: 1\nmodel name\t: x\n\n").replace("\n", "\r\n"),
         "processor : 0\nflags : lm\n\nprocessor : 1\nflags : \n\nprocessor : 2\nflags : lm avx",
@@ -271,7 +273,7 @@ def test_invalid_json_of_lscpu_is_ignored(text):
 
 
 def test_other_systems_without_facts():
-    result, warnings = foreign.translate({"flags": "sse", "brand_raw": ""})
+    result, warnings = cpu.translate({"flags": "sse", "brand_raw": ""})
     assert result.flags == frozenset()
     assert result.model is None
     assert warnings
@@ -281,14 +283,14 @@ def test_py_cpuinfo_is_the_last_resort(monkeypatch):
     import cpuinfo
 
     monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"flags": ["lm", "sse"], "brand_raw": "x"})
-    assert foreign.read()[0].flags == {"lm", "sse"}
+    assert cpu.by_library()[0].flags == {"lm", "sse"}
     monkeypatch.setattr(cpuinfo, "get_cpu_info", dict)
     with pytest.raises(ProbeError, match="detected no CPU"):
-        foreign.read()
+        cpu.by_library()
 
     def fail():
         raise OSError("no such thing")
 
     monkeypatch.setattr(cpuinfo, "get_cpu_info", fail)
     with pytest.raises(ProbeError, match="no such thing"):
-        foreign.read()
+        cpu.by_library()

@@ -55,6 +55,8 @@ def spoilt(path, value):
     for step in parents:
         place = place[step]
     place[last] = value
+    if value is ...:
+        del place[last]
     return document
 
 
@@ -110,7 +112,7 @@ def test_architectures_are_normalised(machine, arch):
 
 
 def test_incomplete_gpus_differ_by_index():
-    two = [{"index": 0}, {"index": 1}]
+    two = [{"index": 0, "state": "ok"}, {"index": 1, "state": "ok"}]
     assert [gpu.uuid for gpu in Host.from_json(spoilt(["gpus"], two)).gpus] == [None, None]
 
 
@@ -137,6 +139,10 @@ def test_load(tmp_path):
         (["cpu", "flags"], "avx2", "flags: expected a list"),
         (["driver", "version"], "550", "invalid driver version"),
         (["driver", "version"], "550.163.01\n", "invalid driver version"),
+        (["gpus", 0, "state"], None, "state: expected a string, found null"),
+        (["gpus", 0, "state"], "", "state: is empty"),
+        (["gpus", 0, "state"], ..., "state is missing"),
+        (["gpus", 0, "pci_bus_id"], "41:00", "invalid PCI address '41:00'"),
         (["gpus", 0, "compute"], "89", "invalid compute capability"),
         (["gpus", 0, "minor"], -1, "minor: -1 is negative"),
         (["gpus", 0, "minor"], "3", "minor: expected an integer"),
@@ -170,3 +176,47 @@ def test_any_document(value, fields):
             Host.from_json(document)
         except ImagematrixError:
             continue
+
+
+def twice(**changes):
+    """Return a document with the first GPU twice, of which the second differs in these fields."""
+    data = json.loads(json.dumps(FULL.to_json()))
+    gpu = data["gpus"][0]
+    own = {"index": 7, "minor": 7, "uuid": "GPU-7", "pci_bus_id": "0000:07:00.0", "mig": None}
+    data["gpus"] = [gpu, gpu | own | changes]
+    return data
+
+
+def test_one_gpu_twice_in_any_spelling():
+    gpu = FULL.gpus[0]
+    assert len(Host.from_json(twice()).gpus) == 2
+    for name, value in (
+        ("pci_bus_id", gpu.pci_bus_id),
+        ("pci_bus_id", f"0000{gpu.pci_bus_id}"),
+        ("pci_bus_id", gpu.pci_bus_id.upper()),
+        ("uuid", gpu.uuid.upper()),
+        ("minor", gpu.minor),
+        ("index", gpu.index),
+    ):
+        with pytest.raises(UsageError, match=f"gpus: duplicate {name} "):
+            Host.from_json(twice(**{name: value}))
+    assert Host.from_json(twice(pci_bus_id="00000000:07:00.0")).gpus[1].pci_bus_id == "0000:07:00.0"
+
+
+def test_one_mig_device_twice():
+    data = json.loads(json.dumps(FULL.to_json()))
+    mig = data["gpus"][0]["mig"]
+    mig[0]["uuid"] = "MIG-1"
+    mig.append(mig[0] | {"uuid": None})
+    with pytest.raises(UsageError, match="duplicate GPU instance and compute instance of GPU 0"):
+        Host.from_json(data)
+    mig[-1] = mig[0] | {"gpu_instance": 77}
+    with pytest.raises(UsageError, match="duplicate uuid mig-"):
+        Host.from_json(data)
+
+
+def test_one_key_twice(tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(FULL.to_json()).replace('"gpus":', '"gpus": [], "gpus":', 1))
+    with pytest.raises(UsageError, match=r"node\.json: duplicate key 'gpus'"):
+        Host.load(path)

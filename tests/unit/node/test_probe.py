@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
-from imagematrix.node import foreign, nvml
-from imagematrix.node.accelerators import NOT_QUERIED, SANDBOX
+from imagematrix.node import cpu, nvml
+from imagematrix.node.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.node.host import Cpu, Host
 from imagematrix.node.nvml import Nvml, NvmlGpu
 from imagematrix.node.probe import assemble, probe
@@ -203,7 +203,7 @@ def test_a_node_without_information_files(captured, gpu):
 @pytest.mark.parametrize("listed", [(), (1,)])
 def test_a_gpu_that_nvml_does_not_list(captured, gpu, listed):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
-    others = tuple(replaced(L40S, bus_id="0000:42:00.0", minor=4) for _ in listed)
+    others = tuple(replaced(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2") for _ in listed)
     host = asked(captured(files), replaced(GOOD, gpus=others))
     assert host.gpus[0].state == "failed"
     assert [gpu.state for gpu in host.gpus[1:]] == ["ok" if listed else "failed"]
@@ -287,7 +287,7 @@ def test_a_broken_gpu_of_a_bare_node_is_reported(captured, gpu):
 def test_a_node_without_access(captured, gpu, monkeypatch, error, states, code):
     monkeypatch.setattr(Tree, "refusal", lambda _, path: error if path == "/dev/nvidia3" else 0)
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
-    reached = replaced(L40S, bus_id="0000:42:00.0", minor=4)
+    reached = replaced(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2")
     unreached = () if code is None else (NvmlGpu(index=0, errors={"handle": code}),)
     host = asked(captured(files), replaced(GOOD, gpus=(*unreached, reached)))
     if code:
@@ -316,7 +316,7 @@ def test_the_lost_gpu_is_the_one_without_readings(captured, gpu):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4) | gpu(bus="0000:c1:00.0", minor=5, excluded="Yes")
     answer = Nvml(
         driver="550.163.01",
-        gpus=(NvmlGpu(index=0, errors={"handle": 15}), replaced(L40S, bus_id="0000:42:00.0")),
+        gpus=(NvmlGpu(index=0, errors={"handle": 15}), replaced(L40S, bus_id="0000:42:00.0", uuid="GPU-2")),
     )
     host = asked(captured(files), answer)
     assert [gpu.state for gpu in host.gpus] == ["lost", "ok", "excluded"]
@@ -554,7 +554,7 @@ def test_nvml_of_the_running_host_is_optional(monkeypatch):
 
 def test_a_system_without_cpuinfo(monkeypatch):
     other = Cpu(vendor="Apple", model="M3", flags=frozenset({"asimd"}), level=None)
-    monkeypatch.setattr(foreign, "read", lambda: (other, ("slow",)))
+    monkeypatch.setattr(cpu, "by_library", lambda: (other, ("slow",)))
     monkeypatch.setattr(Tree, "text", lambda *_, **__: None)
     host = probe(nvml=False)
     assert host.cpu == other
@@ -615,4 +615,26 @@ def test_any_tree_is_a_host_or_an_error(captured, tmp_path_factory, files):
         host = probe(root)
     except ImagematrixError:
         return
+    assert Host.from_json(host.to_json()) == host
+
+
+def test_gpus_that_cannot_be_told_apart_are_not_usable(captured, gpu):
+    other = "0000:c1:00.0"
+    for clash in ({"minor": 3, "uuid": "GPU-2"}, {"minor": 4, "uuid": "GPU-1"}):
+        root = captured(gpu() | gpu(bus=other, **clash))
+        host = probe(root)
+        assert [(one.pci_bus_id, one.state, one.minor, one.uuid) for one in host.gpus] == [
+            ("0000:41:00.0", "unconfirmed", None, None),
+            (other, "unconfirmed", None, None),
+        ]
+        assert "the sources of the GPUs' facts contradict each other: duplicate" in host.warnings[0]
+        assert Host.from_json(host.to_json()) == host
+    host = probe(captured(gpu(bus=other, minor=4, uuid="GPU-2")))
+    assert [one.state for one in host.gpus] == ["ok", "ok"]
+
+
+def test_mig_devices_that_cannot_be_told_apart_are_not_usable(captured, gpu):
+    folder = "proc/driver/nvidia/capabilities/gpu3/mig"
+    host = probe(captured(gpu() | {f"{folder}/gi2/ci0/access": "", f"{folder}/gi02/ci0/access": ""}))
+    assert (only(host).state, only(host).mig) == ("unconfirmed", None)
     assert Host.from_json(host.to_json()) == host

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -228,3 +230,17 @@ TREES = st.recursive(
 @given(TREES)
 def test_any_elements(body):
     smi.parse(dump(body, f"<gpu>{body}</gpu>"), "x")
+
+
+@pytest.mark.parametrize("kept", ["<uuid>", "<minor_number>", "pci"])
+def test_one_gpu_twice(dumps, kept):
+    text = (dumps / "535-rtx4090.xml").read_text()
+    start, end = text.index("<gpu id="), text.rindex("</gpu>") + len("</gpu>")
+    other = re.sub("(?<=<uuid>)[^<]+", "GPU-other", text[start:end]) if kept != "<uuid>" else text[start:end]
+    other = re.sub("(?<=<minor_number>)[^<]+", "99", other) if kept != "<minor_number>" else other
+    # Each kind of fact alone shows that it is the same GPU, the address in two spellings too.
+    other = (
+        re.sub(r"0000(0000:\w\w:\w\w\.0)", r"\1", other) if kept == "pci" else other.replace(":00.0", ":1f.0")
+    )
+    with pytest.raises(UsageError, match="not the output of `nvidia-smi -q -x`: duplicate "):
+        smi.parse(f"{text[:end]}{other}{text[end:]}".encode(), "x")

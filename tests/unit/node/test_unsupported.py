@@ -51,12 +51,33 @@ def listed(files):
     return kept | {"proc/bus/pci/devices": text} if lines else files
 
 
+NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
+def topology(location, memory, node=1, domain=0, heap=1, processors=0):
+    """Return the files of KFD about a GPU at a location (bus, device and function) with local memory."""
+    facts = {"cpu_cores_count": processors, "simd_count": 192, "location_id": location, "domain": domain}
+    bank = {"heap_type": heap, "size_in_bytes": memory, "flags": 0}
+    return {
+        f"{NODES}/0/properties": "cpu_cores_count 16\nsimd_count 0\nlocation_id 0\n",
+        f"{NODES}/0/mem_banks/0/properties": f"heap_type 0\nsize_in_bytes {512 * GIB}\n",
+        f"{NODES}/{node}/properties": "".join(f"{name} {number}\n" for name, number in facts.items()),
+        f"{NODES}/{node}/mem_banks/0/properties": "".join(
+            f"{name} {number}\n" for name, number in bank.items()
+        ),
+    }
+
+
 X86 = {"proc/cpuinfo": CPUINFO, "dev/null": ""}
 JETSON = {
     "proc/cpuinfo": ARM,
     "proc/device-tree/compatible": "nvidia,p3737-0000+p3701-0000\0nvidia,tegra234\0",
     "dev/nvmap": "",
 }
+# A Ryzen AI Max: its display adapter, and its security processor in the same slot.
+APU = function("1002:1586", "0300", 256 * 2**20, "0000:c1:00.0") | function(
+    "1022:17e0", "1080", 2**20, "0000:c1:00.2"
+)
 ASPEED = function("1a03:2000", "0300", 64 * 2**20, "0000:02:00.0")
 
 # Signs that rule out a CPU-only image: files of the node, and kind and location of each sign.
@@ -116,6 +137,30 @@ STOPPED = {
         X86 | function("10de:ffff", "1200"),
         [("pci", "0000:03:00.0 (10de:ffff, class 1200)")],
     ),
+    "radeon-pro-w7900": (
+        X86 | ASPEED | function("1002:7448", "0300", 64 * GIB) | {"dev/kfd": ""},
+        [("pci", "0000:03:00.0 (1002:7448, class 0300)")],
+    ),
+    "radeon-rx-7900-without-resizable-bar": (
+        X86 | function("1002:744c", "0300", 256 * 2**20) | topology(0x300, 24 * GIB) | {"dev/kfd": ""},
+        [("pci", "0000:03:00.0 (1002:744c, class 0300)")],
+    ),
+    "radeon-beside-an-apu": (
+        X86
+        | APU
+        | topology(0xC100, 96 * GIB, node=1)
+        | function("1002:744c", "0300", 256 * 2**20, "0001:03:00.0")
+        | topology(0x300, 24 * GIB, node=2, domain=1, heap=2),
+        [("pci", "0001:03:00.0 (1002:744c, class 0300)")],
+    ),
+    "arc": (
+        X86 | function("8086:56a0", "0300", 16 * GIB),
+        [("pci", "0000:03:00.0 (8086:56a0, class 0300)")],
+    ),
+    "radeon-unread": (
+        X86 | function("1002:744c", "0300", None),
+        [("pci", "0000:03:00.0 (1002:744c, class 0300)")],
+    ),
     "neuron": (X86 | {"dev/neuron0": ""}, [("device", "/dev/neuron0")]),
     "tpu": (X86 | {"dev/accel0": ""}, [("device", "/dev/accel0")]),
     "module-alone": (X86 | {"sys/module/nvidia/version": "550.163.01\n"}, [("module", "nvidia")]),
@@ -131,7 +176,18 @@ LEFT_ALONE = {
     "laptop-of-intel": X86
     | function("8086:46a6", "0300", 256 * 2**20, "0000:00:02.0")
     | function("8086:7d1d", "1200", 128 * 2**20, "0000:00:0b.0"),  # its NPU
-    "arc": X86 | function("8086:56a0", "0300", 16 * GIB),
+    "apu-with-a-large-carve-out": X86 | APU | topology(0xC100, 96 * GIB),
+    "apu-that-maps-its-memory": X86
+    | function("1002:1586", "0300", 96 * GIB, "0000:c1:00.0")
+    | function("1022:17e0", "1080", 2**20, "0000:c1:00.2"),
+    "apu-in-one-node-with-its-processors": X86
+    | function("1002:1309", "0300", 256 * 2**20, "0000:00:01.0")
+    | topology(0x8, 8 * GIB, processors=4),
+    "radeon-with-little-memory": X86 | function("1002:67df", "0300") | topology(0x300, 2 * GIB),
+    "radeon-with-memory-of-the-host": X86 | function("1002:67df", "0300") | topology(0x300, 8 * GIB, heap=0),
+    "radeon-whose-topology-is-damaged": X86
+    | function("1002:67df", "0300")
+    | {f"{NODES}/1/properties": "simd_count 9\nlocation_id -1\ndomain x\n\n", f"{NODES}/2/x": ""},
     "kvm-virtio": X86 | function("1af4:1050", "0380", 8 * 2**20),
     "kvm-qxl": X86 | function("1b36:0100", "0300", 64 * 2**20),
     "kvm-bochs": X86 | function("1234:1111", "0300"),
@@ -154,7 +210,7 @@ def catalog():
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(name, dict) for name in STOPPED] + [(name, listed) for name in STOPPED if name != "intel-flex-unread"],
+    [(name, dict) for name in STOPPED] + [(name, listed) for name in STOPPED if not name.endswith("-unread")],
 )
 def test_accelerators_that_rule_out_a_cpu_image(captured, catalog, name, form):
     files, signs = STOPPED[name]
@@ -185,6 +241,13 @@ def test_the_control_node_alone_proves_nothing(captured, catalog):
     host = probe(captured(X86 | {"dev/nvidiactl": ""}))
     assert (host.accelerators, host.warnings) == ((), ())
     assert not select(host, catalog).variant.gpu
+
+
+def test_a_node_whose_name_cannot_be_printed(captured):
+    root = captured(X86)
+    (root / "dev/nvidia\udcff").touch()
+    (root / "dev/nvhost-\x1b[2J").touch()
+    assert probe(root).accelerators == ()
 
 
 def test_a_virtual_function_next_to_its_physical_one(captured):

@@ -6,12 +6,12 @@ import tarfile
 
 import pytest
 
-from imagematrix.oci.layout import Image
+from imagematrix.oci.layout import LayoutImage
 
 
 @pytest.fixture
 def image(layout, tmp_path):
-    return Image(tmp_path, layout(tmp_path, b"lower", b"upper"))
+    return LayoutImage(tmp_path, layout(tmp_path, b"lower", b"upper"))
 
 
 def unpacked(image, reference, layers):

@@ -1,6 +1,6 @@
 """Layers with their sizes and instructions: from configurations and from engines."""
 
-from imagematrix.oci.parts import Part, of_config, of_history
+from imagematrix.oci.parts import SizedLayer, of_config, of_history
 
 LAYERS = [("sha256:a", 10), ("sha256:b", 20)]
 HISTORY = [
@@ -9,8 +9,8 @@ HISTORY = [
     {"created_by": "RUN /bin/sh -c make   all # buildkit"},
 ]
 NAMED = (
-    Part(digest="sha256:a", size=10, made_by="ADD file:1 in /"),
-    Part(digest="sha256:b", size=20, made_by="RUN make all"),
+    SizedLayer(digest="sha256:a", size=10, made_by="ADD file:1 in /"),
+    SizedLayer(digest="sha256:b", size=20, made_by="RUN make all"),
 )
 
 
@@ -19,7 +19,7 @@ def test_history_names_the_instruction_of_each_layer():
 
 
 def test_history_is_optional():
-    bare = (Part(digest="sha256:a", size=10), Part(digest="sha256:b", size=20))
+    bare = (SizedLayer(digest="sha256:a", size=10), SizedLayer(digest="sha256:b", size=20))
     assert of_config(LAYERS, {}) == of_config(LAYERS, {"history": HISTORY[:1]}) == bare
 
 

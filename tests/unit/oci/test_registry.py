@@ -12,7 +12,9 @@ import requests
 from distribution import MANIFEST, Dripping, digest, error
 
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.oci.registry import INDEX, TRIES, Registry
+from imagematrix.oci.manifest import INDEX
+from imagematrix.oci.registry import Registry
+from imagematrix.oci.retry import TRIES
 
 BLOB = b"blob" * 100_000
 RAW = json.dumps({"mediaType": INDEX, "manifests": []}).encode()
@@ -139,12 +141,12 @@ def test_rejected_manifest_is_pushed_once_and_error_codes_are_named(server, regi
 def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
     repository.put("v1", RAW, INDEX)
     slept: list[float] = []
-    monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
-    monkeypatch.setattr("imagematrix.oci.transfer.time.time", lambda: 1_792_567_675.5)
+    monkeypatch.setattr("imagematrix.oci.retry.time.sleep", slept.append)
+    monkeypatch.setattr("imagematrix.oci.retry.time.time", lambda: 1_792_567_675.5)
     for header in ("7", "Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:27:00 GMT", "soon", "-1"):
         server.fails("HEAD", "v1", status=429, headers={"Retry-After": header})
         assert registry.digest("v1") == digest(RAW)
-    assert slept == [7, 5, 0, 0, 0]
+    assert slept == [7, 4.5, 0, 0, 0]
     for header in ("86400", "Thu, 22 Oct 2026 07:28:00 GMT"):
         server.fails("HEAD", "v1", status=429, headers={"Retry-After": header})
         with pytest.raises(EngineError, match="answered 429"):
@@ -420,6 +422,15 @@ def test_unreachable_host_is_named(server, registry):
     assert caught.value.exit_code == 8
 
 
+def test_error_that_the_caller_handles_is_not_the_cause(server, registry, tmp_path):
+    server.elsewhere = "http://127.0.0.1:1"
+    try:
+        (tmp_path / "absent").stat()
+    except FileNotFoundError:
+        with pytest.raises(EngineError, match="Connection refused"):
+            push(registry)
+
+
 def test_registry_without_tls_must_be_on_loopback(server, monkeypatch):
     # The name of another host that resolves to this one.
     real = socket.getaddrinfo
@@ -462,7 +473,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
     ids=["status", "headers", "body", "length"],
 )
 def test_slow_answers_time_out(begin, monkeypatch):
-    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0.01)
+    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0.01)
     monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.6)
     with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
         with pytest.raises(EngineError) as caught:
@@ -473,9 +484,9 @@ def test_slow_answers_time_out(begin, monkeypatch):
 
 
 def test_large_upload_gets_a_longer_timeout(server, registry, repository, monkeypatch):
-    monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.2)
-    monkeypatch.setattr("imagematrix.oci.transfer.STORED", len(BLOB) / 5)
-    server.fails("PUT", "uploads", then=lambda: time.sleep(0.6))
+    monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 1)
+    monkeypatch.setattr("imagematrix.oci.transfer.STORED", len(BLOB) / 60)
+    server.fails("PUT", "uploads", then=lambda: time.sleep(1.5))
     push(registry)
     assert repository.blobs == {digest(BLOB): BLOB}
     assert server.count("PUT", "uploads") == 1
@@ -578,7 +589,7 @@ def test_temporarily_refused_blob_transfer_is_retried(server, registry, reposito
 def test_blob_request_waits_for_retry_after(server, registry, repository, monkeypatch):
     repository.blobs[digest(BLOB)] = BLOB
     slept: list[float] = []
-    monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
+    monkeypatch.setattr("imagematrix.oci.retry.time.sleep", slept.append)
     server.fails("GET", "blobs", status=429, headers={"Retry-After": "7"})
     assert whole(registry) == BLOB
     assert slept == [7]

@@ -183,6 +183,12 @@ def snapshots(folder, tmp_path):
     return Snapshots(tmp_path / "scratch", {folder: listing(folder)}, tmp_path / STATE)
 
 
+def test_snapshot_without_a_folder_is_empty(tmp_path):
+    assert not listing(None).entries
+    taken = Snapshots(tmp_path, {None: listing(None)}, tmp_path / STATE).of(None)
+    assert list(taken.iterdir()) == []
+
+
 def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path):
     os.utime(folder / "main.c", (-1, -1))
     (folder / "sub").chmod(0o2775)

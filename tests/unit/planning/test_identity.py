@@ -1,14 +1,19 @@
 """The identity: everything that decides an image's bytes changes it, and nothing else does."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from imagematrix.catalog.catalog import VALUE
+from imagematrix.compression import DEFAULT, Compression
 from imagematrix.errors import UsageError
 from imagematrix.matrix.matrix import Cell, Image
 from imagematrix.planning.identity import Identity, identify, tag
+from imagematrix.reference import TAG
 
 
-def cell(version="v1", **axes):
-    image = Image(name="training", version=version, template="t", context=None)
+def cell(version="v1", compression=DEFAULT, **axes):
+    image = Image(name="training", version=version, template="t", context=None, compression=compression)
     return Cell(image=image, axes=axes or {"cuda": "none", "march": "znver4"}, properties={})
 
 
@@ -30,6 +35,8 @@ SAME = {
         ({"bases": {"ubuntu": "sha256:a"}}, ("base debian", "base ubuntu")),
         ({"cell": cell(platform="linux/arm64")}, ("platform",)),
         ({"trims": True}, ("trim",)),
+        ({"cell": cell(compression=Compression(type="gzip", level=6))}, ("compression",)),
+        ({"cell": cell(compression=Compression(type="zstd", level=19))}, ("compression",)),
     ],
 )
 def test_each_component_changes_the_identity_and_is_named(change, names):
@@ -37,6 +44,12 @@ def test_each_component_changes_the_identity_and_is_named(change, names):
     assert one.digest != other.digest
     assert one.changed(other.components) == names
     assert other.changed(one.components) == names
+
+
+@given(st.from_regex(VALUE, fullmatch=True))
+def test_every_value_of_an_axis_gives_a_valid_tag(value):
+    one = cell(cuda="none", own=value)
+    assert TAG.fullmatch(tag(one, identify(**SAME)))
 
 
 def test_identity_depends_on_nothing_else():
@@ -50,15 +63,16 @@ def test_identity_depends_on_nothing_else():
 def test_identity_digest_is_stable_across_releases():
     """A change rebuilds every image of every user: raise SCHEMA, and note it in the changelog."""
     assert identify(**SAME).components == {
-        "schema": "2",
+        "schema": "3",
         "dockerfile": "sha256:2e82491658394d2a150ac8f92efb200f230f6f97b7a6d5b7707893fa495c0b63",
         "context": "sha256:c",
         "platform": "linux/amd64",
         "epoch": "0",
+        "compression": "zstd -3",
         "base debian": "sha256:a",
     }
     assert (
-        identify(**SAME).digest == "sha256:19a66770174391ba964d70db69d1638eef766c56ef272db973819a6113a2f3e5"
+        identify(**SAME).digest == "sha256:ea9b66dc540891d465df522a8aa4b8c606ef3b78999597a432a81d777e0e1530"
     )
 
 

@@ -15,10 +15,14 @@ FLAGS = frozenset({"avx2", "avx512f"})
 GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
 
+def labels_of(item, flags=FLAGS):
+    return written.for_item(item, written.variant(item.cell, flags, item.reference))
+
+
 @pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
 def test_catalog_entry_round_trips_through_labels(planned, only):
     (item,) = planned(only=only).with_status("build")
-    own = written.for_item(item, FLAGS)
+    own = labels_of(item)
     variant = labels.read(own, reference=item.reference, digest=None, size=None)
     assert variant == written.variant(item.cell, FLAGS, item.reference)
 
@@ -26,7 +30,7 @@ def test_catalog_entry_round_trips_through_labels(planned, only):
 def test_label_states_signed_return_addresses(planned):
     (item,) = planned(only="cuda=none,march=znver4").with_status("build")
     for flags in (FLAGS, FLAGS | marches.SIGNING):
-        label = written.for_item(item, flags)[labels.VARIANT]
+        label = labels_of(item, flags)[labels.VARIANT]
         assert ("signed_returns" in json.loads(label)) is (flags != FLAGS)
         variant = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
         assert variant.signed_returns is (flags != FLAGS)
@@ -34,7 +38,7 @@ def test_label_states_signed_return_addresses(planned):
 
 def test_labels_have_the_documented_contents(planned):
     (item,) = planned(only=GPU).with_status("build")
-    own = written.for_item(item, FLAGS)
+    own = labels_of(item)
     assert json.loads(own.pop(labels.INPUTS)) == item.identity.components
     assert json.loads(own.pop(labels.VARIANT)) == {
         "platform": "linux/amd64",
@@ -63,8 +67,8 @@ def test_labels_have_the_documented_contents(planned):
 def test_preference_is_in_labels_and_identity(planned):
     (usual,) = planned(only=GPU).with_status("build")
     (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
-    assert labels.terms(written.for_item(item, FLAGS), item.reference).prefer == ("cuda", "driver")
-    assert labels.terms(written.for_item(usual, FLAGS), item.reference) == labels.Terms()
+    assert labels.terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
+    assert labels.terms(labels_of(usual), item.reference) == labels.Terms()
     assert "prefer" in item.identity.changed(usual.identity.components)
 
 
@@ -73,7 +77,7 @@ OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
 
 def test_own_axes_are_in_labels(planned):
     result = [
-        labels.read(written.for_item(item, FLAGS), reference=item.reference, digest=None, size=None).axes
+        labels.read(labels_of(item), reference=item.reference, digest=None, size=None).axes
         for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
     ]
     assert result == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
@@ -83,11 +87,11 @@ def test_defaults_are_in_labels_and_identity(planned):
     usual, _ = planned(OWN, only=GPU).with_status("build")
     stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
     item, _ = planned(OWN, stated, only=GPU).with_status("build")
-    assert labels.terms(written.for_item(item, FLAGS), item.reference).defaults == (
+    assert labels.terms(labels_of(item), item.reference).defaults == (
         ("cc", "gcc-14"),
         ("python", "3.13"),
     )
-    assert labels.DEFAULTS not in written.for_item(usual, FLAGS)
+    assert labels.DEFAULTS not in labels_of(usual)
     assert item.identity.components["defaults"] == "cc=gcc-14,python=3.13"
     assert "defaults" not in usual.identity.components
 
@@ -102,7 +106,7 @@ def test_renamed_axis_changes_the_identity(planned):
 
 def test_cpu_only_image_has_no_gpu_labels(planned):
     (item,) = planned(only="cuda=none,march=znver4", template="FROM scratch\n").with_status("build")
-    own = written.for_item(item, FLAGS)
+    own = labels_of(item)
     assert "com.nvidia.cuda.version" not in own
     assert "org.opencontainers.image.base.name" not in own
     variant = labels.read(own, reference=item.reference, digest=None, size=None)

@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,10 +11,8 @@ from imagematrix.builder.build import build
 from imagematrix.catalog.labels import DEVELOPMENT
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.matrix.load import load
-from imagematrix.planning import identity, labels, schema1
 from imagematrix.planning.context import STATE, recorded
-from imagematrix.planning.identity import Identity
-from imagematrix.planning.plan import Difference, DropStatus, PlanStatus
+from imagematrix.planning.plan import DropStatus, PlanStatus
 from imagematrix.planning.planner import Against, plan
 
 ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
@@ -154,31 +151,6 @@ def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     assert (item.difference.files, item.why) == ((), "context changed")
 
 
-def before_schema_2(item, folder):
-    """Return the identity that releases before schema 2 gave an item."""
-    return Identity(components=schema1.components(item.identity.components, schema1.context_digest(folder)))
-
-
-def test_schema_1_image_is_up_to_date_under_its_own_tag(planned, backend, tmp_path):
-    (item,) = [one for one in planned(only=ONE).items if one.status == "build"]
-    old = before_schema_2(item, tmp_path)
-    tag = f"{item.cell.image.name}:{identity.tag(item.cell, old)}"
-    backend.images[tag] = labels.for_item(replace(item, identity=old, reference=tag), frozenset())
-    (result,) = planned(only=ONE).with_status("up-to-date")
-    assert (result.reference, result.identity.digest) == (tag, old.digest)
-    (tmp_path / "new.c").touch()
-    (refused,) = planned(only=ONE).with_status("refused")
-    assert refused.difference == Difference(reference=tag, components=("context",))
-    assert refused.identity.components["schema"] == "2"
-
-
-def test_schema_1_has_no_defaults_and_arguments():
-    assert schema1.components({"schema": "2", "defaults": "python=3.13"}, "sha256:a") is None
-    untold = schema1.components({"schema": "2", "axes": "python=3.13"}, "sha256:a")
-    assert untold == {"schema": "1", "context": "sha256:a"}
-    assert schema1.components({"schema": "2", "arg X": "y"}, "sha256:a") is None
-
-
 def test_development_version_is_built_again(planned, built, backend):
     development = ("version: v1", "version: v1\n    development: true")
     built(planned(development, only=ONE))
@@ -230,7 +202,37 @@ def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
     assert all(cell["reference"] is None for cell in document["cells"])
 
 
-def test_missing_base_fails_the_plan(planned, backend):
-    backend.missing = {"debian:trixie"}
-    with pytest.raises(UsageError, match="debian:trixie is nowhere"):
-        planned()
+def test_image_without_a_context_has_no_files(planned, tmp_path):
+    without = ("    context: .\n", "")
+    before = planned(without, only=ONE)
+    (tmp_path / "build.json").write_text("{}")
+    (item,) = before.with_status(PlanStatus.BUILD)
+    assert item.identity == planned(without, only=ONE).with_status(PlanStatus.BUILD)[0].identity
+    with pytest.raises(
+        UsageError, match=r"training.j2: the image has no context, .*: COPY main.c / \(in the"
+    ):
+        planned(without, template="FROM {{ base }}\nCOPY main.c /\n")
+
+
+def test_too_many_images_on_images_are_rejected(planned, tmp_path):
+    images = ""
+    for number in range(150):
+        below = f"{{{{ images['i{number + 1}'] }}}}" if number < 149 else "debian:trixie"
+        (tmp_path / "templates" / f"{number}.j2").write_text(f"FROM {below}\n")
+        images += f"  i{number}: {{version: v1, template: {number}.j2}}\n"
+    with pytest.raises(UsageError, match="more than 100 images build on each other"):
+        planned(("axes:", f"{images}axes:"), only="cuda=none,march=znver4")
+
+
+def test_missing_base_fails_its_cells(planned, backend, tmp_path):
+    other = "  app: {version: v1, template: app.j2}\n  on: {version: v1, template: on.j2}\naxes:"
+    (tmp_path / "templates" / "app.j2").write_text("FROM other:1\n")
+    (tmp_path / "templates" / "on.j2").write_text("FROM {{ images['app'] }}\n")
+    backend.missing = {"other:1"}
+    plan = planned(("axes:", other))
+    failed = {(item.cell.image.name, item.why) for item in plan.with_status(PlanStatus.FAILED)}
+    assert failed == {("app", "other:1 is nowhere"), ("on", "it builds on app: other:1 is nowhere")}
+    assert {item.cell.image.name for item in plan.with_status(PlanStatus.BUILD)} == {"training"}
+    assert list(plan.unresolved) == ["other:1"]
+    assert sorted(plan.bases) == ["debian:bookworm", "debian:trixie"]
+    assert backend.calls.count(("resolve", "other:1")) == 1

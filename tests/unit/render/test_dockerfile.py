@@ -5,7 +5,18 @@ import textwrap
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.render.dockerfile import bases, beginning, replaced, stages, through_stage
+from imagematrix.render.dockerfile import (
+    bases,
+    beginning,
+    replaced,
+    require_known_inputs,
+    require_no_files,
+    stages,
+    through_stage,
+)
+
+SUM = "sha256:" + "a" * 64
+HASH = "b" * 40
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,98 @@ def test_base_from_a_variable_is_rejected(line):
     with pytest.raises(UsageError, match="takes a base image from a variable") as caught:
         bases(f"ARG BASE=x\nFROM debian\n{line}\n")
     assert "the template's variables" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ADD https://example.com/a.tar /",
+        "add --chmod=755 http://example.com/a \\\n  /a",
+        'ADD ["https://example.com/a", "/"]',
+        'ADD a "https://example.com/b" /',
+        "ADD ht\\tps://example.com/a /",
+        "ADD https://example.com/a.git /",
+        "ADD https://example.com/a.git#main /",
+        f"ADD https://example.com/a#{HASH} /",
+        f"ADD https://example.com/a.git#{HASH[:12]} /",
+        "ADD git://example.com/a#v1 /",
+        "ADD ssh://git@example.com/a /",
+        "ADD git@example.com:a.git /",
+        "ADD me@$HOST:a.git /",
+        "ADD me@$HOST /",
+        "ADD $URL /",
+        "ADD https$REST /",
+        "ADD https://$HOST/a /",
+        f"ADD https://example.com/a.git#{HASH}:$DIR /",
+        "ADD --checksum= https://example.com/a /",
+        "ADD --checksum=$SUM https://example.com/a /",
+        "ADD --checksum=sha256:12 https://example.com/a /",
+        "ADD <<EOF https://example.com/a /\nEOF",
+    ],
+)
+def test_remote_file_whose_content_may_change_is_rejected(line):
+    """It would change the image, but neither its identity nor its tag."""
+    with pytest.raises(UsageError, match=r"the content of .* is not fixed: ") as caught:
+        bases(f"FROM debian\n{line}\nFROM other\n")
+    assert line.partition("\n")[0].rstrip("\\ ") in str(caught.value)
+    assert "--checksum=sha256:..." in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"ADD --checksum={SUM} https://example.com/a /",
+        f"ADD --link --checksum={SUM} https://example.com/$NAME /",
+        f"ADD --checksum={HASH} https://example.com/a.git /",
+        f"ADD https://example.com/a.git#{HASH} /",
+        f"ADD https://example.com/a.git#{HASH}:dir /",
+        f"ADD git@example.com:a#{HASH} /",
+        "ADD a.tar b@1.tar data$X httpd.conf /",
+        "ADD a https://example.com/",
+        "ADD <<EOF /a\nhttps://example.com/a\nEOF",
+        "COPY https:/a /",
+        "RUN curl https://example.com/a",
+        "ADD",
+    ],
+)
+def test_files_of_the_context_and_fixed_remote_files_are_accepted(line):
+    assert bases(f"FROM debian\n{line}\nFROM other\n") == ("debian", "other")
+
+
+@pytest.mark.parametrize(
+    ("trigger", "source"),
+    [
+        ("COPY --from=tool:1 /x /", "tool:1"),
+        ("copy --link --from=0 \\\n /x /", "0"),
+        ("RUN --mount=type=bind,from=tool:1,target=/x make", "tool:1"),
+        ("ADD https://example.com/a /", "https://example.com/a"),
+    ],
+)
+def test_triggers_that_bring_inputs_from_elsewhere_are_rejected(trigger, source):
+    """Newer releases of BuildKit carry them out in every build on the image."""
+    with pytest.raises(UsageError, match=f"ONBUILD brings {source} into later builds") as caught:
+        bases(f"FROM debian\nONBUILD {trigger}\n")
+    assert "into the templates that build on this image" in caught.value.remedy
+    with pytest.raises(UsageError, match=f"the base image b:1 brings {source} into every build, by ONBUILD"):
+        require_known_inputs(["RUN true", trigger], "b:1")
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "RUN make",
+        "COPY . /src",
+        "ADD a /",
+        "ENV a=--from=b",
+        "RUN --mount=type=cache,target=/c make",
+        "COPY",
+        "",
+    ],
+)
+def test_other_triggers_are_accepted(trigger):
+    """Their inputs are in the base and in the context."""
+    assert bases(f"FROM debian\nONBUILD {trigger}\n") == ("debian",)
+    require_known_inputs([trigger], "b:1")
 
 
 def test_dockerfile_is_cut_after_a_stage():
@@ -204,3 +307,39 @@ def test_quoted_names_are_replaced():
     dockerfile = 'FROM a\nCOPY --from="b" from=b /\nRUN --mount=source=from=b,"from=b" true\n'
     expected = dockerfile.replace('="b"', '="B"').replace('"from=b"', '"from=B"')
     assert replaced(dockerfile, {"b": "B"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reads"),
+    [
+        ("COPY a b /", True),
+        ("copy --chmod=755 a \\\n  /", True),
+        ('COPY ["a", "/"]', True),
+        ("COPY <<EOF a /\nCOPY x /\nEOF", True),
+        ("ADD a.tar /", True),
+        ("RUN --mount=type=bind,target=/src make", True),
+        ("RUN --mount=target=/src make", True),
+        ("RUN --mount=type=cache,target=/c --mount=src=a,dst=/b make", True),
+        ("COPY --from=0 a /", False),
+        ("COPY --from=debian:trixie a /", False),
+        ("COPY <<EOF /a\nCOPY x /\nEOF", False),
+        (f"ADD --checksum={SUM} https://example.com/a /", False),
+        (f"ADD git@example.com:a.git#{HASH} /a", False),
+        (f"ADD --checksum={SUM} $URL /", False),
+        ("RUN --mount=type=cache,target=/c make", False),
+        ("RUN --mount=from=debian:trixie,target=/c make", False),
+        ("RUN cp a b", False),
+        ("# COPY a b", False),
+        ("ONBUILD COPY a b", False),
+        ("COPY", False),
+    ],
+)
+def test_instructions_that_read_the_context_are_found(instruction, reads):
+    text = f"FROM debian:trixie\nRUN true\n{instruction}\nRUN true\n"
+    if not reads:
+        require_no_files(text)
+        return
+    with pytest.raises(UsageError, match="the image has no context") as caught:
+        require_no_files(text)
+    assert instruction.partition("\n")[0] in str(caught.value)
+    assert "context: src" in caught.value.remedy

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from imagematrix.errors import UsageError
 from imagematrix.matrix import words
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load
-from imagematrix.render.render import Renderer, variables
+from imagematrix.render.render import Renderer, completed, variables
 
 GOLDEN = Path(__file__).parent / "golden"
 # A CPU-only and a GPU cell of each starter template.
@@ -47,13 +48,14 @@ print(digest.hexdigest())
 """
 
 
-def render(path, name=None):
-    """Return the Dockerfile of the cell called `name`, or of the first."""
+def render(path, name=None, complete=lambda text, _: text):
+    """Return what the template gives for the cell called `name`, or for the first."""
     matrix = load(path)
     every = expand(matrix).cells
     cells = {cell.id: cell for cell in every if cell.image == every[0].image}
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
-        return renderer.render(cells[name] if name else every[0], "{}:v1".format)
+        cell = cells[name] if name else every[0]
+        return complete(renderer.render(cell, "{}:v1".format), cell)
 
 
 def refusal(path, name=None):
@@ -70,7 +72,51 @@ def test_shipped_templates_match_the_golden_files(name, starters):
     again = (
         f"`imagematrix init -t {template}`, and there `imagematrix render --only '{CELLS[name]}' > {path}`"
     )
-    assert render(starters[template], cell) == path.read_text(), f"if this is meant: {again}"
+    assert render(starters[template], cell, completed) == path.read_text(), f"if this is meant: {again}"
+
+
+def test_images_that_need_no_runtime_of_nvidia_say_so_last(project):
+    """Bases such as nvidia/cuda ask for all GPUs, and so may the template."""
+    asking = project(template="FROM scratch\nENV NVIDIA_VISIBLE_DEVICES=all\n\n")
+    cells = {cell.id: cell for cell in expand(load(asking)).cells}
+    for name in ("cpu-znver4", "cuda12.4-sm89-drv550.163.01-znver4"):
+        assert render(asking, name, completed) == (
+            "FROM scratch\nENV NVIDIA_VISIBLE_DEVICES=all\n\nENV NVIDIA_VISIBLE_DEVICES=void\n"
+        )
+    cell = cells["cuda12.4-sm89-drv550.163.01-znver4"]
+    for driver in ({"driver": "host"}, {}):
+        axes = {axis: value for axis, value in cell.axes.items() if axis != "driver"}
+        assert completed("FROM x\n", replace(cell, axes=axes | driver)) == "FROM x\n"
+    for text in ("FROM x\nRUN y \\\n", "FROM x\nRUN y \\\n\n  # z\n"):
+        with pytest.raises(UsageError, match="a last instruction that goes on"):
+            completed(text, cell)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("RUN x{% if march %} y{% endif %}\nRUN z\n", "RUN x y\nRUN z\n"),
+        (
+            "{% if march %}\nRUN x\n{% endif %}\n  {% if march %}{% if 1 %}\nRUN y\n{% endif %}{% endif %}\n",
+            "RUN x\nRUN y\n",
+        ),
+        ("{# a #}\nRUN x {# b #}\nRUN y\n", "RUN x \nRUN y\n"),
+        ("{% set a = [\n  '%}',\n] %}\nRUN {{ a[0] }}\nRUN y\n", "RUN %}\nRUN y\n"),
+        (
+            "{% raw %}{% if %}\n{% endraw %}\nRUN {% raw %}{{ x }}{% endraw %}\nRUN y\n",
+            "{% if %}\nRUN {{ x }}\nRUN y\n",
+        ),
+        ("RUN x{% if march -%}\n y{%- endif -%}\n\n z\n", "RUN xyz\n"),
+        ("RUN {{ march }}{% if march +%}\n{% endif %}\nRUN y\n", "RUN znver4\nRUN y\n"),
+        ('{{ march }}{% if "a %}\n', None),
+    ],
+)
+def test_only_lines_with_nothing_but_tags_and_comments_are_left_out(project, template, expected):
+    path = project(template=template)
+    if expected is None:
+        assert "unexpected char" in refusal(path)[0]
+    else:
+        assert render(path, "cpu-znver4") == expected
 
 
 def test_every_golden_file_is_used():

@@ -25,8 +25,9 @@ def cell(name, status, **more):
     return result | more
 
 
-def document(*cells, shard=None, where="x.json", kind="build"):
-    return parse({"schema": f"imagematrix.{kind}/v1", "shard": shard, "cells": list(cells)}, where)
+def document(*cells, shard=None, where="x.json", kind="build", error=None):
+    data = {"schema": f"imagematrix.{kind}/v1", "shard": shard, "error": error, "cells": list(cells)}
+    return parse(data, where)
 
 
 def statuses(merged):
@@ -123,6 +124,11 @@ def test_long_list_of_failures_is_shortened():
             cell("a", "up-to-date", input=B),
             f"input {A} in 1.json, input {B} in 2.json",
         ),
+        (
+            cell("a", "built", digest=A, libzstd="1.5.6"),
+            cell("a", "built", digest=B, libzstd="1.5.7"),
+            f"{A} by libzstd 1.5.6 in 1.json, {B} by libzstd 1.5.7 in 2.json",
+        ),
         (cell("a", "excluded"), cell("a", "built"), "excluded in 1.json, built in 2.json"),
         (cell("a", "infeasible"), cell("a", "other-shard"), "infeasible in 1.json, other-shard in 2.json"),
     ],
@@ -181,3 +187,27 @@ def test_invalid_shard_is_rejected():
 def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "nowhere.json")
+
+
+def test_whole_document_needs_no_documents_of_shards():
+    whole = document(cell("a", "built"), cell("b", "built"))
+    merged = merge(
+        [whole, document(cell("a", "built"), cell("b", "other-shard"), shard="1/2", where="y.json")]
+    )
+    assert merged.failure() is None
+    assert merged.missing == ()
+
+
+def test_error_of_a_whole_build_is_a_failure_until_its_cells_are_built():
+    ended = document(shard="1/2", error="the engine is gone", where="b1.json")
+    error = merge([ended]).failure()
+    assert "b1.json: the engine is gone" in str(error)
+    assert merge([ended]).to_json()["error"] == "b1.json: the engine is gone"
+    other = document(cell("a", "other-shard"), cell("b", "built"), shard="2/2", where="b2.json")
+    assert "no document has the outcome of: training:v1 a\n  b1.json: the engine is gone" in str(
+        merge([ended, other]).failure()
+    )
+    again = document(cell("a", "built"), cell("b", "other-shard"), shard="1/2")
+    merged = merge([ended, other, again])
+    assert merged.failure() is None
+    assert merged.to_json()["error"] is None

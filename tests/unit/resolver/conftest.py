@@ -11,7 +11,7 @@ from resolving import HOPPER, Front, Published, SimulatedNode, variant
 
 @pytest.fixture
 def upstream(monkeypatch):
-    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
+    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0)
     server = Server()
     yield server
     server.close()

@@ -1,8 +1,10 @@
 """Failures in the middle of a layer or of a rollout."""
 
 import concurrent.futures
+import contextlib
 import http.client
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from distribution import Dripping, digest
 from resolving import variant
 
 from imagematrix.resolver import versions
-from imagematrix.resolver.remote import Remote
+from imagematrix.resolver.upstream import RegistryUpstream
 
 HOST = Path(__file__).parents[2] / "hosts" / "laptop.json"
 LAYER = b"cpu-v3" * 1000
@@ -64,6 +66,22 @@ def test_client_disconnect_logs_one_line(front, upstream, published):
         assert node.notes[0].startswith(f"{BLOB}: aborted: ")
 
 
+def test_clients_that_do_not_read_are_bounded_and_dropped(front, monkeypatch):
+    monkeypatch.setattr("imagematrix.resolver.upstream.BLOBS", 2)
+    endless = Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n", bytes(1 << 20))
+    with endless as upstream, contextlib.ExitStack() as stack:
+        node = front(name=upstream.address, limits={"stalled_s": 0.5})
+        host, _, port = node.address.rpartition(":")
+        for _ in range(6):
+            stalled = stack.enter_context(socket.create_connection((host, int(port))))
+            stalled.sendall(f"GET {BLOB} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        with requests.get(f"http://{node.address}{BLOB}", stream=True, timeout=60) as reading:
+            assert len(reading.raw.read(8 << 20)) == 8 << 20
+        assert upstream.connections == 7
+        assert upstream.most < 7
+        assert len([note for note in node.notes if note.startswith(f"{BLOB}: aborted: ")]) >= 5
+
+
 def test_pull_resumes_after_a_killed_resolver_restarts(process, upstream, published, tmp_path):
     state = ("--state", tmp_path / "state")
     first, address = process(upstream.address, *state)
@@ -96,7 +114,7 @@ def test_hanging_upstream_does_not_delay_known_answers(front, published, monkeyp
     monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
     answers = threading.Event()
     with monkeypatch.context() as hanging, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        hanging.setattr(Remote, "manifest", lambda *_: answers.wait(20) and None)
+        hanging.setattr(RegistryUpstream, "manifest", lambda *_: answers.wait(20) and None)
         node = front(state=tmp_path / "state", threads=1)
         waiting = pool.submit(requests.get, f"http://{node.address}/v2/ml/other/manifests/v1", timeout=30)
         assert node.pull("v1") == published.digests["cpu-v3"]

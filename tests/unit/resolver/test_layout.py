@@ -6,7 +6,7 @@ import pytest
 from distribution import MANIFEST, digest
 
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.oci.registry import INDEX
+from imagematrix.oci.manifest import INDEX
 from imagematrix.resolver.upstream import open_upstream
 
 LAYER = b"cpu-v3" * 1000
@@ -75,7 +75,7 @@ def test_damaged_layouts_are_rejected(tmp_path, layout, published):
     upstream = open_upstream(f"oci:{layout}")
     path = layout / "blobs" / "sha256" / published.digests["sm90"].removeprefix("sha256:")
     path.write_bytes(path.read_bytes().replace(b"v1", b"v2"))
-    with pytest.raises(EngineError, match="is damaged"):
+    with pytest.raises(EngineError, match="does not match its digest"):
         upstream.manifest("ml/training", published.digests["sm90"])
     path.write_bytes(bytes((4 << 20) + 1))
     with pytest.raises(EngineError, match="more than 4 MiB"):

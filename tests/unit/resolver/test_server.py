@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from resolving import HOPPER, Published, SimulatedNode, variant
 
-from imagematrix.oci.registry import INDEX
+from imagematrix.catalog import index as catalog_index
+from imagematrix.compression import DEFAULT
+from imagematrix.oci.manifest import INDEX
 from imagematrix.resolver import versions
 
 LAYER = b"cpu-v3" * 1000
@@ -47,6 +49,32 @@ def test_node_without_a_fitting_variant_gets_the_reasons(front, published):
     explained = node.get("/explain/ml/training:v1").json()
     assert explained["selected"] is None
     assert len(explained["candidates"]) == len(published.digests)
+
+
+DOCKER = "docker/{} go/go1.19.8 kernel/6.1 os/linux arch/amd64 UpstreamClient(Docker-Client/29.0)"
+
+
+def test_docker_before_23_gets_no_layers_in_zstd(front, upstream, published):
+    zipped = Published(upstream)
+    zipped.publish({"cpu": variant()}, version="v2", packed=DEFAULT.media_type)
+    node = front("laptop")
+
+    def answer(version, tag="v2"):
+        client = {"User-Agent": version and DOCKER.format(version)}
+        return node.get(f"/v2/ml/training/manifests/{tag}", headers=client)
+
+    for tag in ("v2", zipped.digests["cpu"]):
+        refused = answer("20.10.24+dfsg1", tag)
+        (error,) = refused.json()["errors"]
+        assert (refused.status_code, error["code"]) == (403, "DENIED")
+        assert error["message"].startswith(
+            "the image has layers compressed with zstd: Docker 20.10.24 cannot"
+        )
+        assert error["message"].endswith("or build the image with `compression: gzip`")
+    assert answer("20.10.24", "v1").status_code == 200
+    assert published.digests["cpu-v3"] == digest(answer("20.10.24", "v1").content)
+    for version in ("23.0.1", "29.0.0", None):
+        assert answer(version).status_code == 200
 
 
 def test_mixed_node_gets_a_variant_for_all_its_gpus_or_none(front, upstream):
@@ -298,11 +326,21 @@ def test_changed_version_or_node_changes_the_answer(front, published, monkeypatc
 
 def test_damaged_catalog_is_rejected(front, published, upstream):
     own = published.repository.manifests[published.repository.tags["v1"]][1]
-    broken = own.replace(b"sse4_2", b"sse4_2\\\\")
-    published.repository.put("v3", broken, INDEX)
+    broken = catalog_index.parse(own.replace(b"sse4_2", b"sse4_2\\\\"), "v3")
+    published.repository.put("v3", catalog_index.write(broken, "ml/training", "v3"), INDEX)
     status, message = front().pull("v3")
     assert (status, "v3" in message) == (403, True)
     assert upstream.requests
+
+
+def test_index_that_another_tool_changed_is_refused(front, published):
+    """Its tag has moved; whoever pulls by platform would get the added image."""
+    index = json.loads(published.repository.manifests[published.repository.tags["v1"]][1])
+    platform = {"os": "linux", "architecture": "amd64"}
+    index["manifests"].append({"digest": digest(b"x"), "size": 1, "platform": platform})
+    published.repository.put("v1", json.dumps(index).encode(), INDEX)
+    status, message = front().pull("v1")
+    assert (status, "is not as imagematrix published it" in message) == (403, True)
 
 
 def test_missing_upstream_image_answers_502(front, published):

@@ -16,9 +16,9 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.listening import Address
-from imagematrix.resolver import serving
+from imagematrix.resolver import server
 from imagematrix.resolver.node import Saved
-from imagematrix.resolver.serving import Settings, serve
+from imagematrix.resolver.server import ResolverSettings, serve
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 LAPTOP = Saved(HOSTS / "laptop.json")
@@ -26,7 +26,7 @@ LAPTOP = Saved(HOSTS / "laptop.json")
 
 def settings(listen, token=None, **options):
     given = {"upstream": "registry.example:5000", "node": LAPTOP, "classes": {}, **options}
-    return Settings(listen=listen, token=token, **given)
+    return ResolverSettings(listen=listen, token=token, **given)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         reading = loop.run_in_executor(None, hanging.wait)
-        watching = asyncio.create_task(serving._watch(settings("127.0.0.1:0", changed=changed), print))
+        watching = asyncio.create_task(server._watch(settings("127.0.0.1:0", changed=changed), print))
         try:
             async with asyncio.timeout(10):
                 while not changed.exists():  # noqa: ASYNC110 - the watch makes it

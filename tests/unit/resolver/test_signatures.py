@@ -8,8 +8,8 @@ from distribution import MANIFEST, digest
 from signing import ANNOTATION, PAYLOAD, Signer, attach, pem
 
 from imagematrix.errors import UsageError
-from imagematrix.oci.registry import INDEX
-from imagematrix.resolver.policy import Policy
+from imagematrix.oci.manifest import INDEX
+from imagematrix.resolver.policy import SignaturePolicy
 
 NAME = "registry.example:5000/ml/training"
 
@@ -28,7 +28,7 @@ def policy(tmp_path, signer):
         rules = [{"repository": "ml/*", "keys": [signer.public.name], "aliases": ["stable"]}]
         document = {"schema": "imagematrix.policy/v1", "rules": rules, "otherwise": "deny"}
         file.write_text(json.dumps({**document, "registry": "registry.example:5000", **changes}))
-        return Policy.load(file)
+        return SignaturePolicy.load(file)
 
     return load
 

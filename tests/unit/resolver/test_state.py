@@ -12,11 +12,11 @@ from resolving import variant
 from signing import Signer
 
 from imagematrix.errors import UnknownImageError, UsageError
-from imagematrix.oci.registry import Manifest
+from imagematrix.oci.manifest import Manifest
 from imagematrix.resolver import state, versions
-from imagematrix.resolver.policy import Policy, Rule
+from imagematrix.resolver.policy import SignaturePolicy, SignatureRule
 from imagematrix.resolver.signature import Key
-from imagematrix.resolver.state import State
+from imagematrix.resolver.state import StateFolder
 
 HERE = "r.example"  # the upstream
 LISTED = (
@@ -99,7 +99,9 @@ def test_saved_signatures_are_verified_again(front, upstream, published, folder,
     signer.sign(published.repository, published.repository.tags["v1"], "r.example/ml/training")
 
     def policy(key):
-        return Policy(rules=(Rule(repository="*", keys=(Key.load(key),)),), registry="r.example")
+        return SignaturePolicy(
+            rules=(SignatureRule(repository="*", keys=(Key.load(key),)),), registry="r.example"
+        )
 
     (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
     first = front(state=folder, policy=policy(signer.public))
@@ -174,7 +176,7 @@ def test_damaged_list_is_treated_as_empty(front, upstream, published, folder, ra
 
 
 def test_every_file_in_the_folder_is_listed(folder, notes):
-    kept = State(folder, HERE, notes.append)
+    kept = StateFolder(folder, HERE, notes.append)
     kept.keep("a", "v1", content(b"one"))
     kept.keep("a", "v1", content(b"one"))
     kept.keep("a", "v1", content(b"two"))
@@ -189,7 +191,7 @@ def test_every_file_in_the_folder_is_listed(folder, notes):
         kept.content("a", digest(b"two"))
     (blobs(folder) / "leftover").touch()
     (folder / "last-known" / ".tmp123").touch()
-    again = State(folder, HERE, notes.append)
+    again = StateFolder(folder, HERE, notes.append)
     assert again.manifest("b", digest(b"two")).raw == b"two"
     assert len(list((folder / "last-known").rglob("*"))) == len({"blobs", "sha256", "two", "index", "mark"})
     assert notes == []
@@ -197,21 +199,21 @@ def test_every_file_in_the_folder_is_listed(folder, notes):
 
 def test_oldest_entries_are_removed_first(folder, notes, monkeypatch):
     monkeypatch.setattr(state, "LIMIT", 10)
-    kept = State(folder, HERE, notes.append)
+    kept = StateFolder(folder, HERE, notes.append)
     for tag in ("v1", "v2", "v3"):
         kept.keep("a", tag, content(tag.encode() * 2))
     assert [tag for _, tag in kept.tags()] == ["v2", "v3"]
     kept.keep("a", "v2", content(b"again"))
     assert [tag for _, tag in kept.tags()] == ["v3", "v2"]
     kept.keep("a", "v9", content(b"too large at all"))
-    assert [tag for _, tag in State(folder, HERE, notes.append).tags()] == []
+    assert [tag for _, tag in StateFolder(folder, HERE, notes.append).tags()] == []
     monkeypatch.setattr(state, "LIMIT", 1000)
     monkeypatch.setattr(state, "NAMES", 2)
     for tag in ("v1", "v2", "v3"):
         kept.keep("a", tag, content(tag.encode()))
     assert [tag for _, tag in kept.tags()] == ["v2", "v3"]
     monkeypatch.setattr(state, "NAMES", 1)
-    assert [tag for _, tag in State(folder, HERE, notes.append).tags()] == ["v2"]
+    assert [tag for _, tag in StateFolder(folder, HERE, notes.append).tags()] == ["v2"]
 
 
 def test_full_disk_is_reported_once_and_the_resolver_keeps_running(
@@ -238,14 +240,14 @@ def test_full_disk_is_reported_once_and_the_resolver_keeps_running(
 
 FULL = """\
 import hashlib, pathlib, sys
-from imagematrix.oci.registry import Manifest
-from imagematrix.resolver.state import State
-state = State(pathlib.Path(sys.argv[1]), "r.example", lambda note: print(note.rpartition(": ")[2]))
+from imagematrix.oci.manifest import Manifest
+from imagematrix.resolver.state import StateFolder
+state = StateFolder(pathlib.Path(sys.argv[1]), "r.example", lambda note: print(note.rpartition(": ")[2]))
 for size in (1_000, 1_000_000, 2_000_000, 2_000):
     raw = bytes(size)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     state.keep("a", f"v{size}", Manifest(digest=digest, media_type="x", raw=raw))
-again = State(pathlib.Path(sys.argv[1]), "r.example", print)
+again = StateFolder(pathlib.Path(sys.argv[1]), "r.example", print)
 print([tag for _, tag in again.tags()])
 """
 
@@ -262,14 +264,14 @@ def test_full_file_system_drops_only_entries_without_space(folder):
 
 
 def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
-    State(folder, HERE, notes.append)
+    StateFolder(folder, HERE, notes.append)
     (folder / "last-known").chmod(0o777)
     with pytest.raises(UsageError, match="other users can write to"):
-        State(folder, HERE, notes.append)
+        StateFolder(folder, HERE, notes.append)
     shutil.rmtree(folder)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be used"):
-        State(tmp_path / "file", HERE, notes.append)
+        StateFolder(tmp_path / "file", HERE, notes.append)
 
 
 def test_other_files_in_the_folder_are_kept(folder, notes):
@@ -278,7 +280,7 @@ def test_other_files_in_the_folder_are_kept(folder, notes):
     (folder / "index.json").write_text(json.dumps({"manifests": []}))
     (folder / "blobs").mkdir()
     (folder / "blobs" / "mine").touch()
-    kept = State(folder, HERE, notes.append)
+    kept = StateFolder(folder, HERE, notes.append)
     kept.keep("a", "v1", content(b"one"))
     assert (folder / "blobs" / "mine").exists()
     assert json.loads((folder / "index.json").read_text()) == {"manifests": []}

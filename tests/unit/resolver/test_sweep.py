@@ -1,23 +1,22 @@
 """Removing names from an engine that the resolver now answers with another image."""
 
 import os
-from types import SimpleNamespace
+from urllib.parse import unquote
 
 import docker
 import pytest
 import requests
 from distribution import digest
-from double import Double
+from double import Double, response
 from resolving import SimulatedNode
 
-from imagematrix import engine
 from imagematrix.cli.front import run
-from imagematrix.endpoint import address
+from imagematrix.engine import transport
+from imagematrix.engine.endpoint import address
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.resolver import held as held_names
-from imagematrix.resolver.held import Docker
+from imagematrix.resolver import sweep as sweeping
 from imagematrix.resolver.node import Saved
-from imagematrix.resolver.sweep import sweep
+from imagematrix.resolver.sweep import Docker, sweep
 
 
 class Held(Double):
@@ -27,15 +26,14 @@ class Held(Double):
         self.names = names
         self.stuck = set()
         self.api = self
-        self.images = self
+        self.base_url, self.timeout = "http+docker://localhost", 60
 
-    def __call__(self):
+    def images(self):
         return [{"RepoTags": [name]} for name in self.names] + [{"RepoTags": None}]
 
-    def get(self, name):
-        if name not in self.names:
-            raise docker.errors.ImageNotFound(name)
-        return SimpleNamespace(attrs={"Id": "sha256:id", "RepoDigests": [f"x@{self.names[name]}"]})
+    def get(self, resource, **_):
+        name = unquote(resource.removeprefix(f"{self.base_url}/images/").removesuffix("/json"))
+        return response({"Id": "sha256:id", "RepoDigests": [f"x@{self.names[name]}"]})
 
     def remove_image(self, name, *, force, noprune):
         assert force
@@ -51,7 +49,7 @@ def held(monkeypatch):
 
     def hold(names):
         double = Held(names)
-        monkeypatch.setattr(engine, "client", lambda: double)
+        monkeypatch.setattr(transport, "client", lambda: double)
         return double
 
     return hold
@@ -223,7 +221,7 @@ def test_missing_or_failing_containerd_client_is_reported(monkeypatch, tmp_path,
     assert run(words) == 8
     assert "no such socket\n  check that containerd is running" in capsys.readouterr().err
     (tmp_path / "ctr").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    monkeypatch.setattr(held_names, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sweeping, "TIMEOUT_S", 0.1)
     assert run(words) == 8
     assert "did not answer" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ import pytest
 
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.errors import UsageError
-from imagematrix.resolver.tag import Request, request, version
+from imagematrix.resolver.tag import TagRequest, request, version
 
 
 def catalog(*axes):
@@ -21,14 +21,14 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
 @pytest.mark.parametrize(
     ("tag", "requested"),
     [
-        ("v1", Request()),
-        ("v1-cpu", Request(cpu=True)),
-        ("v1-python3.13", Request(where=(("python", "3.13"),))),
-        ("v1-cpu-python3.12", Request(cpu=True, where=(("python", "3.12"),))),
-        ("v1-flavourfull-debug-cpu", Request(cpu=True, where=(("flavour", "full-debug"),))),
-        ("v1-python3.12-flavourslim", Request(where=(("flavour", "slim"), ("python", "3.12")))),
-        ("v1-class.hopper", Request(node_class="hopper")),
-        ("v1-python3.13-class.a100.x2", Request(where=(("python", "3.13"),), node_class="a100.x2")),
+        ("v1", TagRequest()),
+        ("v1-cpu", TagRequest(cpu=True)),
+        ("v1-python3.13", TagRequest(where=(("python", "3.13"),))),
+        ("v1-cpu-python3.12", TagRequest(cpu=True, where=(("python", "3.12"),))),
+        ("v1-flavourfull-debug-cpu", TagRequest(cpu=True, where=(("flavour", "full-debug"),))),
+        ("v1-python3.12-flavourslim", TagRequest(where=(("flavour", "slim"), ("python", "3.12")))),
+        ("v1-class.hopper", TagRequest(node_class="hopper")),
+        ("v1-python3.13-class.a100.x2", TagRequest(where=(("python", "3.13"),), node_class="a100.x2")),
     ],
 )
 def test_tag_words_are_accepted_in_any_order(tag, requested):
@@ -59,11 +59,18 @@ def test_unknown_words_list_the_valid_ones(tag):
     assert "class.NAME, cpu, flavourfull-debug, flavourslim, python3.12, python3.13" in caught.value.remedy
 
 
+def test_plus_signs_are_underscores_in_tags():
+    torch = catalog((("torch", "2.8.0+cu128"),), (("torch", "2.8.0+cpu"),))
+    assert request("v1-torch2.8.0_cu128", torch) == TagRequest(where=(("torch", "2.8.0+cu128"),))
+    with pytest.raises(UsageError):
+        request("v1-torch2.8.0_cu128", catalog((("torch", "2.8.0+cu128"),), (("torch", "2.8.0_cu128"),)))
+
+
 def test_ambiguous_words_are_rejected():
     ambiguous = catalog((("a", "1-b2"), ("b", "2")), (("a", "1"), ("b", "3")))
     with pytest.raises(UsageError, match="is ambiguous"):
         request("v1-a1-b2", ambiguous)
-    assert request("v1-a1-b3", ambiguous) == Request(where=(("a", "1"), ("b", "3")))
+    assert request("v1-a1-b3", ambiguous) == TagRequest(where=(("a", "1"), ("b", "3")))
 
 
 def test_hostile_catalog_does_not_slow_parsing():

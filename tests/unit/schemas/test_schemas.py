@@ -90,12 +90,27 @@ def test_shipped_matrix_conforms(shipped, conforms, loader):
         ('base: "debian:trixie"', 'base: "a\\nRUN b"'),
         ("march: [x86-64-v3, znver4]", "march: []"),
         ("context: .", "context: .\n    defaults: {march: znver4}"),
+        ("axes:", "compression: lz4\naxes:"),
+        ("axes:", "compression: {level: 3}\naxes:"),
+        ("axes:", "compression: {type: zstd, level: 20}\naxes:"),
+        ("context: .", "context: .\n    compression: {type: gzip, level: 10}"),
+        ("context: .", "context: .\n    compression: {type: gzip, level: '0'}"),
     ],
 )
 def test_schema_rejects_what_validate_rejects(project, conforms, change):
     conforms(yaml.safe_load(project().read_text()))
     with pytest.raises(jsonschema.ValidationError):
         conforms(yaml.safe_load(project(change).read_text()))
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.BaseLoader])
+@pytest.mark.parametrize(
+    "compression", ["zstd", "{type: zstd, level: 19}", "{type: gzip}", "{type: gzip, level: 9}"]
+)
+def test_every_compression_conforms(project, conforms, loader, compression):
+    path = project(("axes:", f"compression: {compression}\naxes:"))
+    load(path)
+    conforms(yaml.load(path.read_text(), loader))  # noqa: S506 - both are safe
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from double import Double
 from hypothesis import given
-from made import allowed, catalogs, hosts, variants
+from strategies import allowed, catalogs, hosts, variants
 
 from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.record import Record, replace

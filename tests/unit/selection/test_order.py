@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.catalog import CRITERIA, Catalog
 from imagematrix.errors import UsageError
 from imagematrix.record import replace
 from imagematrix.selection.index import Index
@@ -160,7 +161,44 @@ def test_catalog_preference_reorders_criteria(target, make):
 
 
 def test_criteria_without_preference_keep_their_order():
-    assert [order().index(criterion) for criterion in order(("cpu-flags", "cuda"))] == [6, 3, 0, 1, 2, 4, 5]
+    assert [order().index(criterion) for criterion in order(("cpu-flags", "cuda"))] == [0, 6, 3, 1, 2, 4, 5]
+
+
+# The variants that say nothing of what a criterion compares, each with another that does.
+UNKNOWN_FLAGS = (("cpu_flags", "unknown"),)
+SILENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "device-code": (
+        {"cubins": (), "facts": (("cubins", "unknown"),)},
+        {"cubins": (), "ptx": [("50", "7.7")]},
+    ),
+    "cuda": ({"cuda": None, "facts": (("cuda", "unknown"),)}, {"cuda": "11.8"}),
+    "cpu-level": ({"cpu_flags": frozenset({"avx2"}), "facts": UNKNOWN_FLAGS}, {}),
+    "cpu-flags": ({"cpu_flags": frozenset({"avx2"}), "facts": UNKNOWN_FLAGS}, {}),
+}
+
+
+@pytest.mark.parametrize("criterion", SILENT)
+@pytest.mark.parametrize("preferred", [True, False])
+def test_unknown_ranks_last_in_every_criterion(make, target, criterion, preferred):
+    silent, stated = (make.variant(driver=make.umd("host"), **facts) for facts in SILENT[criterion])
+    variants = (replace(silent, reference="t:a"), replace(stated, reference="t:z"))
+    catalog = Catalog(image="t", version="v1", variants=variants, prefer=(criterion,) if preferred else ())
+    assert select(target.host, catalog).selected == "t:z"
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_no_preference_puts_an_unused_gpu_first(make, target, criterion):
+    idle = make.cpu_variant("t:a", cpu_flags=make.flags("znver4"), vendor="amd", march="znver4")
+    catalog = Catalog(image="t", version="v1", variants=(idle, make.variant(driver=make.umd("host"))))
+    for prefer in ((criterion,), (criterion, "cuda", "device-code", "gpu")):
+        wish = replace(catalog, prefer=tuple(dict.fromkeys(prefer)))
+        assert select(target.host, wish, allow_cpu=True).selected == "t:gpu"
+
+
+def test_device_code_makes_a_gpu_variant(make):
+    assert make.variant(cuda=None, driver=None).gpu
+    assert make.variant(cuda=None, driver=None, cubins=(), ptx=[("89", "8.4")]).gpu
+    assert not make.cpu_variant().gpu
 
 
 @pytest.mark.parametrize("prefer", [["cdua"], ["cuda", "cuda"], [1], "cuda"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.gpus.choice import Choice
+from imagematrix.gpu_request.choice import Choice
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
 from imagematrix.selection.question import narrowed, values
 from imagematrix.selection.select import explain, select, select_many, serving
@@ -64,6 +64,10 @@ def test_suggested_where_makes_selection_succeed(make, pythons):
         ({"python": "!3.9"}, "3.13"),
         ({"python": ["3.9", "3.8"]}, "3.9"),
         ({"python": ["*", "!3.13"], "cuda": "none"}, "3.9"),
+        ("python=3.9", "3.9"),
+        (["python=3.9", "cuda=none"], "3.9"),
+        (("python!=3.13",), "3.9"),
+        ({"python": ("3.9",)}, "3.9"),
     ],
 )
 def test_where_accepts_the_syntax_of_only(make, pythons, where, selected):
@@ -86,6 +90,33 @@ def test_unknown_axis_or_value_lists_the_existing_ones(make, pythons, where, mes
     assert str(refused(make.host(), pythons, where=where)) == message
     with pytest.raises(UsageError):
         select_many([make.host()], pythons, where=where)
+
+
+@pytest.mark.parametrize(
+    ("where", "message", "remedy"),
+    [
+        ({"python": 3.13}, "3.13 as a value may have lost digits", "quote it: '3.13'"),
+        ({"python": [3.9]}, "3.9 as a value may have lost digits", "quote it: '3.9'"),
+        ({"python": None}, "None is not a value", "write conditions such as"),
+        ({"python": True}, "True is not a value", "write conditions such as"),
+        ({"python": []}, "an empty list is not a value", "write conditions such as"),
+        ({("a", 3.0): "3"}, "3.0 as an axis", "quote it"),
+        ({None: "3"}, "None is not an axis", "write conditions such as"),
+        ([3.13], "3.13 as a condition", "quote it"),
+        (3.13, "invalid conditions 3.13", "write conditions such as"),
+        ({"python=3.13"}, "invalid conditions {'python=3.13'}", "write conditions such as"),
+    ],
+)
+def test_conditions_of_another_form_are_rejected(make, pythons, where, message, remedy):
+    error = refused(make.host(), pythons, where=where)
+    assert str(error).startswith(message)
+    assert error.remedy.startswith(remedy)
+
+
+def test_whole_numbers_are_values(make):
+    catalog = make.catalog(build(make, "3"), build(make, "2"))
+    assert select(make.host(), catalog, where={"python": 3}).selected == "t:v1-cpu-3"
+    assert select(make.host(), catalog, where={"python": [3]}).selected == "t:v1-cpu-3"
 
 
 def test_defaults_decide_open_axes(make, pythons):

@@ -42,7 +42,9 @@ def test_virtual_gpu_requires_the_host_driver(judge, make):
         result = judge(rule, host, variants[mode])
         assert not result.ok
         assert result.why.startswith("GPU 1 (NVIDIA L40S-24Q): a virtual GPU needs the driver")
-        assert "driver: host" in result.fix
+        assert result.fix == "pass --gpus device=0"
+        alone = judge(rule, host, variants[mode], gpus=host.gpus[1:])
+        assert alone.fix == "build a variant with no driver of its own (driver: host)"
 
 
 TEGRA = ["35.4.1", "36.4.3", "540.4.0", "580.00"]
@@ -117,4 +119,6 @@ def test_unknown_device_code_still_requires_working_gpus(judge, make):
     result = judge("device-code", host, variant)
     assert not result.ok
     assert result.why == "GPU 1 (NVIDIA L40S) has fallen off the bus"
-    assert result.fix.startswith("pass --gpus device=0; or")
+    assert result.fix == "pass --gpus device=0"
+    alone = judge("device-code", host, variant, gpus=host.gpus[1:])
+    assert (alone.fix, alone.change) == ("see the warnings of `imagematrix probe`", None)

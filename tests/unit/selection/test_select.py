@@ -12,12 +12,15 @@ import sys
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
-from imagematrix.gpus.spec import candidates
+from imagematrix.gpu_request.spec import candidates
+from imagematrix.record import replace
 from imagematrix.selection import select as module
 from imagematrix.selection.select import Selector, explain, select, select_many, serving
 from imagematrix.selection.selection import NothingFits, Selection
@@ -62,6 +65,7 @@ def test_document_matches_the_contract(make, conforms):
         "have": "550.163.01",
         "why": "the driver in the image is the one that the kernel has loaded",
         "fix": None,
+        "change": None,
         "source": "claim",
     }
     assert (other["reference"], other["rank"], other["fits"]) == ("t:a", None, False)
@@ -278,6 +282,45 @@ def test_unknown_gpus_are_a_usage_error(make):
         select(make.host(), make.catalog(make.variant()), gpus="1")
 
 
+@pytest.mark.parametrize("gpus", [(), []])
+def test_no_gpus_in_a_list_is_no_consent(make, gpus):
+    catalog = make.catalog(make.cpu_variant(), make.variant())
+    with pytest.raises(UsageError, match="the list of GPUs is empty"):
+        select(make.host(make.gpu()), catalog, gpus=gpus)
+
+
+def test_other_types_are_usage_errors(make):
+    catalog = make.catalog(make.variant())
+    cases: list[Any] = [
+        ("node.json", catalog, "is not a Host", "Host.load(path)"),
+        (make.host().to_json(), catalog, "is not a Host", "probe()"),
+        (make.host(), "t:v1", "is not a Catalog", "open_catalog(name)"),
+    ]
+    for host, some, why, remedy in cases:
+        with pytest.raises(UsageError, match=why) as caught:
+            select(host, some)
+        assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("hosts", [None, 3, "fleet.ndjson", Path("fleet")])
+def test_what_is_no_list_of_hosts_is_a_usage_error(make, hosts):
+    with pytest.raises(UsageError, match="is not a list of hosts") as caught:
+        select_many(hosts, make.catalog(make.variant()))
+    assert "load_hosts(path)" in caught.value.remedy
+
+
+def test_a_single_host_is_no_list(make):
+    with pytest.raises(UsageError, match="a single host instead of several"):
+        select_many(make.host(), make.catalog(make.variant()))
+
+
+def test_select_many_takes_hosts_by_name_and_iterators(fleet, make):
+    catalog = make.catalog(make.variant())
+    expected = [*map(repr, select_many(fleet, catalog))]
+    assert [*map(repr, select_many(dict(zip("abcdef", fleet, strict=True)), catalog))] == expected
+    assert [*map(repr, select_many(iter(fleet), catalog))] == expected
+
+
 def test_select_many_keeps_the_order_of_hosts(fleet, make):
     answers = select_many(fleet, make.catalog(make.variant()))
     assert [one.selected if isinstance(one, Selection) else None for one in answers] == [
@@ -416,3 +459,44 @@ def test_serving_returns_the_gpu_sets_that_fit(make, cubins, wanted, expected):
     choices = serving(host, make.catalog(*variants, make.cpu_variant()), choice)
     assert [[gpu.index for gpu in one.gpus] for one in choices] == expected
     assert {one.count for one in choices} == {choice.count}
+
+
+def test_selection_takes_the_gpus_that_run_takes(make):
+    v100 = {"compute": "7.0", "name": "Tesla V100", "brand": "tesla"}
+    host = make.host(make.gpu(0, **v100), make.gpu(1, **v100), make.gpu(2, **A100), make.gpu(3, **A100))
+    catalog = make.catalog(make.variant(cubins=("80",)))
+    selections = [select(host, catalog, gpus=wanted) for wanted in (1, "2", "1,memory>=1G")]
+    assert [one.gpus for one in selections] == [("GPU-2",), ("GPU-2", "GPU-3"), ("GPU-2",)]
+    both = make.catalog(make.variant("t:70", cubins=("70",)), make.variant("t:80", cubins=("80",)))
+    assert select(host, both, gpus=1).selected == "t:70"
+    with pytest.raises(NothingFits):
+        select(host, catalog, gpus="device=1")
+    first, *others = (Selector(catalog).select(host, gpus=1) for _ in range(3))
+    assert all(one.gpus == first.gpus for one in others)
+
+
+def test_narrowed_choices_are_cached_for_each_kind_of_hardware(make):
+    selector = Selector(make.catalog(make.variant(cubins=("80",))), keep=2)
+    for number in range(5):
+        gpus = (make.gpu(number, **T4), make.gpu(number + 1, **A100))
+        assert selector.select(make.host(*gpus), gpus=1).gpus == (f"GPU-{number + 1}",)
+        assert len(selector._serving) <= 2
+
+
+def test_an_unknown_user_mode_driver_of_the_node_is_a_doubt(make):
+    """An image without a driver of its own may be started, but the node's driver may be the wrong one."""
+    node = make.host(make.gpu())
+    known = replace(node, driver=replace(node.driver, user_mode="550.163.01"))
+    for host, driver, doubtful in [(node, "host", True), (known, "host", False), (node, "exact", False)]:
+        own = make.umd(driver, None if driver == "host" else "550.163.01")
+        selection = select(host, make.catalog(make.variant(driver=own)))
+        assert bool(selection.doubt) is doubtful
+
+
+def test_hosts_of_one_kind_share_the_choice_of_gpus(make):
+    """The second host is answered without deciding again, and gets its own GPUs."""
+    v100 = {"compute": "7.0", "name": "Tesla V100"}
+    selector = Selector(make.catalog(make.variant()))
+    for name in ("GPU-one", "GPU-other"):
+        host = make.host(make.gpu(0, **v100), make.gpu(1, uuid=name))
+        assert selector.select(host, gpus=1).gpus == (name,)

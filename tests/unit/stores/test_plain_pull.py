@@ -4,13 +4,12 @@ import itertools
 import json
 
 import pytest
-from distribution import MANIFEST, digest
+from distribution import digest
 
 from imagematrix.catalog import index, labels
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.sources import open_catalog
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
-from imagematrix.oci.registry import INDEX
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.stores.publish import publish
@@ -47,7 +46,7 @@ def test_default_is_the_cpu_only_variant_with_the_lowest_requirements(
     assert amd64.needs == ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
     assert arm64.needs == ()
     # The rules use the platform in the label, whatever the platform in the index.
-    assert {one.platform for one in Catalog.from_registry(f"{image}:v1").variants} == {
+    assert {one.platform for one in open_catalog(f"{image}:v1").variants} == {
         "linux/amd64",
         "linux/arm64",
     }
@@ -102,50 +101,6 @@ def test_default_does_not_depend_on_push_order(registry, add_variant, variant):
             add_variant(cell, version=f"v{number}", VARIANT=variant("x86-64-v2"))
         answers.add(publish(registry, f"v{number}").plain[0].variant.reference.split("-")[1])
     assert answers == {"a"}
-
-
-def old(repository, *entries):
-    """Put an index of an older release into the registry, with a plain platform in each entry."""
-    manifests = []
-    for manifest, own, platform in entries:
-        _, raw = repository.manifests[manifest]
-        labels_of = {key: own[key] for key in labels.ANNOTATED if key in own and key != labels.INPUTS}
-        manifests.append(
-            {
-                "mediaType": MANIFEST,
-                "digest": manifest,
-                "size": len(raw),
-                "annotations": labels_of,
-                "platform": platform,
-            }
-        )
-    repository.put("v1", json.dumps({"mediaType": INDEX, "manifests": manifests}).encode(), INDEX)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        [AMD64 | {"variant": "v3"}, AMD64 | {"variant": "v2"}],
-        [AMD64 | {"variant": "v3"}, AMD64],
-        [AMD64, AMD64],
-        [AMD64, {}],
-    ],
-)
-def test_index_of_an_older_release_gets_new_platforms(
-    registry, repository, add_variant, labels_of, variant, image, given
-):
-    marks = [variant("x86-64-v3"), variant("x86-64-v2")]
-    entries = [
-        (add_variant(cell, VARIANT=mark), labels_of(cell, VARIANT=mark), platform)
-        for cell, mark, platform in zip("ab", marks, given, strict=True)
-    ]
-    old(repository, *entries)
-    before = Catalog.from_registry(f"{image}:v1")
-    done = publish(registry, "v1")
-    assert (done.variants, done.new) == (2, 0)
-    assert platforms(repository) == {"a": UNKNOWN, "b": AMD64}
-    assert Catalog.from_registry(f"{image}:v1").variants == before.variants
-    assert publish(registry, "v1").digest == done.digest
 
 
 def test_variants_with_different_preferences_are_not_published(registry, repository, add_variant):

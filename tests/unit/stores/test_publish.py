@@ -9,10 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagematrix.catalog import index, labels
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.registry import catalogs
+from imagematrix.catalog.sources import open_catalog
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.facts import marches
-from imagematrix.oci.registry import DOCKER_LIST, INDEX, Registry
+from imagematrix.oci.manifest import ATTESTED, DOCKER_LIST, INDEX
+from imagematrix.oci.registry import Registry
 from imagematrix.stores.publish import publish
 
 
@@ -29,7 +31,7 @@ def test_all_pushed_variants_are_published(registry, repository, add_variant, im
     done = publish(registry, "v1")
     assert (done.digest, done.variants, done.new) == (repository.tags["v1"], 2, 2)
     assert cells(repository) == ["a", "b"]
-    catalog = Catalog.from_registry(f"{image}:v1")
+    catalog = open_catalog(f"{image}:v1")
     assert [(one.march, one.size, one.platform) for one in catalog.variants] == [
         ("x86-64-v2", 6, "linux/amd64"),
         ("znver4", 5, "linux/amd64"),
@@ -49,25 +51,142 @@ def test_publishing_again_writes_nothing(server, registry, add_variant):
     assert server.count("PUT") == written
 
 
-def test_existing_index_entries_are_kept(registry, repository, add_variant):
-    foreign = {
-        "mediaType": MANIFEST,
-        "digest": repository.image(None, {"by": "somebody"}),
-        "size": 5,
-        "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
-        "platform": {"architecture": "unknown", "os": "unknown"},
-    }
-    repository.put("v1", json.dumps({"mediaType": DOCKER_LIST, "manifests": [foreign]}).encode(), DOCKER_LIST)
+UNKNOWN = {"architecture": "unknown", "os": "unknown"}
+PLAIN = {"architecture": "amd64", "os": "linux"}
+
+
+def rewrite(repository, tag, *added, kind=INDEX, removed=(), **changes):
+    """Write the index of a tag as another tool would, with entries added or without some of its keys."""
+    _, raw = repository.manifests[repository.tags[tag]]
+    document = {key: value for key, value in json.loads(raw).items() if key not in removed} | changes
+    document["manifests"] = [*document["manifests"], *added]
+    return repository.put(tag, json.dumps(document).encode(), kind)
+
+
+def restate(repository, image, *added):
+    """Write the index of v1 as `publish` would with more entries."""
+    _, raw = repository.manifests[repository.tags["v1"]]
+    document = json.dumps({"manifests": [*json.loads(raw)["manifests"], *added]}).encode()
+    return repository.put("v1", index.write(index.parse(document, image), image, "v1"), INDEX)
+
+
+def foreign(repository, **changes):
+    """Return the entry of an image of somebody else."""
+    by_somebody = repository.image(None, {"by": "somebody"})
+    return {"mediaType": MANIFEST, "digest": by_somebody, "size": 5, "platform": PLAIN} | changes
+
+
+def test_entries_of_an_index_are_kept(registry, repository, add_variant, image):
+    """Some are results of BuildKit."""
+    kept = foreign(repository, platform=UNKNOWN, annotations={"vnd.docker.reference.type": "other"})
     add_variant("a")
+    publish(registry, "v1")
+    restate(repository, image, kept)
     done = publish(registry, "v1")
-    assert (done.variants, done.new) == (1, 1)
-    assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
+    assert (done.variants, done.new) == (1, 0)
+    assert kept in json.loads(repository.manifests[done.digest][1])["manifests"]
     repository.tags.pop(f"v1-a-{digest(b'1')[7:19]}")
     assert publish(registry, "v1").digest == done.digest
     add_variant("b")
     done = publish(registry, "v1")
     assert (done.variants, done.new) == (2, 1)
-    assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
+    assert kept in json.loads(repository.manifests[done.digest][1])["manifests"]
+
+
+def others_image(repository, **_):
+    return repository.image("v1", {"by": "somebody"})
+
+
+def others_index(repository, **_):
+    raw = json.dumps({"mediaType": DOCKER_LIST, "manifests": [foreign(repository)]}).encode()
+    return repository.put("v1", raw, DOCKER_LIST)
+
+
+def attested_image(repository, **_):
+    """An image with an attestation, as `docker buildx build --push` makes it."""
+    pushed = foreign(repository)
+    result = foreign(repository, platform=UNKNOWN, annotations={ATTESTED: pushed["digest"]})
+    return repository.put(
+        "v1", json.dumps({"mediaType": INDEX, "manifests": [pushed, result]}).encode(), INDEX
+    )
+
+
+def with_an_image_of_others(repository, registry, **_):
+    publish(registry, "v1")
+    return rewrite(repository, "v1", foreign(repository), removed=["annotations"])
+
+
+def without_an_entry(repository, registry, **_):
+    publish(registry, "v1")
+    return rewrite(repository, "v1", manifests=[])
+
+
+def with_another_platform(repository, registry, **_):
+    publish(registry, "v1")
+    (entry,) = json.loads(repository.manifests[repository.tags["v1"]][1])["manifests"]
+    return rewrite(repository, "v1", manifests=[entry | {"platform": PLAIN | {"variant": "v3"}}])
+
+
+def another_version(repository, registry, add_variant):
+    add_variant("a", version="v0")
+    repository.tags["v1"] = publish(registry, "v0").digest
+    return repository.tags["v1"]
+
+
+def two_versions(repository, registry, add_variant):
+    """An index that another tool merged."""
+    add_variant("b", version="v0")
+    publish(registry, "v0")
+    publish(registry, "v1")
+    _, raw = repository.manifests[repository.tags["v0"]]
+    return rewrite(repository, "v1", *json.loads(raw)["manifests"], removed=["annotations"])
+
+
+def another_repository(repository, registry, **_):
+    publish(registry, "v1")
+    _, raw = repository.manifests[repository.tags["v1"]]
+    stated = json.loads(raw)["annotations"] | {labels.IMAGE: "ml/inference"}
+    return rewrite(repository, "v1", annotations=stated)
+
+
+CHANGED = [with_an_image_of_others, without_an_entry, with_another_platform, two_versions]
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize(
+    "make", [others_image, others_index, attested_image, another_version, another_repository, *CHANGED]
+)
+def test_version_tag_with_anything_else_is_refused(registry, repository, add_variant, image, make, repair):
+    """A plain pull would get the other image, or select an image of another version."""
+    add_variant("a")
+    found = make(repository=repository, registry=registry, add_variant=add_variant)
+    with pytest.raises(TagMovedError) as caught:
+        publish(registry, "v1", repair=repair)
+    assert f"{image}:v1" in str(caught.value)
+    assert found in str(caught.value)
+    assert "raise the version" in caught.value.remedy
+    assert repository.tags["v1"] == found
+
+
+@pytest.mark.parametrize("make", CHANGED)
+def test_changed_index_is_not_read(registry, repository, add_variant, image, make):
+    add_variant("a")
+    found = make(repository=repository, registry=registry, add_variant=add_variant)
+    for read in (lambda: open_catalog(f"{image}:v1"), lambda: catalogs(image)):
+        with pytest.raises(TagMovedError, match=f"{image}:v1 is not as imagematrix published it: {found}"):
+            read()
+
+
+def test_copy_of_a_repository_is_read_and_extended(server, registry, repository, add_variant):
+    """Another address of the registry, or a mirror, has the same bytes."""
+    add_variant("a")
+    done = publish(registry, "v1")
+    elsewhere = registry.name.replace("127.0.0.1", "localhost")
+    with Registry(elsewhere) as other:
+        assert publish(other, "v1").digest == done.digest
+    copy = server.repository("mirror/training")
+    copy.tags, copy.manifests, copy.blobs = repository.tags, repository.manifests, repository.blobs
+    assert len(open_catalog(f"{server.address}/mirror/training:v1").variants) == 1
 
 
 def test_only_aliases_move(registry, repository, add_variant):
@@ -80,17 +199,24 @@ def test_only_aliases_move(registry, repository, add_variant):
     assert repository.moved == ["latest"]
 
 
-@pytest.mark.parametrize("alias", ["v2", "v1-a-6b86b273ff34", "of-others"])
+@pytest.mark.parametrize(
+    "alias", ["v1", "v2", "v3", "v4", "v1-a-6b86b273ff34", "of-others", "index-of-others"]
+)
 def test_alias_cannot_take_an_immutable_tag(server, registry, repository, add_variant, alias):
     add_variant("a")
     add_variant("a", version="v2")
     publish(registry, "v2")
+    add_variant("a", version="v3")  # not published yet
     repository.image("of-others", None)
+    repository.image("v5-of-others", {})
+    raw = json.dumps({"mediaType": INDEX, "manifests": [foreign(repository)]}).encode()
+    repository.put("index-of-others", raw, INDEX)
     before, written = dict(repository.tags), server.count("PUT")
     with pytest.raises(TagMovedError, match=alias) as caught:
-        publish(registry, "v1", ["latest", alias])
-    assert caught.value.remedy == "choose another alias"
+        publish(registry, "v1", ["latest", alias], versions=["v1", "v4"])
+    assert "choose another alias" in caught.value.remedy
     assert (repository.tags, server.count("PUT")) == (before, written)
+    publish(registry, "v1", ["latest", "v5"], versions=["v1", "v4"])
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "v1?x", "../v2", "-"])
@@ -117,19 +243,16 @@ def test_two_images_for_one_cell_are_not_published(registry, repository, add_var
     assert "v1" not in repository.tags
 
 
-@pytest.mark.parametrize("kind", [MANIFEST, None])
-def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repository, add_variant, kind):
+def test_image_without_a_media_type_is_not_replaced(registry, repository, add_variant):
+    """It is optional in a manifest."""
     add_variant("a")
-    foreign = repository.image("v1", {"by": "somebody"})
-    if kind is None:  # the media type in a manifest is optional
-        _, raw = repository.manifests[foreign]
-        document = json.loads(raw)
-        del document["mediaType"]
-        foreign = repository.tags["v1"] = repository.put(None, json.dumps(document).encode(), MANIFEST)
-    with pytest.raises(UsageError, match="is a single image, not an index") as caught:
+    _, raw = repository.manifests[repository.image("v1", {"by": "somebody"})]
+    document = json.loads(raw)
+    del document["mediaType"]
+    found = repository.tags["v1"] = repository.put(None, json.dumps(document).encode(), MANIFEST)
+    with pytest.raises(TagMovedError, match=f"{found}.* is a single image, not an index"):
         publish(registry, "v1")
-    assert caught.value.remedy
-    assert repository.tags["v1"] == foreign
+    assert repository.tags["v1"] == found
 
 
 @pytest.mark.parametrize("variant", ["", "{", "[]", '{"platform": 5}'])
@@ -250,7 +373,7 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, step
                     assert published[first].items() <= now.items(), "existing entries are unchanged"
                     assert done.new == len(now) - len(published[first])
                     assert publish(registry, first).digest == done.digest == repository.tags[second]
-                    assert index.write(index.parse(raw, first)) == raw
+                    assert index.write(index.parse(raw, first), registry.name, first) == raw
                     published[first] = now
     finally:
         server.close()
@@ -259,7 +382,7 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, step
 TEXTS = st.text(max_size=5)
 ENTRIES = st.lists(
     st.builds(
-        index.Entry,
+        index.IndexEntry,
         digest=st.binary(max_size=4).map(digest),
         size=st.integers(0, 2**60),
         media_type=st.sampled_from([INDEX, MANIFEST, ""]),
@@ -272,10 +395,10 @@ ENTRIES = st.lists(
 
 @given(ENTRIES, st.randoms())
 def test_index_round_trips_unchanged(entries, random):
-    raw = index.write(entries)
-    assert index.write(index.parse(raw, "x")) == raw
+    raw = index.write(entries, "ml/training", "v1")
+    assert index.write(index.parse(raw, "x"), "ml/training", "v1") == raw
     random.shuffle(entries)
-    assert index.write(entries) == raw
+    assert index.write(entries, "reg:5000/ml/training", "v1") == raw
     assert sorted(index.parse(raw, "x"), key=lambda one: one.digest) == sorted(
         entries, key=lambda one: one.digest
     )
@@ -304,13 +427,8 @@ def test_repair_removes_lost_images_with_their_attestations(registry, repository
     lost = add_variant("b")
     result = repository.image(None, {"by": "BuildKit"})
     publish(registry, "v1")
-    _, raw = repository.manifests[repository.tags["v1"]]
-    document = json.loads(raw)
-    unknown = {"architecture": "unknown", "os": "unknown"}
-    document["manifests"].append(
-        {"digest": result, "size": 1, "annotations": {index.ATTESTED: lost}, "platform": unknown}
-    )
-    repository.put("v1", json.dumps(document).encode(), INDEX)
+    attestation = foreign(repository, digest=result, platform=UNKNOWN, annotations={ATTESTED: lost})
+    restate(repository, image, attestation)
     lose(repository, lost)
     done = publish(registry, "v1", repair=True)
     assert cells(repository) == ["a"]
@@ -362,7 +480,7 @@ def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, add
     assert (done.variants, done.new, len(done.dropped)) == (1, 1, 1)
     (entry,) = index.parse(repository.manifests[done.digest][1], "v1")
     assert entry.digest == again
-    assert entry.plain == "linux/amd64", "the lost default is replaced by another variant"
+    assert entry.platform == PLAIN, "the lost default is replaced by another variant"
 
 
 def test_choose_resolves_two_images_for_one_cell(registry, repository, add_variant):

@@ -10,19 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from distribution import MANIFEST, digest
+from distribution import MANIFEST, digest, error
 
 from imagematrix.audit import layer
 from imagematrix.audit.layers import Layers
 from imagematrix.catalog import index as indexes
 from imagematrix.catalog import labels
 from imagematrix.catalog.labels import content
-from imagematrix.catalog.registry import entry
+from imagematrix.catalog.registry import entry_of
+from imagematrix.compression import DEFAULT
 from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.oci.registry import INDEX, TRIES
-from imagematrix.planning.backend import Present
+from imagematrix.oci.manifest import INDEX
+from imagematrix.oci.registry import Registry
+from imagematrix.oci.retry import TRIES
+from imagematrix.planning.backend import Present, StoredImage
 from imagematrix.stores.publish import publish
-from imagematrix.stores.registry import Remote, survey
+from imagematrix.stores.registry import Complete, RegistryStore, survey
 
 
 def store(remote, one):
@@ -40,6 +43,44 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
         == f"docker-image://{one.order.reference}@{one.made.digest}"
     )
     assert remote.source("another", local=True) is None
+
+
+def test_stored_image_is_described(remote, repository, make_image):
+    one = make_image("a")
+    store(remote, one)
+    described = StoredImage(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
+    assert remote.stored(one.order.reference) == described
+    assert remote.keeps_layers
+    repository.manifests.clear()
+    with pytest.raises(UnknownImageError, match="no longer in its registry"):
+        remote.stored(one.order.reference)
+
+
+ZSTD = DEFAULT.media_type
+
+
+@pytest.mark.parametrize(
+    "refusal", [(400, error("MANIFEST_INVALID")), (415, b""), (406, b"no"), (422, error("UNSUPPORTED"))]
+)
+def test_registry_that_refuses_zstd_is_an_error_with_the_remedy(
+    server, remote, repository, make_image, refusal
+):
+    server.refusal = refusal
+    with pytest.raises(EngineError, match=f"answered {refusal[0]} for ") as caught:
+        store(remote, make_image("a", kind=ZSTD))
+    assert "compression: gzip" in caught.value.remedy
+    assert not repository.tags
+    assert store(remote, make_image("a")), "gzip"
+    server.refusal = None
+    assert store(remote, make_image("b", kind=ZSTD)), "nothing of the refused push is in the way"
+
+
+def test_missing_blob_of_a_zstd_image_is_no_refusal(server, remote, make_image, monkeypatch):
+    monkeypatch.setattr("imagematrix.oci.retry.time.sleep", lambda _: None)
+    server.refusal = (400, error("MANIFEST_BLOB_UNKNOWN"))
+    with pytest.raises(EngineError, match="answered 400") as caught:
+        store(remote, make_image("a", kind=ZSTD))
+    assert "gzip" not in caught.value.remedy
 
 
 def test_image_that_only_the_engine_has_is_a_source_for_builds_there(remote, docker, make_image):
@@ -185,10 +226,13 @@ def test_image_built_on_a_variant_is_not_adopted_as_the_variant(
     config: dict[str, Any] = {
         "architecture": "amd64",
         "config": {"Labels": one.order.labels},
-        "rootfs": {"diff_ids": ["x"]},
+        "rootfs": {"diff_ids": [digest(archive())]},
     }
     made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
-    docker.saved[one.order.reference] = {**made, "rootfs": {"diff_ids": ["x", "y"]}}, [archive(), archive()]
+    docker.saved[one.order.reference] = (
+        {**made, "rootfs": {"diff_ids": [digest(archive())] * 2}},
+        [archive(), archive()],
+    )
     with pytest.raises(AuditError, match="but an image built on the variant"):
         remote.adopt(one.order.reference)
     docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [archive()]
@@ -221,11 +265,12 @@ def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image,
     listed = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar"]}]).encode()
     one = make_image("c")
     docker.store(one.order, one.made)
-    config = json.dumps({"config": {"Labels": one.order.labels}}).encode()
+    rootfs = {"diff_ids": [digest(archive())]}
+    config = json.dumps({"config": {"Labels": one.order.labels}, "rootfs": rootfs}).encode()
     files = (("c.json", config), ("1/layer.tar", archive()), ("manifest.json", listed))
     docker.save = lambda _: io.BytesIO(archive(*files))
     remote.adopt(one.order.reference)
-    assert read[1:] == ["layer.tar"], "a name that is not a digest proves nothing"
+    assert read[1:] == ["1/layer.tar"], "a name that is not a digest proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +282,8 @@ def test_image_with_equal_layers_is_adopted_from_older_engines(
     """They save the second layer as a link to the first."""
     one = make_image("a")
     docker.store(one.order, one.made)
-    config = json.dumps({"config": {"Labels": one.order.labels}}).encode()
+    rootfs = {"diff_ids": [digest(archive())] * 2}
+    config = json.dumps({"config": {"Labels": one.order.labels}, "rootfs": rootfs}).encode()
     listed = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]).encode()
     saved = io.BytesIO()
     with tarfile.open(fileobj=saved, mode="w") as tar:
@@ -308,7 +354,7 @@ def test_published_and_unpublished_variants_are_listed(
 
 
 def index(registry, *digests):
-    return indexes.write([entry(registry, one) for one in digests])
+    return indexes.write([entry_of(registry, one) for one in digests], registry.name, "v1")
 
 
 def test_deleted_image_has_no_components(remote, repository, add_variant, image):
@@ -318,19 +364,14 @@ def test_deleted_image_has_no_components(remote, repository, add_variant, image)
     assert remote.components(result.reference) == {}
 
 
-def test_variants_of_other_versions_in_an_index_are_skipped(registry, repository, add_variant):
-    repository.put("v1", index(registry, add_variant("a"), add_variant("b", version="v2")), INDEX)
-    assert [one.annotations[labels.CELL] for one in survey(registry, "v1").variants] == ["a"]
-
-
 def test_non_image_manifests_are_skipped(registry, repository, add_variant):
-    assert entry(registry, "nothing") is None
+    assert entry_of(registry, "nothing") is None
     repository.put("index", index(registry, add_variant("a")), INDEX)
-    assert entry(registry, "index") is None
+    assert entry_of(registry, "index") is None
     repository.image("chart", None, config=b"not JSON", kind="application/vnd.cncf.helm.config.v1+json")
-    assert entry(registry, "chart") is None
+    assert entry_of(registry, "chart") is None
     repository.put("odd", b"{}", MANIFEST)
-    assert entry(registry, "odd") is None
+    assert entry_of(registry, "odd") is None
 
 
 @pytest.mark.parametrize(
@@ -369,7 +410,7 @@ def test_configuration_is_fetched_only_by_a_valid_digest(server, registry, repos
 
 def test_labels_that_are_not_strings_are_ignored(registry, repository):
     repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
-    assert entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
+    assert entry_of(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
     assert survey(registry, "v1").variants == ()
 
 
@@ -380,10 +421,10 @@ def test_configuration_is_not_read_if_the_manifest_has_annotations(
     own = labels_of("a")
     repository.image("annotated", own, annotations={**own, "by": "somebody"})
     before = server.count("GET", "blobs")
-    result = entry(registry, "annotated")
+    result = entry_of(registry, "annotated")
     assert server.count("GET", "blobs") == before, "one request is enough"
-    assert result.annotations.keys() == entry(registry, labelled).annotations.keys()
-    assert result.tag == entry(registry, labelled).tag
+    assert result.annotations.keys() == entry_of(registry, labelled).annotations.keys()
+    assert result.tag == entry_of(registry, labelled).tag
 
 
 def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, add_variant):
@@ -459,7 +500,7 @@ def test_conflicting_pushes_never_both_succeed(docker, image, repository, make_i
     barrier = threading.Barrier(2)
 
     def push(one):
-        with Remote(docker, Layers()) as remote:
+        with RegistryStore(docker, Layers()) as remote:
             barrier.wait()
             try:
                 return store(remote, one)
@@ -470,3 +511,29 @@ def test_conflicting_pushes_never_both_succeed(docker, image, repository, make_i
         done = list(pool.map(push, made))
     assert None in done
     assert repository.tags.keys() == {one.tag for one, succeeded in zip(made, done, strict=True) if succeeded}
+
+
+@pytest.fixture
+def is_complete(server, repository):
+    """Return whether the registry has all blobs of an image with these layers."""
+
+    def call(*layers):
+        raw = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": layers}).encode()
+        repository.put("v1", raw, MANIFEST)
+        with Registry(f"{server.address}/ml/training") as registry:
+            return Complete(registry)(digest(raw))
+
+    return call
+
+
+def test_layers_that_registries_need_not_have_are_not_missed(is_complete):
+    foreign = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+    layer = {"digest": digest(b"lost"), "size": 4}
+    assert is_complete({"mediaType": foreign, **layer, "urls": ["https://example.com/layer"]})
+    assert not is_complete({"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", **layer})
+
+
+@pytest.mark.parametrize("layer", ["x", {}, {"digest": 7, "size": 4}, {"digest": "../../x", "size": 4}])
+def test_damaged_manifests_of_images_are_errors(is_complete, layer):
+    with pytest.raises(UsageError, match="layers"):
+        is_complete(layer)

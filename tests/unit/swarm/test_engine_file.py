@@ -7,7 +7,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.swarm import engine_file
-from imagematrix.swarm.engine_file import Engine
+from imagematrix.swarm.engine_file import Daemon
 
 
 @pytest.fixture
@@ -135,11 +135,11 @@ class TestEngine:
 
     def test_another_file_is_another_engine(self, proc, tmp_path):
         folder = proc("dockerd", "--label", "a=b", "--config-file", str(tmp_path / "daemon.json"))
-        assert engine_file.started_with(self.FILE, folder) == Engine()
+        assert engine_file.started_with(self.FILE, folder) == Daemon()
         assert engine_file.started_with(tmp_path / "daemon.json", folder).values("label") == ["a=b"]
 
     def test_flags_that_conflict(self):
-        engine = Engine(flags=(("label", "a=b"), ("node-generic-resource", "gpu=1")))
+        engine = Daemon(flags=(("label", "a=b"), ("node-generic-resource", "gpu=1")))
         with pytest.raises(UsageError, match="started with --label, --node-generic-resource, and refuses"):
             engine.refuse(("label", "node-generic-resource", "add-runtime"))
         engine.refuse(("default-runtime",))
@@ -154,7 +154,7 @@ class TestEngine:
         ],
     )
     def test_its_data(self, flags, config, folder):
-        assert Engine(flags=flags).data_root(config) == folder
+        assert Daemon(flags=flags).data_root(config) == folder
 
     @pytest.mark.parametrize(
         ("flags", "config", "address"),
@@ -166,8 +166,8 @@ class TestEngine:
         ],
     )
     def test_its_socket(self, flags, config, address):
-        assert Engine(flags=flags).address(config) == address
+        assert Daemon(flags=flags).address(config) == address
 
     def test_without_a_socket(self):
         with pytest.raises(UsageError, match="no local socket"):
-            Engine(flags=(("host", "tcp://0.0.0.0:2376"),)).address({})
+            Daemon(flags=(("host", "tcp://0.0.0.0:2376"),)).address({})

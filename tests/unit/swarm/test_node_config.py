@@ -7,7 +7,7 @@ import pytest
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.node.host import Driver
 from imagematrix.record import replace
-from imagematrix.swarm.node_config import Offer, merged, offer, parse
+from imagematrix.swarm.node_config import NodeOffer, merged, offer, parse
 
 DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
 
@@ -56,7 +56,7 @@ def test_a_gpu_that_does_not_work_is_not_offered(host):
 
 
 def test_a_node_without_a_gpu(host):
-    assert offer(host(), "4G") == Offer(resources=(), labels=("io.imagematrix.cpu=x86-64-v3",))
+    assert offer(host(), "4G") == NodeOffer(resources=(), labels=("io.imagematrix.cpu=x86-64-v3",))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_gpus_and_memory_that_cannot_be_offered(host, sizes, facts, vram, error,
         offer(replace(node, gpus=tuple(replace(gpu, **facts) for gpu in node.gpus)), vram)
 
 
-OURS = Offer(resources=("NVIDIA-GPU=GPU-a", "VRAM-4G=6"), labels=("io.imagematrix.cpu=x86-64-v3",))
+OURS = NodeOffer(resources=("NVIDIA-GPU=GPU-a", "VRAM-4G=6"), labels=("io.imagematrix.cpu=x86-64-v3",))
 
 
 def test_the_rest_of_the_file_stays():
@@ -100,11 +100,11 @@ def test_the_second_time_nothing_changes():
 
 
 def test_absent_resources_are_not_listed():
-    assert merged({}, Offer(resources=(), labels=()), "/bin/rt") == {
+    assert merged({}, NodeOffer(resources=(), labels=()), "/bin/rt") == {
         "runtimes": {"imagematrix": {"path": "/bin/rt"}},
         "default-runtime": "imagematrix",
     }
-    emptied = merged({"node-generic-resources": ["VRAM=1"]}, Offer(resources=(), labels=()), "/bin/rt")
+    emptied = merged({"node-generic-resources": ["VRAM=1"]}, NodeOffer(resources=(), labels=()), "/bin/rt")
     assert emptied["node-generic-resources"] == []
 
 

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from imagematrix import packager
+from imagematrix.allocation.locks import SHARED
 from imagematrix.errors import ProbeError
-from imagematrix.swarm.program import START, program
-from imagematrix.swarm.runtime import Settings
+from imagematrix.swarm.program import ROOTS, installed_locks, program
+from imagematrix.swarm.runtime import RuntimeSettings
 
 SPEC = {"linux": {}, "process": {"env": ["DOCKER_RESOURCE_NVIDIA-GPU=GPU-a"]}}
 CREATE = ("--log", "log.json", "create", "--bundle", "bundle", "c1")
@@ -24,17 +26,23 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def built(path, host):
+def built(path, host, tmp_path_factory):
     """The program for a node with a GPU that this machine lacks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", path)
-        return program(Settings(data_root=".", address="unix:///nowhere.sock", host=host(24564)))
+        return program(
+            RuntimeSettings(
+                data_root=".",
+                address="unix:///nowhere.sock",
+                host=host(24564),
+                locks=str(tmp_path_factory.mktemp("node") / "locks"),
+            )
+        )
 
 
 @pytest.fixture
 def installed(built, tmp_path, monkeypatch):
     """The program in a folder with a bundle; the folder is also the engine's data root."""
-    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle/config.json").write_text(json.dumps(SPEC))
@@ -106,17 +114,18 @@ def imported(installed, start, modules):
 
 
 def test_the_archive_contains_all_imported_modules(installed):
-    start = START.replace("main()\n", "")
+    start = packager.start(ROOTS[0]).removesuffix("main()\n")
     runtime, claim, nvml = imported(
         installed, start, ["imagematrix.swarm.runtime", "imagematrix.allocation.claim", "pynvml"]
     )
-    assert "Finder object" in runtime
-    assert "Finder object" in claim
+    assert "CompiledModules object" in runtime
+    assert "CompiledModules object" in claim
     assert f"origin='{installed}/pynvml.py'" in nvml
 
 
 def test_another_python_reads_the_sources(installed):
-    start = START.replace("sys.implementation.cache_tag", "'cpython-399'").replace("main()\n", "")
+    start = packager.start(ROOTS[0]).removesuffix("main()\n")
+    start = start.replace("sys.implementation.cache_tag", "'cpython-399'")
     (runtime,) = imported(installed, start, ["imagematrix.swarm.runtime"])
     assert f"origin='{installed}/imagematrix/swarm/runtime.py'" in runtime
 
@@ -129,11 +138,38 @@ def test_the_driver_is_queried_by_modules_of_the_archive(installed):
 
 def test_the_same_node_has_the_same_program(host, path, monkeypatch):
     monkeypatch.setenv("PATH", path)
-    settings = Settings(data_root="/a", address="unix:///b", host=host(1))
+    settings = RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/l")
     assert program(settings) == program(settings)
 
 
 def test_a_node_without_runc(host, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProbeError, match=r"^runc not found on PATH"):
-        program(Settings(data_root="/a", address="unix:///b", host=host(1)))
+        program(RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/l"))
+
+
+def test_the_lock_folder_of_the_installed_runtime(host, tmp_path):
+    path = tmp_path / "runtime"
+    settings = RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/srv/locks")
+    path.write_bytes(program(settings))
+    assert (
+        installed_locks({"Runtimes": {"imagematrix": {"path": str(path)}, "runc": {"path": "runc"}}})
+        == "/srv/locks"
+    )
+    assert RuntimeSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({}, None),
+        ({"Runtimes": None}, None),
+        ({"Runtimes": {"runc": {"path": "runc"}}}, None),
+        ({"Runtimes": {"imagematrix": None}}, None),
+        ({"Runtimes": {"imagematrix": {}}}, SHARED),
+        ({"Runtimes": {"imagematrix": {"path": "/dev/null"}}}, SHARED),
+        ({"Runtimes": {"imagematrix": {"path": "/nowhere"}}}, SHARED),
+    ],
+)
+def test_a_node_without_the_runtime_or_with_an_unreadable_one(info, expected):
+    assert installed_locks(info) == expected

@@ -3,14 +3,13 @@
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.swarm import nodes as module
-from imagematrix.swarm.nodes import Node
+from imagematrix.swarm.nodes import SwarmNode
 from imagematrix.swarm.reservation import Reservation, gpus, memory
 
 
 def node(name="n1", *, shared=False, **offers):
     offers = {kind.replace("_", "-"): count for kind, count in offers.items()}
-    return Node(name=name, manager=False, engine="26.1.5", shared=shared, offers=offers)
+    return SwarmNode(name=name, manager=False, engine="26.1.5", shared=shared, offers=offers)
 
 
 def listed(version="26.1.5", *, manager=False, labels=None, resources=()):
@@ -39,11 +38,10 @@ def counted(kind, value):
 def test_a_node_is_what_the_engine_lists():
     resources = [named("NVIDIA-GPU", "GPU-a"), named("NVIDIA-GPU", "GPU-b"), counted("VRAM-4G", 12)]
     labels = {"io.imagematrix.offer": "shares"}
-    (parsed,) = module.of([listed(labels=labels, resources=[*resources, counted("SSD", 3)])])
+    parsed = SwarmNode.of(listed(labels=labels, resources=[*resources, counted("SSD", 3)]))
     assert parsed == node(shared=True, NVIDIA_GPU=2, VRAM_4G=12)
-    assert module.of([{"ID": "abc"}]) == (
-        Node(name="abc", manager=False, engine="", shared=False, offers={}),
-    )
+    unknown = SwarmNode.of({"ID": "abc"})
+    assert unknown == SwarmNode(name="abc", manager=False, engine="", shared=False, offers={})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def test_a_node_is_what_the_engine_lists():
     ],
 )
 def test_engines_with_the_bug_of_overlay_networks(version, manager, rejects):
-    (parsed,) = module.of([listed(version, manager=manager)])
+    parsed = SwarmNode.of(listed(version, manager=manager))
     assert parsed.rejects_overlay is rejects
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import zipfile
 
 import pytest
@@ -14,7 +15,7 @@ from imagematrix.node.host import Driver
 from imagematrix.node.nvml import Nvml
 from imagematrix.record import replace
 from imagematrix.swarm import node, runtime
-from imagematrix.swarm.runtime import Call, Settings
+from imagematrix.swarm.runtime import Call, RuntimeSettings
 
 GPU = "DOCKER_RESOURCE_NVIDIA-GPU="
 DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
@@ -29,13 +30,16 @@ def nodes(monkeypatch):
 @pytest.fixture
 def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - their effects are wanted
     """Two GPUs, on an engine whose records are below `tmp_path`, without waiting."""
-    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "other"))  # as the engine may have been started
     monkeypatch.setattr(runtime, "WAIT_S", 0.0)
     engine.add_image({}, Env=["PATH=/bin"])
     image = engine.images[0]["Id"]
     monkeypatch.setattr(node, "present", lambda host, _: host)
-    created = Settings(
-        data_root=str(tmp_path), address=os.environ["DOCKER_HOST"], host=host(24564, 12000, driver=DRIVER)
+    created = RuntimeSettings(
+        data_root=str(tmp_path),
+        address=os.environ["DOCKER_HOST"],
+        host=host(24564, 12000, driver=DRIVER),
+        locks=str(tmp_path / "locks"),
     )
     engine.image_id = image
     return created
@@ -114,6 +118,27 @@ def test_a_gpu_that_a_container_has(start, engine):
     assert variables(start(f"{GPU}GPU-b"))["IMAGEMATRIX_GPUS"] == "GPU-b"
 
 
+def test_a_gpu_of_a_container_that_starts_without_a_lease(start, engine):
+    """As that of a launch that was killed. Tasks that start may wait for this one, and are not asked."""
+    labels = {"io.imagematrix.selected": "x:1", "io.imagematrix.gpus": "GPU-a"}
+    entry = {"Id": "c9", "Created": time.time(), "ImageID": engine.image_id}
+    task = {"Id": "c8", "Labels": {"com.docker.swarm.task.id": "t"}}
+    engine.created = [{**entry, "Labels": labels}, {**entry, **task}]
+    devices = [{"PathOnHost": "/dev/nvidia0"}]
+    state = {"State": {"Status": "created"}, "HostConfig": {"Devices": devices}}
+    engine.starting = [{"Id": "c9", "Name": "/killed"} | state, {"Id": "c8"} | state]
+    with pytest.raises(GpusBusyError, match=r"in use by container killed [^;]*$"):
+        start(f"{GPU}GPU-a")
+    assert not any("/c8/" in request for request in engine.requests)
+
+
+def test_a_gpu_that_a_container_of_another_engine_has(start, monkeypatch):
+    found = {"Id": "c9", "Name": "far", "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia0"}]}}
+    monkeypatch.setattr("imagematrix.allocation.other_engines.containers", lambda *_, **__: [found])
+    with pytest.raises(GpusBusyError, match="in use by container far"):
+        start(f"{GPU}GPU-a")
+
+
 def test_a_gpu_that_a_process_has_open(start, monkeypatch):
     usage = {"nvidia0": (Consumer(kind="process", name="train", pid=7),)}
     monkeypatch.setattr(processes, "with_open_nodes", lambda _: usage)
@@ -158,7 +183,7 @@ def test_a_share_on_a_node_that_has_lost_its_gpus(start, monkeypatch):
 
 
 def test_a_missing_image(start):
-    with pytest.raises(EngineError, match="refused: no such thing"):
+    with pytest.raises(EngineError, match="refused: no such image"):
         start(f"{GPU}GPU-a", Image="sha256:gone")
 
 
@@ -196,7 +221,7 @@ def test_command_lines_of_runc(words, expected):
 
 
 def test_settings_survive_a_round_trip(settings):
-    assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+    assert RuntimeSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
 class TestMain:

@@ -6,7 +6,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.swarm.reservation import Reservation
-from imagematrix.swarm.service import Service, image_name, name_for
+from imagematrix.swarm.service import SwarmService, image_name, name_for
 
 SHARE = Reservation(kind="VRAM", count=3814, vram_mib=3814)
 GPU = Reservation(kind="NVIDIA-GPU", count=1, constraints=("engine.labels.io.imagematrix.offer!=shares",))
@@ -21,7 +21,7 @@ def service(**facts):
         "replicas": 1,
         "reservation": Reservation(),
     }
-    return Service(**(defaults | facts))
+    return SwarmService(**(defaults | facts))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import pytest
 from double import Double
 
-from imagematrix.cli.swarm.waiting import Waiting
+from imagematrix.cli.swarm.run import Waiting
 from imagematrix.swarm.reservation import Reservation
-from imagematrix.swarm.service import Service
+from imagematrix.swarm.service import SwarmService
 from imagematrix.swarm.tasks import Task
 
 OUTPUT = [("a", b"one\n"), ("a", b"two"), ("b", b"\xff"), ("a", b"a piece of a long line"), ("b", b"\n")]
@@ -41,7 +41,7 @@ class Manager(Double):
     ],
 )
 def test_each_line_of_several_tasks_begins_with_the_name_of_its_task(capfdbinary, replicas, expected):
-    service = Service(
+    service = SwarmService(
         name="job", image="i", command=(), job=True, replicas=replicas, reservation=Reservation()
     )
     assert Waiting(manager=Manager(), service=service, identifier="id", remove=False).run(Client()) == 0

@@ -88,3 +88,131 @@ def test_tables_match_the_targets_of_the_wheels(macro):
     assert len(names) > 1
     for name in names:
         assert {"100", "103", "120", "121"} <= cuda.release(name).targets
+
+
+PIP = "pip==26.3"
+LOCK = """\
+# as uv writes it
+--index-url https://example.org/simple
+Torch==2.8.0 \\
+    --hash=sha256:aa \\
+    --hash=sha256:ab
+    # via -r requirements.in
+nvidia_cublas-cu12==12.8.4.1 ; sys_platform == 'linux' --hash=sha256:bb
+nvidia-nvtx-cu12==12.8.90 --hash=sha256:cc  # via torch
+click[extra]==2.2.6 --hash=sha256:dd
+
+six @ https://example.org/six.whl --hash=sha256:ee
+"""
+
+
+def stages(text):
+    """Return the instructions of each stage by its name."""
+    found = {}
+    for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]:
+        first, _, rest = stage.partition("\n")
+        found[first.partition(" AS ")[2]] = rest
+    return found
+
+
+def installed(stage):
+    """Return the packages that a stage installs, and the folders in which it does."""
+    lock = re.search(r"COPY <<\"END\" /tmp/lock.txt\n(.*?)END\n", stage, re.DOTALL)[1]
+    return lock.splitlines(), re.search(r"\n    install-wheels (.*)", stage)[1].split()
+
+
+@pytest.fixture
+def wheels(macro, tmp_path):
+    """Call it with arguments of the macro `wheels` to get its stages."""
+
+    def call(arguments, lock=LOCK):
+        (tmp_path / "templates" / "lock.txt").write_text(lock)
+        return stages(macro("{{ debian.wheels(" + arguments + ") }}"))
+
+    return call
+
+
+def test_each_large_package_and_all_others_have_a_stage(wheels):
+    result = wheels('"lock.txt", base, "/opt/env"')
+    names = ["wheels_pip", "wheels-nvidia-cublas-cu12", "wheels_nvidia", "wheels-torch", "wheels_others"]
+    assert list(result) == [*names, "wheels"]
+    index = "--index-url https://example.org/simple"
+    assert installed(result["wheels-torch"]) == (
+        [index, "Torch==2.8.0 --hash=sha256:aa --hash=sha256:ab"],
+        ["/opt/env", "/opt/env"],
+    )
+    assert installed(result["wheels-nvidia-cublas-cu12"]) == (
+        [index, "nvidia_cublas-cu12==12.8.4.1 ; sys_platform == 'linux' --hash=sha256:bb"],
+        ["/tmp/pip", "/opt/nvidia-wheels"],
+    )
+    lines, folders = installed(result["wheels_nvidia"])
+    assert lines == [index, "nvidia-nvtx-cu12==12.8.90 --hash=sha256:cc"]
+    assert folders == ["/tmp/pip", "/opt/nvidia-wheels"]
+    lines, _ = installed(result["wheels_others"])
+    assert lines[1:3] == [
+        "click[extra]==2.2.6 --hash=sha256:dd",
+        "six @ https://example.org/six.whl --hash=sha256:ee",
+    ]
+    assert len(lines) == 4
+    assert lines[3].startswith(f"{PIP} --hash=sha256:")
+    assert "nvidia-wheels.pth" in result["wheels_others"]
+    copied = re.findall(r"COPY --link --from=(\S+) /wheels/ /", result["wheels"])
+    assert copied == names[1:]
+
+
+def test_stages_of_a_large_package_depend_on_nothing_else(wheels):
+    """Builders run a step again if its text, or that of an earlier one, differs."""
+    one, two = wheels('"lock.txt", base, "/opt/one"'), wheels('"lock.txt", base, "/opt/two", compute=compute')
+    for name in ("wheels_pip", "wheels-nvidia-cublas-cu12", "wheels_nvidia"):
+        assert one[name] == two[name]
+
+
+def test_packages_of_nvidia_are_trimmed_only_on_request(wheels):
+    plain = wheels('"lock.txt", base, "/opt/env", compute=compute, options="--keep-ptx"')
+    assert {name for name, text in plain.items() if "trim.pyz" in text} == {"wheels-torch", "wheels_others"}
+    assert "trim.pyz --compute 8.9 --keep-ptx /wheels\n" in plain["wheels-torch"]
+    whole = wheels('"lock.txt", base, "/opt/env", compute=compute, trim_nvidia=true')
+    assert {name for name, text in whole.items() if "trim.pyz" not in text} == {"wheels_pip", "wheels"}
+    assert "trim.pyz --compute 8.9 --include-nvidia /wheels\n" in whole["wheels_nvidia"]
+    assert "trim.pyz --compute 8.9 /wheels\n" in whole["wheels-torch"]
+
+
+def test_packages_on_an_environment_go_to_a_folder(wheels):
+    result = wheels(
+        '"lock.txt", base, "/opt/more", on="/opt/env", without={"click": "click/tests", "six": ""}'
+    )
+    lines, words = installed(result["wheels_others"])
+    assert words == ["/opt/env", "/opt/more", "click/tests"]
+    assert not any(line.startswith("pip==") for line in lines)
+    assert "nvidia-wheels.pth" not in result["wheels_others"]
+    assert installed(result["wheels-torch"])[1] == ["/opt/env", "/opt/more"]
+
+
+def test_without_an_environment_all_packages_are_shared(wheels):
+    result = wheels('["a==1 --hash=sha256:aa", "b==1 --hash=sha256:bb"], base, large=["b"]')
+    assert list(result) == ["wheels_pip", "wheels-b", "wheels_nvidia", "wheels"]
+    assert installed(result["wheels-b"])[1] == ["/tmp/pip", "/opt/nvidia-wheels"]
+
+
+def test_a_lock_with_pip_decides_its_version(wheels):
+    lines, _ = installed(wheels('["Pip==25.1 --hash=sha256:aa"], base, "/opt/env"')["wheels_others"])
+    assert lines == ["Pip==25.1 --hash=sha256:aa"]
+
+
+def test_an_image_gets_at_most_40_layers_of_wheels(wheels):
+    lock = "".join(
+        f"{kind}{number}==1 --hash=sha256:aa\n" for kind in ("nvidia-", "a") for number in range(30)
+    )
+    result = wheels(
+        '"lock.txt", base, "/opt/env", large=LARGE'.replace("LARGE", str(re.findall(r"[\w-]+(?===)", lock))),
+        lock,
+    )
+    copied = re.findall(r"COPY --link --from=(\S+) /wheels/ /", result["wheels"])
+    assert len(copied) == 39  # all packages of NVIDIA have layers of their own
+    lines, _ = installed(result["wheels_others"])
+    assert [line.partition("==")[0] for line in lines] == [*(f"a{number}" for number in range(8, 30)), "pip"]
+
+
+def test_a_lock_that_is_missing_is_named(wheels):
+    with pytest.raises(UsageError, match=r"template 'no\.txt' not found"):
+        wheels('"no.txt", base, "/opt/env"')

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.builder.compiler import STAGE
 from imagematrix.cli.init import TEMPLATES
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load
+from imagematrix.planning.flags import STAGE
 from imagematrix.render.dockerfile import through_stage
 from imagematrix.render.render import Renderer
 
@@ -24,6 +24,7 @@ LOCKED = {
     "tensorflow": ("lock", "tensorflow=={tensorflow}"),
     "vllm": ("vllm_lock", "vllm=={vllm}"),
 }
+ENVIRONMENT = {"pytorch": "/opt/pytorch", "tensorflow": "/opt/tensorflow", "vllm": "/opt/pytorch"}
 DRIVER_LAST = "COPY --link --from=driver /driver/ /\n"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
@@ -55,12 +56,16 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(name, starters):
     result = rendered(starters[name]).values()
     assert len(result) == len({cell.axes["compute"] for cell, _ in result}) > 1
     for cell, text in result:
-        assert f"--compute {cell.axes['compute']} /opt/{name}\n" in text
+        trimmed = [
+            stage for stage in text.split("\nFROM ") if f"--compute {cell.axes['compute']} /wheels" in stage
+        ]
+        assert trimmed
+        assert all(f"install-wheels {ENVIRONMENT[name]} /opt/{name}" in stage for stage in trimmed)
         lock, pin = LOCKED[name]
         content = (ROOT / "templates" / name / cell.properties[lock]).read_text()
         words = re.sub(r"#.*|\\\n", "", content).split()
         assert words[words.index(pin.format(**cell.axes, **cell.properties)) + 1].startswith("--hash=sha256:")
-        assert text.endswith(DRIVER_LAST) != ("FROM pytorch:v1\n" in text)
+        assert text.endswith(DRIVER_LAST) != ("FROM pytorch:v1 AS body\n" in text)
 
 
 def test_spark_serves_masters_and_workers(starters):
@@ -78,13 +83,15 @@ def test_spark_serves_masters_and_workers(starters):
 def test_steps_that_use_the_package_index_mount_its_secrets(name, starters):
     for _, text in rendered(starters[name]).values():
         asking = [
-            step for step in re.split(r"\n(?=[A-Z]+ )", text) if re.search(r"pip (install|download) ", step)
+            step
+            for step in re.split(r"\n(?=[A-Z]+ )", text)
+            if re.search(r"pip (install|download) |^    install-wheels ", step, re.MULTILINE)
         ]
         assert asking
         for step in asking:
             assert "--mount=type=secret,id=ca,target=/run/secrets/ca" in step
             assert "--mount=type=secret,id=pip-conf,target=/etc/pip.conf" in step
-            assert "--require-hashes" in step
+            assert "--require-hashes" in step or "install-wheels" in step
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in (*WHEELS, JAVA)])

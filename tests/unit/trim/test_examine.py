@@ -15,7 +15,7 @@ from fatbins import LTO, PTX, SPECIFIC, entry, fat, library
 from imagematrix.audit.window import Window
 from imagematrix.facts import device_code
 from imagematrix.trim import edits
-from imagematrix.trim.examine import Amount, Status, examine
+from imagematrix.trim.examine import Amount, TrimStatus, examine
 from imagematrix.trim.rules import VERSION, Rules
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
@@ -30,9 +30,9 @@ def examined(raw, rules=HOPPER, path="lib.so"):
 
 def trimmed(raw, rules=HOPPER, path="lib.so"):
     """Return the bytes of a file after trimming."""
-    finding = examined(raw, rules, path)
+    result = examined(raw, rules, path)
     window = Window(io.BytesIO(raw), 0, len(raw))
-    pieces = edits.edited(window, finding.edits if finding else ())
+    pieces = edits.edited(window, result.edits if result else ())
     return b"".join(bytes(piece) for piece in pieces)  # a number stands for zeros
 
 
@@ -40,11 +40,11 @@ def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
     raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C), entry(LTO, 70, A))
     staying = fat(entry(target=90, payload=B), entry(LTO, 70, A))
     assert trimmed(raw) == staying.ljust(len(raw), b"\0")
-    finding = examined(raw)
-    assert finding.status is Status.TRIMMED
-    assert finding.kept == (Amount("cubin", "90", 1, 104), Amount("other", "70", 1, 128))
-    assert finding.dropped == (Amount("cubin", "80", 1, 128), Amount("ptx", "90", 1, 192))
-    assert finding.removed == 128 + 192
+    result = examined(raw)
+    assert result.status is TrimStatus.TRIMMED
+    assert result.kept == (Amount("cubin", "90", 1, 104), Amount("other", "70", 1, 128))
+    assert result.dropped == (Amount("cubin", "80", 1, 128), Amount("ptx", "90", 1, 192))
+    assert result.removed == 128 + 192
 
 
 def test_removed_code_can_be_read():
@@ -62,8 +62,8 @@ def test_each_fatbin_is_trimmed_by_itself():
     short, text = fat(entry(target=90, payload=B)), fat(entry(PTX, 80, B))
     expected = short.ljust(len(one), b"\0") + text.ljust(len(ptx_only), b"\0")
     assert trimmed(raw) == expected + dead + short.ljust(len(one), b"\0")
-    finding = examined(raw)
-    assert (finding.containers, finding.dead, finding.missing) == (4, 1, ())
+    result = examined(raw)
+    assert (result.containers, result.dead, result.missing) == (4, 1, ())
     emptied = trimmed(raw, Rules(computes=("9.0",), drop_dead=True))
     assert emptied == expected + fat().ljust(len(dead), b"\0") + short.ljust(len(one), b"\0")
 
@@ -72,15 +72,15 @@ def test_each_fatbin_is_trimmed_by_itself():
 def test_file_without_runnable_code_is_unchanged(drop_dead):
     raw = fat(entry(target=70, payload=A), entry(PTX, 100, A)) * 2
     rules = Rules(computes=("7.5", "9.0"), drop_dead=drop_dead)
-    assert examined(raw).status is Status.UNSUPPORTED
+    assert examined(raw).status is TrimStatus.UNSUPPORTED
     assert examined(raw).missing == ("9.0",)
     assert trimmed(raw) == raw
     assert examined(raw, rules).missing == ("9.0",)
 
 
 def test_intermediate_code_supports_every_gpu():
-    finding = examined(fat(entry(LTO, 70, A)))
-    assert (finding.status, finding.missing, finding.dead) == (Status.UNCHANGED, (), 0)
+    result = examined(fat(entry(LTO, 70, A)))
+    assert (result.status, result.missing, result.dead) == (TrimStatus.UNCHANGED, (), 0)
 
 
 @pytest.mark.parametrize("name", ["zstd.fatbin", "lz4.fatbin"])
@@ -96,14 +96,14 @@ def test_trimming_real_fatbins_is_idempotent(name, compute):
 
 def test_code_that_is_compressed_together_stays_together():
     raw = (DATA / "concatenated.fatbin").read_bytes()
-    finding = examined(raw)
-    assert [(amount.kind, amount.target) for amount in finding.kept] == [("cubin", "80"), ("cubin", "90a")]
-    assert finding.dropped == (
+    result = examined(raw)
+    assert [(amount.kind, amount.target) for amount in result.kept] == [("cubin", "80"), ("cubin", "90a")]
+    assert result.dropped == (
         *(Amount("cubin", target, 1, size) for target, size in (("100a", 716), ("100f", 717), ("120a", 719))),
         *(Amount("ptx", target, 1, size) for target, size in (("90", 252), ("100f", 252))),
     )
     again = examined(trimmed(raw))
-    assert (again.status, again.kept) == (Status.UNCHANGED, finding.kept)
+    assert (again.status, again.kept) == (TrimStatus.UNCHANGED, result.kept)
 
 
 # If one of these hashes changes, raise VERSION in the rules.
@@ -183,9 +183,19 @@ def test_static_library_is_trimmed(tmp_path):
 def test_nvidia_libraries_are_skipped(tmp_path, path, soname):
     file = library(tmp_path / "it.so", fat(entry(target=80), entry(target=90)), soname=soname)
     raw = file.read_bytes()
-    assert examined(raw, path=path).status is Status.NVIDIA
+    assert examined(raw, path=path).status is TrimStatus.NVIDIA
     assert trimmed(raw, path=path) == raw
-    assert examined(raw, Rules(computes=("9.0",), nvidia=True), path=path).status is Status.TRIMMED
+    assert examined(raw, Rules(computes=("9.0",), nvidia=True), path=path).status is TrimStatus.TRIMMED
+
+
+@pytest.mark.parametrize("drop_dead", [True, False])
+def test_nvidia_library_with_its_code_elsewhere_is_not_called_unsupported(tmp_path, drop_dead):
+    """The fatbin of cuFFT has an empty cubin for 5.2."""
+    raw = library(tmp_path / "it.so", fat(entry(target=52))).read_bytes()
+    rules = Rules(computes=("9.0",), nvidia=True, drop_dead=drop_dead)
+    result = examined(raw, rules, path="libcufft.so.11")
+    assert (result.status, result.missing, result.edits) == (TrimStatus.NVIDIA, (), ())
+    assert examined(raw, rules, path="libother.so").status is TrimStatus.UNSUPPORTED
 
 
 def test_nvidia_static_library_is_skipped():
@@ -213,29 +223,29 @@ GOOD = fat(entry(target=80, payload=A), entry(target=90, payload=B))
     ],
 )
 def test_damaged_file_is_unchanged(raw):
-    assert examined(raw).status is Status.DAMAGED
+    assert examined(raw).status is TrimStatus.DAMAGED
     assert trimmed(raw) == raw
 
 
 def test_file_with_too_many_fatbins_is_damaged(monkeypatch):
     monkeypatch.setattr("imagematrix.trim.examine.MOST", 5)
-    assert examined(GOOD).status is Status.TRIMMED
-    assert examined(GOOD * 2).status is Status.DAMAGED
+    assert examined(GOOD).status is TrimStatus.TRIMMED
+    assert examined(GOOD * 2).status is TrimStatus.DAMAGED
 
 
 def test_overlapping_sections_are_not_trimmed(built):
     raw = bytearray(built.read_bytes())
     start = struct.unpack_from("<Q", raw, 40)[0]
     count = struct.unpack_from("<H", raw, 60)[0]
-    assert examined(bytes(raw)).status is Status.TRIMMED
+    assert examined(bytes(raw)).status is TrimStatus.TRIMMED
     headers = [start + 64 * number for number in range(count)]
     code = raw.find(b"\x50\xed\x55\xba")
     (section,) = (at for at in headers if struct.unpack_from("<Q", raw, at + 24)[0] == code)
     other = next(at for at in headers[1:] if struct.unpack_from("<I", raw, at + 4)[0] == 1)
     struct.pack_into("<QQ", raw, other + 24, code + 16, 32)
-    assert examined(bytes(raw)).status is Status.DAMAGED
+    assert examined(bytes(raw)).status is TrimStatus.DAMAGED
     struct.pack_into("<QQ", raw, other + 24, code - 16, 32)
-    assert examined(bytes(raw)).status is Status.DAMAGED
+    assert examined(bytes(raw)).status is TrimStatus.DAMAGED
     struct.pack_into("<H", raw, 60, 0xFFF0)
     assert section
     assert examined(bytes(raw)) is None  # the section headers are beyond the end
@@ -249,26 +259,26 @@ def test_damaged_files_are_trimmed_correctly_or_not_at_all(built):
     table = struct.unpack_from("<Q", whole, 40)[0]
     places = [*range(start, start + 1200), *range(table, len(whole)), *range(64)]
     numbers = [0, 1, 2, 8, 16, 24, 64, 80, 90, 255]
-    outcomes = dict.fromkeys([None, *Status], 0)
+    outcomes = dict.fromkeys([None, *TrimStatus], 0)
     for _ in range(FUZZED):
         spoilt = bytearray(whole)
         for _ in range(chance.randint(1, 4)):
             spoilt[chance.choice(places)] = chance.choice([*numbers, chance.randrange(256)])
         raw = bytes(spoilt)[: chance.choice([len(whole)] * 9 + [chance.randrange(len(whole))])]
-        finding = examined(raw)
-        outcomes[finding and finding.status] += 1
-        if finding and finding.edits:
-            _check(raw, trimmed(raw), finding, "9.0")
-    assert outcomes[Status.TRIMMED] > FUZZED / 10
-    assert outcomes[Status.DAMAGED] > FUZZED / 10
+        result = examined(raw)
+        outcomes[result and result.status] += 1
+        if result and result.edits:
+            _check(raw, trimmed(raw), result, "9.0")
+    assert outcomes[TrimStatus.TRIMMED] > FUZZED / 10
+    assert outcomes[TrimStatus.DAMAGED] > FUZZED / 10
     assert outcomes[None] > 0
 
 
-def _check(before, after, finding, compute):
+def _check(before, after, result, compute):
     """Check that only whole fatbins of a file were changed, and that they contain the expected entries."""
     assert len(after) == len(before)
     at = 0
-    for edit in finding.edits:
+    for edit in result.edits:
         assert before[at : edit.start] == after[at : edit.start]
         old, new = _parsed(before, edit.start), _parsed(after, edit.start)
         assert edit.end - edit.start == 16 + sum(map(len, old))

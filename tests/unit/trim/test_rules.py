@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagematrix.audit.fatbin import CUBIN, PTX, Entry
+from imagematrix.audit.fatbin import CUBIN, PTX, FatbinEntry
 from imagematrix.errors import UsageError
 from imagematrix.trim.rules import Rules, capabilities
 
@@ -15,7 +15,7 @@ def entries(*codes):
     for number, word in enumerate(codes):
         kind = PTX if word.startswith("ptx") else LTO if word.startswith("lto") else CUBIN
         target = word.removeprefix("ptx").removeprefix("lto")
-        result.append(Entry(number * 64, 64, kind, target, "8.4", 0, whole=True))
+        result.append(FatbinEntry(number * 64, 64, kind, target, "8.4", 0, whole=True))
     return result
 
 

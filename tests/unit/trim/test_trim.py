@@ -17,7 +17,7 @@ from fatbins import entry, fat, library
 
 from imagematrix.errors import UsageError
 from imagematrix.trim import files as trim_files
-from imagematrix.trim.examine import Status
+from imagematrix.trim.examine import TrimStatus
 from imagematrix.trim.rules import Rules
 from imagematrix.trim.trim import trim
 
@@ -42,7 +42,7 @@ def test_file_is_replaced_in_place(tmp_path):
     with path.open("rb") as opened:
         report = trim([path], HOPPER)
         assert opened.read() == RAW  # open descriptors keep the old content
-    assert [finding.status for finding in report.findings] == [Status.TRIMMED]
+    assert [result.status for result in report.results] == [TrimStatus.TRIMMED]
     assert path.read_bytes() == STAYING
     status = path.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o751, TIME)
@@ -56,7 +56,7 @@ def test_second_run_writes_nothing(tmp_path):
     trim([path], HOPPER)
     before = path.stat()
     report = trim([path], HOPPER)
-    assert [finding.status for finding in report.findings] == [Status.UNCHANGED]
+    assert [result.status for result in report.results] == [TrimStatus.UNCHANGED]
     assert path.stat().st_ino == before.st_ino
 
 
@@ -74,7 +74,7 @@ def test_dry_run_measures_without_writing(tmp_path):
     path = put(tmp_path / "a.fatbin")
     report = trim([path], HOPPER, dry_run=True, output=tmp_path / "out", measure=lambda it: len(b"".join(it)))
     assert path.read_bytes() == RAW
-    assert report.findings[0].compressed == report.findings[0].removed == len(LARGE) + 64
+    assert report.results[0].compressed == report.results[0].removed == len(LARGE) + 64
     assert not (tmp_path / "out").exists()
 
 
@@ -84,7 +84,7 @@ def test_hard_links_are_preserved(tmp_path):
     other.parent.mkdir()
     other.hardlink_to(path)
     report = trim([tmp_path / "lib", path], HOPPER)
-    assert len(report.findings) == 1
+    assert len(report.results) == 1
     assert path.read_bytes() == STAYING
     assert path.samefile(other)
     assert report.linked == ()
@@ -115,7 +115,7 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     (env / "file").symlink_to(outside)
     (env / "folder").symlink_to(outside.parent)
     (env / "itself").symlink_to(env)
-    assert trim([env], HOPPER).findings == ()
+    assert trim([env], HOPPER).results == ()
     assert outside.read_bytes() == RAW
 
 
@@ -171,7 +171,7 @@ def test_existing_output_is_not_overwritten(tmp_path):
 
 def test_special_files_are_skipped_in_place_but_not_copied(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert trim([tmp_path], HOPPER).findings == ()
+    assert trim([tmp_path], HOPPER).results == ()
     with pytest.raises(UsageError, match="not a file, a folder or a link"):
         trim([tmp_path], HOPPER, output=tmp_path / "out")
 
@@ -343,10 +343,10 @@ def test_record_is_updated_after_a_run_that_was_killed_before_it(tmp_path):
         "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
-    trim([tmp_path], HOPPER)
+    assert trim([tmp_path], HOPPER).recorded == (str(tmp_path / "a.fatbin"),)
     assert rows(path.read_bytes())["a.fatbin"] == hashed(STAYING)
     before = path.stat()
-    trim([tmp_path], HOPPER)
+    assert trim([tmp_path], HOPPER).recorded == ()
     assert path.stat().st_ino == before.st_ino
 
 
@@ -398,7 +398,7 @@ def test_trimmed_wheel_is_valid(made, tmp_path):
     before = contents(made)
     report = trim([made], HOPPER, output=tmp_path / "out")
     after = contents(tmp_path / "out" / made.name)
-    assert [finding.path for finding in report.findings] == [f"{made}!/x/libx.so", f"{made}!/x/é.fatbin"]
+    assert [result.path for result in report.results] == [f"{made}!/x/libx.so", f"{made}!/x/é.fatbin"]
     assert list(after)[-1] == "x-1.dist-info/RECORD"
     assert after["x/é.fatbin"] == STAYING
     assert len(after["x/libx.so"]) == len(before["x/libx.so"])
@@ -432,7 +432,7 @@ def test_trimming_a_wheel_is_reproducible_and_idempotent(made, tmp_path):
     trim([made], HOPPER)
     assert (tmp_path / "one" / made.name).read_bytes() == made.read_bytes()
     inode = made.stat().st_ino
-    assert {finding.status for finding in trim([made], HOPPER).findings} == {Status.UNCHANGED}
+    assert {result.status for result in trim([made], HOPPER).results} == {TrimStatus.UNCHANGED}
     assert made.stat().st_ino == inode
 
 
@@ -454,20 +454,26 @@ def test_signed_wheel_is_rejected(made):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "why"),
     [
-        lambda path: path.write_bytes(path.read_bytes()[:-30]),
-        lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"),
-        lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("x/unlisted.fatbin", RAW)]),
-        lambda path: wheel(path, {"x/b.py": b"", "x/a.fatbin": RAW}, extra=[("x/b.py", b"")]),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), None),
+        (lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"), None),
+        (
+            lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("x/unlisted.fatbin", RAW)]),
+            "its RECORD does not list x/unlisted.fatbin",
+        ),
+        (
+            lambda path: wheel(path, {"x/b.py": b"", "x/a.fatbin": RAW}, extra=[("x/b.py", b"")]),
+            "it has x/b.py twice",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_damaged_wheel_is_left_alone(made, spoil):
+def test_damaged_wheel_is_left_alone(made, spoil, why):
     spoil(made)
     before = made.read_bytes()
     report = trim([made], HOPPER)
-    assert [finding.status for finding in report.findings] == [Status.DAMAGED]
+    assert [(result.status, result.why) for result in report.results] == [(TrimStatus.DAMAGED, why)]
     assert made.read_bytes() == before
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from imagematrix.kubernetes.webhook import api, certificate, serving, sources, state
-from imagematrix.kubernetes.webhook.journal import Journal
+from imagematrix.kubernetes.webhook import api, certificate, server, sources, state
+from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
 
-class Kept(Journal):
-    """A journal that keeps its lines."""
+class Kept(Telemetry):
+    """A telemetry that keeps its lines."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -15,7 +15,7 @@ class Kept(Journal):
 
 
 @pytest.fixture
-def journal():
+def telemetry():
     return Kept()
 
 
@@ -27,7 +27,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(sources, "FILE_S", 0.02)
     monkeypatch.setattr(sources, "CATALOG_S", 0.02)
     monkeypatch.setattr(api, "PAUSE_S", 0.02)
-    monkeypatch.setattr(serving, "DRAIN_S", 0.1)
+    monkeypatch.setattr(server, "DRAIN_S", 0.1)
 
 
 @pytest.fixture

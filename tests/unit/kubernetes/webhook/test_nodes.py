@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from admitting import A, B
+from admission_cases import A, B
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from beside import running, until
+from coroutines import running, until
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.webhook import api, state
-from imagematrix.kubernetes.webhook.api import Api, ClusterNodes, inside
+from imagematrix.kubernetes.webhook.api import ApiServer, WatchedNodes, inside
 from imagematrix.kubernetes.webhook.sources import NodesFile, follow_catalog
-from imagematrix.kubernetes.webhook.state import Question, State
+from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
 
 
 def images_of(current):
@@ -31,19 +31,19 @@ def names_of(current):
     return {name for each in current.policies[0].classes for name in each.values["metadata.name"]} - {"n0"}
 
 
-def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, journal):
+def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, telemetry):
     path, saved = tmp_path / "nodes.json", tmp_path / "catalog.json"
     path.write_text(json.dumps(nodes(n1=None)))
 
     async def run():
-        current = State([str(saved)], Question(deny=True), journal)
+        current = ClusterState([str(saved)], PolicyOptions(deny=True), telemetry)
         async with running(
             current.follow(),
-            NodesFile(path).follow(current, journal),
-            follow_catalog(str(saved), current, journal),
+            NodesFile(path).follow(current, telemetry),
+            follow_catalog(str(saved), current, telemetry),
         ):
-            await until(lambda: "catalog" in "".join(journal.lines))
-            assert "policies made" not in "".join(journal.lines)
+            await until(lambda: "catalog" in "".join(telemetry.lines))
+            assert "policies made" not in "".join(telemetry.lines)
             saved.write_text(documents.dump(catalog.to_json()))
             await until(lambda: current.policies)
             assert [policy.deny for policy in current.policies or ()] == [True]
@@ -52,28 +52,28 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
             await until(lambda: names_of(current) == {"n1", "n2"})
             assert set(images_of(current)) == {A, B, ""}
             path.write_text("{")
-            await until(lambda: any("not JSON" in line for line in journal.lines))
+            await until(lambda: any("not JSON" in line for line in telemetry.lines))
             one = documents.dump(catalog.to_json()).replace("b" * 64, "c" * 64)
             saved.write_text(one)
             await until(lambda: any(image.endswith("c" * 64) for image in images_of(current)))
             assert names_of(current) == {"n1", "n2"}
             saved.write_text("[]")
-            await until(lambda: any("expected an object" in line for line in journal.lines))
+            await until(lambda: any("expected an object" in line for line in telemetry.lines))
             assert current.policies
 
     asyncio.run(run())
-    metrics = journal.text().decode()
+    metrics = telemetry.text().decode()
     assert 'imagematrix_webhook_nodes{labelled="yes"} 3.0' in metrics
     assert 'imagematrix_webhook_failures_total{what="nodes"} 1.0' in metrics
 
 
-def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, journal):
+def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, telemetry):
     listed = nodes(n1=None, n2="580.65.06", n3=None)
     del listed["items"][2]["metadata"]["labels"][CLASS]
     listed["items"][3]["metadata"]["labels"][CLASS] = "old"
 
     async def run():
-        current = State(["x"], Question(), journal)
+        current = ClusterState(["x"], PolicyOptions(), telemetry)
         async with running(current.follow()):
             current.put_catalog("x", catalog)
             current.put_nodes(parse(listed, "x"))
@@ -81,12 +81,12 @@ def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, journ
             return names_of(current)
 
     assert asyncio.run(run()) == {"n1"}
-    assert journal.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
+    assert telemetry.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
 
 
-def test_a_failure_keeps_the_last_policies(catalog, journal, monkeypatch):
+def test_a_failure_keeps_the_last_policies(catalog, telemetry, monkeypatch):
     async def run():
-        current = State(["x"], Question(), journal)
+        current = ClusterState(["x"], PolicyOptions(), telemetry)
         async with running(current.follow()):
             current.put_catalog("x", catalog)
             current.put_nodes([])
@@ -97,7 +97,7 @@ def test_a_failure_keeps_the_last_policies(catalog, journal, monkeypatch):
 
             monkeypatch.setattr(state, "classes", fail)
             current.put_nodes([])
-            await until(lambda: "policies: an open axis" in journal.lines)
+            await until(lambda: "policies: an open axis" in telemetry.lines)
             assert current.policies
 
     asyncio.run(run())
@@ -173,40 +173,40 @@ def token(tmp_path):
 
 
 @asynccontextmanager
-async def watching(fake, catalog, journal, token):
+async def watching(fake, catalog, telemetry, token):
     """Yield the nodes and policies from an API server, once it is watched."""
     async with TestServer(fake.application()) as server:
-        current = State(["x"], Question(), journal)
+        current = ClusterState(["x"], PolicyOptions(), telemetry)
         current.put_catalog("x", catalog)
-        source = ClusterNodes(Api(url=str(server.make_url("/")), token=token, authorities=None))
-        async with running(current.follow(), source.follow(current, journal)):
+        source = WatchedNodes(ApiServer(url=str(server.make_url("/")), token=token, authorities=None))
+        async with running(current.follow(), source.follow(current, telemetry)):
             await until(lambda: fake.watches and current.policies)
             yield current
 
 
-def test_nodes_are_listed_and_watched(fake, catalog, nodes, journal, token):
+def test_nodes_are_listed_and_watched(fake, catalog, nodes, telemetry, token):
     _, n4 = nodes(n4=None)["items"]
 
     async def run():
-        async with watching(fake, catalog, journal, token) as current:
+        async with watching(fake, catalog, telemetry, token) as current:
             assert names_of(current) == {"n1", "n2", "n3"}
             assert [query.get("continue") for query, _ in fake.asked] == [None, "2", None]
             assert fake.asked[-1][0]["resourceVersion"] == "100"
             fake.send("ADDED", n4)
             await until(lambda: names_of(current) == {"n1", "n2", "n3", "n4"})
-            count = len(journal.lines)
+            count = len(telemetry.lines)
             fake.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
             fake.send("BOOKMARK")
             fake.send("DELETED", fake.items["n1"])
             await until(lambda: names_of(current) == {"n2", "n3", "n4"})
-            assert len(journal.lines) == count + 1
+            assert len(telemetry.lines) == count + 1
 
     asyncio.run(run())
 
 
-def test_a_watch_that_ends_continues_from_its_version(fake, catalog, journal, token):
+def test_a_watch_that_ends_continues_from_its_version(fake, catalog, telemetry, token):
     async def run():
-        async with watching(fake, catalog, journal, token):
+        async with watching(fake, catalog, telemetry, token):
             fake.send("BOOKMARK")
             token.write_text("second")
             fake.watches[-1].put_nowait(None)
@@ -217,11 +217,11 @@ def test_a_watch_that_ends_continues_from_its_version(fake, catalog, journal, to
     asyncio.run(run())
 
 
-def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, journal, token):
+def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, telemetry, token):
     _, n4 = nodes(n4=None)["items"]
 
     async def run():
-        async with watching(fake, catalog, journal, token) as current:
+        async with watching(fake, catalog, telemetry, token) as current:
             del fake.items["n1"], fake.items["n3"]
             fake.send("ERROR", code=410)
             await until(lambda: names_of(current) == {"n2"})
@@ -234,14 +234,14 @@ def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, journ
     asyncio.run(run())
 
 
-def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, journal, token):
+def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, telemetry, token):
     async def run():
-        async with watching(fake, catalog, journal, token) as current:
+        async with watching(fake, catalog, telemetry, token) as current:
             fake.send("ERROR", code=500, message="etcd")
-            await until(lambda: any("the watch has ended: etcd" in line for line in journal.lines))
+            await until(lambda: any("the watch has ended: etcd" in line for line in telemetry.lines))
             await until(lambda: len(fake.watches) == 2)
             fake.watches[-1].put_nowait(b"{\n")
-            await until(lambda: any("not JSON" in line for line in journal.lines))
+            await until(lambda: any("not JSON" in line for line in telemetry.lines))
             await until(lambda: len(fake.watches) == 3)
             fake.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
             await until(lambda: len(fake.watches) == 4)
@@ -250,34 +250,40 @@ def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, j
             await until(lambda: names_of(current) == {"n1", "n2"})
             fake.status = 403
             fake.watches[-1].put_nowait(None)
-            await until(lambda: any("answered 403: no" in line for line in journal.lines))
+            await until(lambda: any("answered 403: no" in line for line in telemetry.lines))
             token.unlink()
-            await until(lambda: any("token cannot be read" in line for line in journal.lines))
+            await until(lambda: any("token cannot be read" in line for line in telemetry.lines))
             assert names_of(current) == {"n1", "n2"}
 
     asyncio.run(run())
 
 
-def test_an_unreachable_api_server_is_tried_again(tmp_path, journal):
+def test_an_unreachable_api_server_is_tried_again(tmp_path, telemetry):
     (tmp_path / "token").write_text("x")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
 
         async def run():
-            current = State([], Question(), journal)
-            source = ClusterNodes(Api(url=url, token=tmp_path / "token", authorities=None))
-            missing = ClusterNodes(Api(url=url, token=tmp_path / "token", authorities=tmp_path / "none"))
-            async with running(source.follow(current, journal), missing.follow(current, journal)):
-                await until(lambda: sum("the API server cannot be read" in one for one in journal.lines) > 1)
-                await until(lambda: any("none cannot be read" in one for one in journal.lines))
+            current = ClusterState([], PolicyOptions(), telemetry)
+            source = WatchedNodes(ApiServer(url=url, token=tmp_path / "token", authorities=None))
+            missing = WatchedNodes(
+                ApiServer(url=url, token=tmp_path / "token", authorities=tmp_path / "none")
+            )
+            async with running(source.follow(current, telemetry), missing.follow(current, telemetry)):
+                await until(
+                    lambda: sum("the API server cannot be read" in one for one in telemetry.lines) > 1
+                )
+                await until(lambda: any("none cannot be read" in one for one in telemetry.lines))
 
         asyncio.run(run())
 
 
 def test_the_api_server_of_a_pod(tmp_path):
     api = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
-    expected = Api(url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt")
+    expected = ApiServer(
+        url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt"
+    )
     assert api == expected
     with pytest.raises(UsageError, match="not running in a pod"):
         inside({})

@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager
 from io import BytesIO
 
 import pytest
-from admitting import DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking, images, pod, review
+from admission_cases import DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking, images, pod, review
 from aiohttp.test_utils import TestClient, TestServer
 from scheduling import patched
 
-from imagematrix.kubernetes.admission import EPHEMERAL, Policy, admit
+from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy, admit
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.labels import CLASS
-from imagematrix.kubernetes.webhook.review import answer
-from imagematrix.kubernetes.webhook.server import PATH, Server
-from imagematrix.kubernetes.webhook.state import Question, State
+from imagematrix.kubernetes.webhook.review import PATH, answer
+from imagematrix.kubernetes.webhook.server import Server
+from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
 
-SECOND = Policy(name="reg/s:v1", classes=POLICY.classes)
+SECOND = AdmissionPolicy(name="reg/s:v1", classes=POLICY.classes)
 
 
 def raw(*arguments, **options):
@@ -31,11 +31,11 @@ def patch_of(response):
 
 
 @asynccontextmanager
-async def serving_reviews(journal, policies=(POLICY,)):
+async def serving_reviews(telemetry, policies=(POLICY,)):
     """Yield a client of a webhook that has policies."""
-    current = State([], Question(), journal)
+    current = ClusterState([], PolicyOptions(), telemetry)
     current.policies = policies
-    async with TestClient(TestServer(Server(current, journal).application())) as client:
+    async with TestClient(TestServer(Server(current, telemetry).application())) as client:
         yield client
 
 
@@ -43,9 +43,9 @@ async def serving_reviews(journal, policies=(POLICY,)):
 PODS = [*(pod(NAME, OTHER, **spec) for spec, _ in DECIDED), *(refused for refused, _ in REFUSED)]
 
 
-def test_the_webhook_answers_as_the_function_decides(journal):
+def test_the_webhook_answers_as_the_function_decides(telemetry):
     async def run():
-        async with serving_reviews(journal) as client:
+        async with serving_reviews(telemetry) as client:
             for given_pod in PODS:
                 expected = admit(given_pod, POLICY)
                 answered = await client.post(PATH, json=review(given_pod))
@@ -71,8 +71,8 @@ def test_the_webhook_answers_as_the_function_decides(journal):
     patched_pods = float(re.search(r'reviews_total\{outcome="patched"\} (\S+)', metrics)[1])
     assert refused + patched_pods == count
     assert f"imagematrix_webhook_review_seconds_count {float(count)}" in metrics
-    assert len(journal.lines) == refused
-    assert journal.lines[0].startswith(f"pod 'default/p' refused: {NAME}: ")
+    assert len(telemetry.lines) == refused
+    assert telemetry.lines[0].startswith(f"pod 'default/p' refused: {NAME}: ")
 
 
 def test_an_ephemeral_container_by_its_subresource():
@@ -112,7 +112,7 @@ def test_a_pod_with_the_images_of_two_policies():
 
 
 def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
-    mild = Policy(name=NAME, classes=POLICY.classes)
+    mild = AdmissionPolicy(name=NAME, classes=POLICY.classes)
     answered = answer(raw(pod(NAME)), [mild])
     assert (answered.outcome, answered.document["response"]["allowed"]) == ("undecided", True)
     assert answered.document["response"]["warnings"] == [answered.reason]
@@ -146,9 +146,9 @@ def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
         raw(pod(NAME, affinity={"nodeAffinity": [7]})),
     ],
 )
-def test_a_hostile_body_is_answered_with_400(body, journal):
+def test_a_hostile_body_is_answered_with_400(body, telemetry):
     async def run():
-        async with serving_reviews(journal) as client:
+        async with serving_reviews(telemetry) as client:
             refused = await client.post(PATH, data=body)
             assert refused.status == 400, await refused.text()
             assert (await refused.text()).startswith("review")
@@ -159,9 +159,9 @@ def test_a_hostile_body_is_answered_with_400(body, journal):
     asyncio.run(run())
 
 
-def test_a_body_is_bounded(journal):
+def test_a_body_is_bounded(telemetry):
     async def run():
-        async with serving_reviews(journal) as client:
+        async with serving_reviews(telemetry) as client:
             assert (await client.post(PATH, data=BytesIO(b" " * (3 << 20) + b"{}"))).status == 413
             assert (await client.get(PATH)).status == 405
             large = BytesIO(raw(pod(OTHER, note="x" * (2 << 20))))
@@ -170,10 +170,10 @@ def test_a_body_is_bounded(journal):
     asyncio.run(run())
 
 
-def test_without_policies_it_is_not_ready_and_answers_503(journal):
+def test_without_policies_it_is_not_ready_and_answers_503(telemetry):
     async def run():
-        current = State(["reg/t:v1"], Question(), journal)
-        server = Server(current, journal)
+        current = ClusterState(["reg/t:v1"], PolicyOptions(), telemetry)
+        server = Server(current, telemetry)
         async with TestClient(TestServer(server.application())) as client:
             for path in ("/readyz", PATH):
                 got = await (

@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 import pytest
-from admitting import OTHER, POLICY, A, pod, review
+from admission_cases import OTHER, POLICY, A, pod, review
 from aiohttp import ClientSession
-from beside import running, until
+from coroutines import running, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.certificate import Certificate
-from imagematrix.kubernetes.webhook.server import PATH, Server
-from imagematrix.kubernetes.webhook.state import Question, State
+from imagematrix.kubernetes.webhook.review import PATH
+from imagematrix.kubernetes.webhook.server import Server
+from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
 from imagematrix.listening import Address, listening
 
 
@@ -67,18 +68,18 @@ def common_name(port):
     return certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
 
 
-def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
+def test_a_certificate_rotates_and_connections_stay(tmp_path, telemetry):
     chain, private = certify(tmp_path, "first")
     made = Certificate(chain, private)
 
     async def run():
-        current = State([], Question(), journal)
+        current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
-        application = Server(current, journal).application()
+        application = Server(current, telemetry).application()
         trusting = ssl.create_default_context(cafile=chain)
         async with (
-            listening(application, Address("127.0.0.1", 0), tls=made.context) as (bound,),
-            running(made.follow(journal)),
+            listening(application, Address("127.0.0.1", 0), tls=made.context) as bound,
+            running(made.follow(telemetry)),
             ClientSession() as session,
         ):
             port = bound.port
@@ -94,11 +95,11 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
             certify(tmp_path, "second")
             new = chain.read_bytes()
             private.write_bytes(old[1])  # its key does not exist yet
-            await until(lambda: any("KEY_VALUES_MISMATCH" in one for one in journal.lines))
+            await until(lambda: any("KEY_VALUES_MISMATCH" in one for one in telemetry.lines))
             assert await asyncio.to_thread(common_name, port) == "first"
             certify(tmp_path, "third")
             assert chain.read_bytes() != new
-            await until(lambda: "certificate reloaded" in journal.lines)
+            await until(lambda: "certificate reloaded" in telemetry.lines)
             assert await asyncio.to_thread(common_name, port) == "third"
             # The earlier connection still exists: a new one would not trust the certificate.
             assert (await ask())[0]

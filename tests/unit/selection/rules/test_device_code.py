@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.catalog.catalog import Code, Ptx
 from imagematrix.node.host import Accelerator
 from imagematrix.record import replace
 
@@ -55,7 +56,8 @@ def test_cubin_compatibility(judge, make, cubin, compute, ok):
     assert result.need == f"sm_{cubin}"
     if not ok:
         assert result.have == f"GPU 0 (NVIDIA L40S): {compute}"
-        assert result.fix == f"add compute {compute} to the matrix"
+        assert result.fix.startswith(f"build a variant for compute {compute}")
+        assert result.change["matrix"]["compute"] == compute
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_every_gpu_needs_device_code(judge, make):
     result = judge("device-code", node, make.variant())
     assert not result.ok
     assert result.have == "GPU 1 (Tesla V100): 7.0; GPU 3: 6.1"
-    assert result.fix == "pass --gpus 0,2; or add compute 7.0 to the matrix"
+    assert result.fix == "pass --gpus 0,2"
     assert judge("device-code", node, make.variant(cubins=("61", "70", "86"))).ok
     assert judge("device-code", node, make.variant(), gpus=node.gpus[:1]).ok
 
@@ -204,3 +206,79 @@ def test_cpu_variant_is_refused_where_it_would_leave_gpus_unused(judge, make):
     assert judge("device-code", node, make.cpu_variant(), allow_cpu=True).ok
     assert judge("device-code", node, make.cpu_variant(), gpus=()).ok
     assert judge("device-code", make.host(), make.cpu_variant()).ok
+
+
+def exact(make, *codes, **fields):
+    return make.variant(cubins=(), driver=make.umd("host"), device_code=codes, **fields)
+
+
+MAIN = Code(files=1, name="vllm/_C.abi3.so", cubins=("80", "90"))
+TEXT = Code(files=2, name="vllm/_fa2_C.abi3.so", ptx=(Ptx(target="80", isa="8.4"),))
+MLA = Code(files=1, name="vllm/_flashmla_C.abi3.so", cubins=("90a",))
+
+
+def test_each_entry_of_exact_code_runs_by_cubin_or_ptx(judge, make):
+    node = make.host(make.gpu(compute="9.0"), driver="550.54.14")
+    result = judge("device-code", node, exact(make, MAIN, TEXT, MLA))
+    assert (result.ok, result.why) == (True, "there is device code for every GPU passed")
+    assert result.need == "one of sm_80, sm_90 and one of PTX 80 (ISA 8.4) and one of sm_90a"
+    older = judge("device-code", make.host(make.gpu(compute="9.0"), driver="545.23.08"), exact(make, TEXT))
+    assert "vllm/_fa2_C.abi3.so and 1 more has only PTX of ISA 8.4" in older.why
+    assert not older.ok
+
+
+def test_entry_without_code_is_named_with_the_option_that_makes_it_optional(judge, make):
+    node = make.host(make.gpu(compute="8.0"), driver="550.54.14")
+    result = judge("device-code", node, exact(make, MAIN, TEXT, MLA))
+    assert not result.ok
+    assert "no device code in vllm/_flashmla_C.abi3.so runs on GPU 0" in result.why
+    assert "--optional 'vllm/_flashmla_C.abi3.so'" in result.why
+    odd = judge("device-code", node, exact(make, MAIN, replace(MLA, name="vllm/it's[1].so"))).why
+    assert "--optional 'vllm/it'\\''s[[]1].so' to" in odd
+    other = replace(MLA, name="/opt/k.cubin")
+    for codes in ((MAIN, other), (MAIN, MLA, other), (replace(MAIN, name="torch/c.so"), MLA), (MLA,)):
+        assert "--optional" not in judge("device-code", node, exact(make, *codes)).why
+
+
+def test_refusal_counts_all_files_without_code(judge, make):
+    node = make.host(make.gpu(compute="8.0"), driver="550.54.14")
+    extension = replace(MLA, files=3, name="vllm/_ext_C.abi3.so", cubins=("100a",))
+    why = judge("device-code", node, exact(make, MAIN, MLA, extension)).why
+    assert "no device code in vllm/_flashmla_C.abi3.so and 3 more runs on GPU 0" in why
+    options = "--optional 'vllm/_flashmla_C.abi3.so' --optional 'vllm/_ext_C.abi3.so' to `imagematrix adopt`"
+    assert why.endswith(f"pass {options}, and the same for 2 more that `imagematrix verify --json` lists")
+    late = replace(TEXT, name="vllm/a.so", ptx=(Ptx(target="80", isa="8.7"),))
+    assert "in vllm/_flashmla_C.abi3.so runs" in judge("device-code", node, exact(make, MAIN, late, MLA)).why
+
+
+def test_optional_entry_with_ptx_that_is_too_new_says_so(judge, make):
+    """vLLM uses FlashAttention 2 on 9.0 for some models: they need a newer driver."""
+    node = make.host(make.gpu(compute="9.0"), driver="550.54.14")
+    late = replace(TEXT, files=1, ptx=(Ptx(target="80", isa="8.7"),), optional=True)
+    result = judge("device-code", node, exact(make, MAIN, late))
+    told = "for 9.0 only PTX of ISA 8.7, and driver 550.54.14 compiles up to 8.4"
+    assert (result.ok, result.why.endswith(f"passed; vllm/_fa2_C.abi3.so, optional: {told}")) == (True, True)
+
+
+def test_optional_entry_without_code_is_named_and_decides_nothing(judge, make):
+    optional = replace(MLA, optional=True)
+    result = judge(
+        "device-code", make.host(make.gpu(compute="8.0"), driver="550.54.14"), exact(make, MAIN, optional)
+    )
+    assert result.ok
+    assert result.why.endswith("passed; vllm/_flashmla_C.abi3.so, optional: for 8.0 no code")
+    assert result.need == "sm_80, sm_90"
+    alone = judge(
+        "device-code", make.host(make.gpu(compute="9.0"), driver="550.54.14"), exact(make, optional)
+    )
+    assert not alone.ok
+
+
+def test_many_kinds_of_files_are_cut_short(judge, make):
+    codes = [
+        Code(files=1, name=f"f{cubin}", cubins=(cubin,)) for cubin in ("80", "86", "87", "89", "90", "100")
+    ]
+    result = judge("device-code", make.host(make.gpu(compute="8.0"), driver="550.54.14"), exact(make, *codes))
+    assert result.need == "one of sm_80 and one of sm_86 and one of sm_87 and one of sm_89; and 2 more"
+    empty = exact(make, Code(files=1, name="f"))
+    assert not judge("device-code", make.host(make.gpu(compute="8.0"), driver="550.54.14"), empty).ok

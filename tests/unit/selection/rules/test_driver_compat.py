@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.selection import drivers
+from imagematrix.selection.rules.driver_compat import RULE
+from imagematrix.selection.target import Target
+
 
 @pytest.mark.parametrize(
     ("kernel", "compat", "branches", "ok"),
@@ -71,3 +75,11 @@ def test_reason_names_every_unsupported_gpu(judge, make):
     )
     result = judge("driver-compat", node, make.variant(driver=make.umd("compat", "575.57.08")))
     assert "GPU 0, GPU 1 and GPU 2" in result.why
+
+
+@pytest.mark.parametrize(("kernel", "distance"), [(None, drivers.FAR), ("570.211.01", 20)])
+def test_gap_is_the_distance_to_the_nearest_branch(make, kernel, distance):
+    host = make.host(make.gpu(), driver=kernel)
+    variant = make.variant(driver=make.umd("compat", "575.57.08", branches=(535, 550)))
+    target = Target(host=host, gpus=host.gpus, allow_cpu=False)
+    assert RULE.gap(target, variant) == (distance, 0)

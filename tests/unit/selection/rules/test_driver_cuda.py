@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.catalog.catalog import Code
+
 
 @pytest.mark.parametrize(
     ("cuda", "driver", "ok"),
@@ -50,7 +52,7 @@ def test_compat_mode_judges_the_baked_driver(judge, make, compat, ok):
     )
     assert result.ok is ok
     assert result.have.startswith(compat)
-    assert ok or result.fix == "build a variant with cuda-compat 525.60.13 or newer"
+    assert ok or result.fix == "build a variant with CUDA 11.8"
 
 
 def test_fix_names_the_oldest_sufficient_driver(judge, make):
@@ -64,3 +66,16 @@ def test_fix_names_the_oldest_sufficient_driver(judge, make):
 def test_gpu_variant_without_a_driver_needs_the_host_driver(judge, make):
     assert judge("driver-cuda", make.host(make.gpu()), make.variant(driver=None)).ok
     assert not judge("driver-cuda", make.host(make.gpu(), driver=None), make.variant(driver=None)).ok
+
+
+def test_release_that_only_the_name_of_a_file_shows_is_told(judge, make):
+    code = (Code(files=1, name="it/lib_cuda128.so", cubins=("89",)),)
+    for facts, told in (((), True), ((("cuda", "bytes"),), False)):
+        variant = make.variant(cuda="12.8", driver=make.umd("host"), device_code=code, facts=facts)
+        for driver, start in (("570.195.03", "driver 570.195.03 runs"), ("520.61.05", "driver 520.61.05 is")):
+            why = judge("driver-cuda", make.host(make.gpu(), driver=driver), variant).why
+            assert why.startswith(start)
+            assert (
+                why.endswith("; only names of files such as it/lib_cuda128.so show the image's release")
+                == told
+            )

@@ -32,9 +32,23 @@ def test_every_gpu_must_satisfy_the_requirement(judge, make):
     assert not judge("nvidia-require", host, make.variant(requires=("arch>=9.0",))).ok
 
 
-def test_unknown_host_facts_satisfy_requirements(judge, make):
+def test_conditions_on_what_is_absent_do_not_matter(judge, make):
     asks = make.variant(requires=("arch>=9.0", "driver>=999"))
     assert judge("nvidia-require", make.host(driver=None), asks).ok
+
+
+@pytest.mark.parametrize(
+    ("requires", "driver"),
+    [
+        ("brand=tesla", "550.163.01"),
+        ("brand!=geforce", "550.163.01"),
+        ("arch<9.0", None),
+        ("cuda<9", "340.108"),
+    ],
+)
+def test_unknown_facts_of_what_is_there_meet_no_condition(judge, make, requires, driver):
+    host = make.host(make.gpu(compute=None, brand=None), driver=driver)
+    assert not judge("nvidia-require", host, make.variant(requires=(requires,))).ok
 
 
 def test_rule_is_skipped_without_requirements(judge, make):

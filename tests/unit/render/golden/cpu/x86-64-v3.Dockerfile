@@ -3,8 +3,8 @@ FROM debian:trixie AS compiler
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends gcc-14 g++-14 libc6-dev; \
-    ln -s /usr/bin/gcc-14 /usr/local/bin/cc; \
-    ln -s /usr/bin/g++-14 /usr/local/bin/c++
+    for name in cc gcc; do ln -s /usr/bin/gcc-14 "/usr/local/bin/$name"; done; \
+    for name in c++ g++; do ln -s /usr/bin/g++-14 "/usr/local/bin/$name"; done
 
 FROM compiler AS program
 WORKDIR /src
@@ -14,3 +14,5 @@ RUN cc -O2 -march=x86-64-v3 -DMARCH='"x86-64-v3"' -o hello hello.c
 FROM debian:trixie
 COPY --link --from=program /src/hello /usr/local/bin/hello
 CMD ["hello"]
+
+ENV NVIDIA_VISIBLE_DEVICES=void

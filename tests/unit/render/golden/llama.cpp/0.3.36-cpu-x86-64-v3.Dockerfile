@@ -3,8 +3,8 @@ FROM debian:trixie AS compiler
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends gcc-14 g++-14 libc6-dev; \
-    ln -s /usr/bin/gcc-14 /usr/local/bin/cc; \
-    ln -s /usr/bin/g++-14 /usr/local/bin/c++
+    for name in cc gcc; do ln -s /usr/bin/gcc-14 "/usr/local/bin/$name"; done; \
+    for name in c++ g++; do ln -s /usr/bin/g++-14 "/usr/local/bin/$name"; done
 
 FROM compiler AS source
 RUN apt-get install -qy --no-install-recommends ca-certificates cmake ninja-build python3-venv
@@ -39,7 +39,7 @@ FROM debian:trixie AS body
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends libgomp1; \
-    rm -rf /var/lib/apt/lists/*
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 
 FROM body
 COPY --link --from=program /src/build/bin/llama-server /usr/local/bin/llama-server
@@ -48,3 +48,5 @@ LABEL org.opencontainers.image.source="https://github.com/ggml-org/llama.cpp.git
       org.opencontainers.image.licenses="MIT"
 EXPOSE 8080
 ENTRYPOINT ["llama-server", "--host", "0.0.0.0"]
+
+ENV NVIDIA_VISIBLE_DEVICES=void

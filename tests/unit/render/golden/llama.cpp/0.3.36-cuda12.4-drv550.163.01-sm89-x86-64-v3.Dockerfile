@@ -3,8 +3,8 @@ FROM debian:trixie AS compiler
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends gcc-13 g++-13 libc6-dev; \
-    ln -s /usr/bin/gcc-13 /usr/local/bin/cc; \
-    ln -s /usr/bin/g++-13 /usr/local/bin/c++
+    for name in cc gcc; do ln -s /usr/bin/gcc-13 "/usr/local/bin/$name"; done; \
+    for name in c++ g++; do ln -s /usr/bin/g++-13 "/usr/local/bin/$name"; done
 
 FROM compiler AS source
 RUN apt-get install -qy --no-install-recommends ca-certificates cmake ninja-build python3-venv
@@ -60,7 +60,7 @@ RUN set -eu; \
     done; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends libgomp1 libcublas12 libcudart12; \
-    rm -rf /var/lib/apt/lists/*
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 
 FROM debian:trixie AS driver
 WORKDIR /tmp/driver
@@ -97,3 +97,5 @@ EXPOSE 8080
 ENTRYPOINT ["llama-server", "--host", "0.0.0.0"]
 # Last, so that images for other drivers differ in this layer only.
 COPY --link --from=driver /driver/ /
+
+ENV NVIDIA_VISIBLE_DEVICES=void

@@ -3,8 +3,8 @@ FROM debian:trixie AS compiler
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends gcc-14 g++-14 libc6-dev; \
-    ln -s /usr/bin/gcc-14 /usr/local/bin/cc; \
-    ln -s /usr/bin/g++-14 /usr/local/bin/c++
+    for name in cc gcc; do ln -s /usr/bin/gcc-14 "/usr/local/bin/$name"; done; \
+    for name in c++ g++; do ln -s /usr/bin/g++-14 "/usr/local/bin/$name"; done
 
 FROM compiler AS source
 RUN apt-get install -qy --no-install-recommends ca-certificates cmake ninja-build python3-venv
@@ -76,19 +76,98 @@ FROM debian:trixie AS body
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends libgomp1; \
-    rm -rf /var/lib/apt/lists/*
-# cuBLAS loads NVRTC.
-COPY --from=cuda /cuda/lib/libcublas.so.* /cuda/lib/libcublasLt.so.* /cuda/lib/libcudart.so.* \
-      /cuda/lib/libnvrtc.so.* /cuda/lib/libnvrtc-builtins.so.* /usr/local/lib/
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
+RUN echo /opt/nvidia-wheels/nvidia/cu13/lib > /etc/ld.so.conf.d/nvidia-wheels.conf
+
+FROM debian:trixie AS wheels_pip
+RUN set -eu; \
+    if ! python3 -c "import ensurepip" 2> /dev/null; then \
+      apt-get update -q; \
+      apt-get install -qy --no-install-recommends ca-certificates python3-venv; \
+    fi
+RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-conf,target=/etc/pip.conf \
+    set -eu; \
+    if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    echo "pip==26.3 --hash=sha256:f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13" > /tmp/pip.txt; \
+    python3 -m venv /tmp/pip; \
+    /tmp/pip/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes -r /tmp/pip.txt
+COPY --chmod=755 <<"END" /usr/local/bin/install-wheels
+#!/bin/sh
+# Installs the wheels of /tmp/lock.txt for the environment $1 below /wheels, in the folder $2. If that is another one,
+# it gets packages only. The paths $3... in it are left out.
+set -eu
+environment=$1 folder=$2
+shift 2
+if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
+[ -e "$environment" ] || python3 -m venv --without-pip "$environment"
+if [ "$environment" = "$folder" ]; then
+  target=--root=/wheels
+  site=/wheels$("$environment/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+else
+  target=--target=/wheels$folder
+  site=/wheels$folder
+fi
+mkdir -p "$site"
+/tmp/pip/bin/pip --python "$environment" install --no-cache-dir --no-compile --no-deps --only-binary=:all: \
+  --require-hashes --ignore-installed --no-warn-script-location --root-user-action=ignore "$target" -r /tmp/lock.txt
+for info in "$site"/*.dist-info; do
+  [ -e "$info" ] || continue  # the wheel is for other platforms
+  # The files that say how it was installed, and paths as they were before pip moved the files to the folder.
+  rm -f "$info/INSTALLER" "$info/REQUESTED" "$info/direct_url.json"
+  sed -i -E '/^[^/]+\.dist-info\/(INSTALLER|REQUESTED|direct_url\.json),/d' "$info/RECORD"
+  [ "$environment" = "$folder" ] || sed -i -E 's/^("?)\.\.\/\.\.\//\1/' "$info/RECORD"
+done
+for path; do
+  rm -r "${site:?}/$path"
+  sed -i "\#^$path[/,]#d" "$site"/*.dist-info/RECORD
+done
+if [ "$folder" != /opt/nvidia-wheels ] && [ -e "$site/nvidia" ]; then
+  echo "wheels with files in nvidia/ belong into /opt/nvidia-wheels: see \`shared\` of debian.wheels" >&2
+  exit 1
+elif [ "$folder" = /opt/nvidia-wheels ] && [ -e "$site/bin" ]; then
+  echo "wheels with programs belong into an environment: see \`shared\` of debian.wheels" >&2
+  exit 1
+fi
+END
+
+FROM wheels_pip AS wheels-nvidia-cublas
+COPY <<"END" /tmp/lock.txt
+nvidia-cublas==13.1.1.3 --hash=sha256:37936a16db8fe4ac1f065c2139360608a543a09275cb1a1af612e08cfa065436 --hash=sha256:b7a210458267ac818974c53038fbec2e969d5c99f305ab15c72522fa9f001dd5
+END
+
+RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-conf,target=/etc/pip.conf \
+    install-wheels /tmp/pip /opt/nvidia-wheels
+
+FROM wheels_pip AS wheels-nvidia-cuda-nvrtc
+COPY <<"END" /tmp/lock.txt
+nvidia-cuda-nvrtc==13.0.88 --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 --hash=sha256:d27f20a0ca67a4bb34268a5e951033496c5b74870b868bacd046b1b8e0c3267b
+END
+
+RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-conf,target=/etc/pip.conf \
+    install-wheels /tmp/pip /opt/nvidia-wheels
+
+FROM wheels_pip AS wheels_nvidia
+COPY <<"END" /tmp/lock.txt
+nvidia-cuda-runtime==13.0.96 --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 --hash=sha256:ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55
+END
+
+RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-conf,target=/etc/pip.conf \
+    install-wheels /tmp/pip /opt/nvidia-wheels
+
+FROM body AS wheels
+COPY --link --from=wheels-nvidia-cublas /wheels/ /
+COPY --link --from=wheels-nvidia-cuda-nvrtc /wheels/ /
+COPY --link --from=wheels_nvidia /wheels/ /
+
 
 FROM scratch AS driver
 WORKDIR /driver
 
-FROM body AS linker-cache
+FROM wheels AS linker-cache
 COPY --from=driver /driver/ /
 RUN ldconfig
 
-FROM body
+FROM wheels
 COPY --link --from=program /src/build/bin/llama-server /usr/local/bin/llama-server
 COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
 LABEL org.opencontainers.image.source="https://github.com/ggml-org/llama.cpp.git" \

@@ -3,8 +3,8 @@ FROM debian:trixie AS compiler
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends gcc-13 g++-13 libc6-dev; \
-    ln -s /usr/bin/gcc-13 /usr/local/bin/cc; \
-    ln -s /usr/bin/g++-13 /usr/local/bin/c++
+    for name in cc gcc; do ln -s /usr/bin/gcc-13 "/usr/local/bin/$name"; done; \
+    for name in c++ g++; do ln -s /usr/bin/g++-13 "/usr/local/bin/$name"; done
 
 FROM compiler AS source
 RUN apt-get install -qy --no-install-recommends ca-certificates cmake git libopenblas-dev ninja-build python3-dev \
@@ -36,7 +36,7 @@ FROM debian:trixie AS body
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends libgomp1 libopenblas0 python3; \
-    rm -rf /var/lib/apt/lists/*
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 ENV PATH=/opt/pytorch/bin:$PATH
 
 FROM body
@@ -45,3 +45,5 @@ LABEL org.opencontainers.image.source="https://github.com/pytorch/pytorch.git" \
       org.opencontainers.image.revision="2236df1770800ffea5697b11b0bb0d910b2e59e1" \
       org.opencontainers.image.licenses="BSD-3-Clause"
 CMD ["python3"]
+
+ENV NVIDIA_VISIBLE_DEVICES=void

@@ -3,8 +3,8 @@ FROM debian:trixie AS compiler
 RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends gcc-13 g++-13 libc6-dev; \
-    ln -s /usr/bin/gcc-13 /usr/local/bin/cc; \
-    ln -s /usr/bin/g++-13 /usr/local/bin/c++
+    for name in cc gcc; do ln -s /usr/bin/gcc-13 "/usr/local/bin/$name"; done; \
+    for name in c++ g++; do ln -s /usr/bin/g++-13 "/usr/local/bin/$name"; done
 
 FROM compiler AS source
 RUN apt-get install -qy --no-install-recommends ca-certificates cmake git libopenblas-dev ninja-build python3-dev \
@@ -65,7 +65,7 @@ RUN set -eu; \
     done; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends libgomp1 libopenblas0 python3 libcublas12 libcudart12 libcufft11 libcupti12 libcurand10 libcusolver11 libcusparse12 libnvjitlink12 libnvrtc12 libnvtoolsext1; \
-    rm -rf /var/lib/apt/lists/*
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 ENV PATH=/opt/pytorch/bin:$PATH
 COPY --link --from=cudnn /opt/cudnn/lib/ /usr/local/lib/
 
@@ -103,3 +103,5 @@ LABEL org.opencontainers.image.source="https://github.com/pytorch/pytorch.git" \
 CMD ["python3"]
 # Last, so that images for other drivers differ in this layer only.
 COPY --link --from=driver /driver/ /
+
+ENV NVIDIA_VISIBLE_DEVICES=void

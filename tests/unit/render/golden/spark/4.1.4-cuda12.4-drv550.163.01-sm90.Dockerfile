@@ -16,7 +16,7 @@ RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-
 FROM debian:trixie AS body
 RUN apt-get update -q && \
     apt-get install -qy --no-install-recommends openjdk-21-jre-headless procps python3 && \
-    rm -rf /var/lib/apt/lists/*
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 # Workers ask for the version of Scala when they start an executor.
 ENV PATH=/opt/spark/bin:$PATH SPARK_HOME=/opt/spark/home SPARK_SCALA_VERSION=2.13 PYSPARK_PYTHON=/opt/spark/bin/python3
 
@@ -71,3 +71,5 @@ LABEL org.opencontainers.image.source="https://github.com/apache/spark.git" \
 CMD ["spark-node", "worker"]
 # Last, so that images for other drivers differ in this layer only.
 COPY --link --from=driver /driver/ /
+
+ENV NVIDIA_VISIBLE_DEVICES=void

@@ -27,3 +27,5 @@ FROM debian:trixie AS body
 FROM body
 COPY --link --from=program /src/train /usr/local/bin/train
 CMD ["train"]
+
+ENV NVIDIA_VISIBLE_DEVICES=void

@@ -82,3 +82,5 @@ COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
 CMD ["train"]
 # Last, so that images for other drivers differ in this layer only.
 COPY --link --from=driver /driver/ /
+
+ENV NVIDIA_VISIBLE_DEVICES=void

@@ -1,0 +1,127 @@
+"""Warnings about an image and its catalog entry: what does not contradict, but is seldom intended."""
+
+from __future__ import annotations
+
+from imagematrix.audit.claims import MACHINES
+from imagematrix.audit.host_code import NAMES
+from imagematrix.audit.libraries import RUNTIME
+from imagematrix.audit.report import needs_level
+from imagematrix.facts import cuda, marches, runtime, versions
+from imagematrix.text import shortened
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from imagematrix.audit.report import Audit, Found
+    from imagematrix.catalog.catalog import Variant
+
+__all__ = ["for_gpus", "of_march", "of_runtime", "of_unlabelled"]
+
+LIBCUDA = "libcuda.so.1"
+NO_GPUS = "none"  # value of the runtime's variable for the driver alone
+REQUIRE = "NVIDIA_REQUIRE_"
+SHOWN = 3  # files or functions that a sentence names
+
+
+def of_march(audited: Audit, variant: Variant) -> list[str]:
+    """Return warnings that the march of an entry had no effect on the code, or that code may need more.
+
+    There are none if the entry has no march, or a march that is its architecture's baseline. Code that is
+    proven to need more is a contradiction, not a warning.
+    """
+    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
+    if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
+        return []
+    programs = list(audited.programs)
+    return [*_without_effect(programs, variant.march), *_above(programs, variant, marches.IGNORED[arch])]
+
+
+def _without_effect(programs: list[Found], march: str) -> Iterator[str]:
+    # Functions named for CPUs do not count: they are compiled for these CPUs whatever the march.
+    hosts = [found.file.host for found in programs]
+    plain = all(host and host.whole and not (host.required or host.undecided) for host in hosts)
+    if programs and plain and not any(needs_level(found.file) for found in programs):
+        paths = shortened([found.path for found in programs], SHOWN)
+        yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline"
+
+
+def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:
+    for found in programs:
+        host = found.file.host
+        if host is None or set(host.signs) - {NAMES}:  # the file detects the CPU, so it may choose
+            continue
+        above = sorted(host.undecided - variant.cpu_flags - ignored)
+        if above:
+            names = shortened(sorted({name for flag in above for name in host.functions[flag].names}), SHOWN)
+            where = f" in {names}" if names else ""
+            yield (
+                f"{found.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
+                "nothing shows that it checks the CPU before using it"
+            )
+
+
+def of_runtime(audited: Audit, variant: Variant) -> Iterator[str]:
+    """Yield a warning for each runtime that needs a newer driver than the labels require.
+
+    A program fails with error 35 if the driver is older than the first driver for the runtime's major
+    release: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. It is not a
+    contradiction, because the image's program may never load this runtime.
+    """
+    own = variant.driver.version if variant.driver else None
+    admitted = own or (variant.cuda and cuda.lowest_driver(variant.cuda, variant.oldest_driver))
+    for library in audited.libraries:
+        oldest = library.oldest_driver
+        if library.name == RUNTIME and oldest and admitted and _older(admitted, oldest):
+            has = f"the image has driver {own}" if own else f"CUDA {variant.cuda} admits driver {admitted}"
+            yield (
+                f"{library.path} is the runtime of CUDA {library.version}, which needs driver {oldest} "
+                f"or newer, and {has}"
+            )
+
+
+def _older(driver: str, other: str) -> bool:
+    return versions.order(driver) < versions.order(other)
+
+
+def of_unlabelled(audited: Audit) -> Iterator[str]:
+    """Yield a warning for an image without labels whose CUDA release nothing but its newest files shows.
+
+    Yield another for an image that counts as CPU-only and has a program with the name of libcuda.
+    Many such programs work without a GPU, too: ffmpeg, UCX and hwloc load libcuda if there is one.
+    """
+    cudart = any(library.name == RUNTIME for library in audited.libraries)
+    if audited.release:
+        yield (
+            f"nothing else shows the CUDA release that the image is for: of its files for several releases, "
+            f"only those for the newest count, {audited.release}"
+        )
+    if any(True for _ in audited.coded) or audited.drivers or cudart or for_gpus(audited):
+        return
+    paths = [
+        found.path
+        for found in audited.files
+        if found.own and found.file.names_cuda and not found.file.packaged
+    ]
+    if paths:
+        yield (
+            f"{shortened(paths, 1)} may load libcuda when it runs, but the image has no device code, "
+            "so it counts as an image for CPUs"
+        )
+
+
+def for_gpus(audited: Audit) -> bool:
+    """Whether an image without device code is for GPUs.
+
+    A program or a library needs libcuda by its dynamic section, or the environment asks for GPUs. Files of
+    NVIDIA's, and those of the distribution's packages, tell nothing about the image's own programs.
+    """
+    own = (found.file for found in audited.files if found.own and not found.file.packaged)
+    return any(LIBCUDA in file.needed for file in own) or _asks(audited.image.environment)
+
+
+def _asks(environment: Mapping[str, str]) -> bool:
+    visible = runtime.asks(environment) and environment[runtime.VISIBLE] != NO_GPUS
+    return visible or any(name.startswith(REQUIRE) for name in environment)

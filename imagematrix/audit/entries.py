@@ -1,0 +1,242 @@
+"""An image's device code: entries of a catalog, each of which has to run, and what all files have in common.
+
+Files whose code no known GPU can tell apart are one entry.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+from imagematrix.audit.device_code import DeviceCode
+from imagematrix.catalog.catalog import Code, Ptx
+from imagematrix.errors import AuditError
+from imagematrix.facts import device_code, versions
+from imagematrix.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Match = tuple[int, tuple[int, ...]] | None
+
+__all__ = [
+    "common_cubins",
+    "common_ptx",
+    "entry",
+    "joined",
+    "lacking",
+    "lacks",
+    "narrowed",
+    "require",
+    "serves",
+]
+
+MOST = 16  # entries: labels and annotations have limits
+MOST_OPTIONAL = 4  # of these
+CUBIN, PTX = 0, 1
+
+
+def entry(name: str, code: DeviceCode, *, optional: bool = False) -> Code:
+    """Return the entry of one file. PTX counts only if it can run all of the file's code."""
+    lowest = dict(sorted(code.ptx, key=lambda pair: versions.order(pair[1]), reverse=True))
+    texts = [] if code.scattered else sorted(lowest.items(), key=lambda pair: device_code.order(pair[0]))
+    return Code(
+        files=1,
+        name=name,
+        cubins=tuple(sorted(code.cubins, key=device_code.order)),
+        ptx=tuple(Ptx(target=target, isa=isa) for target, isa in texts),
+        optional=optional,
+    )
+
+
+def joined(codes: Iterable[Code]) -> tuple[Code, ...]:
+    """Join the entries that no known GPU tells apart, and then, if there are still too many, more of them.
+
+    First those that another entry implies, because they never decide; then any two, which leaves the code
+    that both have. No GPU is added by that.
+    """
+    listed = list(codes)
+    optional = _fewer(_alike(code for code in listed if code.optional), MOST_OPTIONAL)
+    deciding = _fewer(_alike(code for code in listed if not code.optional), MOST - len(optional))
+    return tuple(sorted((*deciding, *optional), key=lambda code: (code.optional, code.name)))
+
+
+def require(codes: Sequence[Code], unmatched: Sequence[str]) -> None:
+    """Raise AuditError if a glob of optional files matches none with device code, or if all are optional."""
+    if unmatched:
+        remedy = "write it as `imagematrix verify --json` writes the path of a file"
+        raise AuditError(f"optional device code: {unmatched[0]!r} matches no file with any", remedy=remedy)
+    if codes and all(code.optional for code in codes):
+        raise AuditError("all device code is optional, so nothing tells on which GPUs the image runs")
+
+
+def narrowed(code: Code, computes: Iterable[str]) -> Code:
+    """Return the part of an entry that runs best on GPUs of the capabilities `computes`."""
+    cubins: set[str] = set()
+    texts: set[Ptx] = set()
+    for compute in computes:
+        running = [cubin for cubin in code.cubins if device_code.cubin_runs(cubin, compute)]
+        if running:
+            cubins.add(min(running, key=lambda cubin: (device_code.distance(cubin, compute), cubin)))
+            continue
+        fitting = [ptx for ptx in code.ptx if device_code.ptx_runs(ptx.target, compute)]
+        texts.update(sorted(fitting, key=lambda ptx: (versions.order(ptx.isa), ptx.target))[:1])
+    return replace(
+        code,
+        cubins=tuple(sorted(cubins, key=device_code.order)),
+        ptx=tuple(sorted(texts, key=lambda ptx: device_code.order(ptx.target))),
+    )
+
+
+def serves(code: Code, computes: Iterable[str], newest: str | None = None) -> bool:
+    """Whether an entry has code for all capabilities in `computes`; its PTX is of an ISA up to `newest`."""
+    limit = (PTX, versions.order(newest)) if newest else None
+    verdicts = [_verdict(code, compute) for compute in computes]
+    return all(verdict is not None and (limit is None or verdict <= limit) for verdict in verdicts)
+
+
+def lacking(code: Code, promised: Sequence[Code]) -> tuple[str, ...]:
+    """Return the capabilities that all entries in `promised` serve, and `code` does not, in order.
+
+    PTX of a newer ISA does not serve where that of an older one does.
+    """
+    return tuple(
+        compute
+        for index, compute in enumerate(_computes())
+        if _exceeds(_verdicts(code)[index], [_verdicts(other)[index] for other in promised])
+    )
+
+
+def _exceeds(own: Match, promised: Sequence[Match]) -> bool:
+    served = [verdict for verdict in promised if verdict is not None]
+    if len(served) < len(promised):
+        return False
+    return own is None or own > max(served, default=(CUBIN, ()))
+
+
+@cache
+def _computes() -> tuple[str, ...]:
+    """Return the known capabilities, and one that is newer than all of them."""
+    plain = {word.rstrip("af") for word in device_code.known()}
+    newest = max(versions.order(capability)[0] for capability in plain)
+    return (*sorted(plain, key=versions.order), f"{newest + 1}.0")
+
+
+@lru_cache(maxsize=1024)
+def _verdicts(code: Code) -> tuple[Match, ...]:
+    """Return for each capability what runs there: a cubin, PTX with its ISA version, or None for nothing."""
+    return tuple(_verdict(code, compute) for compute in _computes())
+
+
+def _verdict(code: Code, compute: str) -> Match:
+    if any(device_code.cubin_runs(cubin, compute) for cubin in code.cubins):
+        return CUBIN, ()
+    isas = [versions.order(ptx.isa) for ptx in code.ptx if device_code.ptx_runs(ptx.target, compute)]
+    return (PTX, min(isas)) if isas else None
+
+
+def _matches(code: Code) -> tuple[tuple[Match, int], ...]:
+    """Return the verdicts, each with the distance of the nearest cubin."""
+    matches = []
+    for compute, verdict in zip(_computes(), _verdicts(code), strict=True):
+        running = [cubin for cubin in code.cubins if device_code.cubin_runs(cubin, compute)]
+        nearest = min((device_code.distance(cubin, compute) for cubin in running), default=0)
+        matches.append((verdict, nearest))
+    return tuple(matches)
+
+
+def _alike(codes: Iterable[Code]) -> list[Code]:
+    groups: dict[object, list[Code]] = {}
+    for code in sorted(codes, key=lambda code: code.name):
+        groups.setdefault(_matches(code), []).append(code)
+    return [_one(group) for group in groups.values()]
+
+
+def _one(group: Sequence[Code]) -> Code:
+    """Return one entry for entries that no GPU tells apart."""
+    shortest = min(group, key=lambda code: (len(code.targets), code.targets))
+    return replace(shortest, files=sum(code.files for code in group), name=group[0].name)
+
+
+def _fewer(codes: list[Code], most: int) -> list[Code]:
+    left = list(codes)
+    index = 0
+    while len(left) > most and index < len(left):
+        own = left[index]
+        stricter = (at for at, code in enumerate(left) if at != index and not lacking(own, [code]))
+        at = next(stricter, None)
+        if at is None:
+            index += 1
+        else:
+            left[at] = replace(left[at], files=left[at].files + own.files)
+            del left[index]
+    while len(left) > most:
+        *left, before, last = left
+        left.append(_common(before, last))
+    return left
+
+
+def _common(first: Code, other: Code) -> Code:
+    codes = [DeviceCode(cubins=frozenset(each.cubins), ptx=_pairs(each)) for each in (first, other)]
+    return replace(
+        first,
+        files=first.files + other.files,
+        cubins=tuple(common_cubins(codes)),
+        ptx=tuple(Ptx(target=target, isa=isa) for target, isa in common_ptx(codes)),
+    )
+
+
+def _pairs(code: Code) -> frozenset[tuple[str, str]]:
+    return frozenset((ptx.target, ptx.isa) for ptx in code.ptx)
+
+
+def common_cubins(codes: Sequence[DeviceCode]) -> list[str]:
+    """Return the cubin targets that hold for all files: a GPU that runs one runs some cubin of every file."""
+    listed = {target for code in codes for target in code.cubins}
+    return sorted(
+        (target for target in listed if not any(lacks(code, target) for code in codes)), key=device_code.order
+    )
+
+
+def lacks(code: DeviceCode, target: str) -> bool:
+    """Whether a GPU that runs cubins for `target` exists for which `code` has no cubin."""
+    return any(
+        not any(device_code.cubin_runs(own, compute) for own in code.cubins) for compute in _covered(target)
+    )
+
+
+def common_ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
+    """Return the target and the ISA version of each PTX that holds for all files.
+
+    If a driver can compile such PTX for a GPU, every file has PTX that the driver can compile for that GPU.
+    """
+    listed = {target for code in codes for target, _ in code.ptx}
+    targets = []
+    for target in sorted(listed, key=device_code.order):
+        needed = [_isa(code, target) for code in codes]
+        isas = [isa for isa in needed if isa]
+        if len(isas) == len(needed):
+            targets.append((target, max(isas, key=versions.order)))
+    return targets
+
+
+def _isa(code: DeviceCode, target: str) -> str | None:
+    """Return the lowest ISA version of PTX that runs wherever PTX for `target` runs, or None."""
+    if code.scattered:
+        return None
+    capability = device_code.capability(target)
+    exact = not target.isdigit()
+    fitting: Iterable[str] = (
+        isa
+        for own, isa in code.ptx
+        if own == target or (own.isdigit() and device_code.ptx_runs(own, capability) and not exact)
+    )
+    return min(fitting, key=versions.order, default=None)
+
+
+def _covered(target: str) -> list[str]:
+    """Return the capabilities of the known GPUs that run cubins for `target`."""
+    plain = {word.rstrip("af") for word in device_code.known()}
+    return [compute for compute in plain if device_code.cubin_runs(target, compute)] or [
+        device_code.capability(target)
+    ]

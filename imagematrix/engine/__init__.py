@@ -1,0 +1,1 @@
+"""The Docker engine's API, over its socket or through docker-py."""

@@ -1,0 +1,86 @@
+"""The webhook's log lines, for refusals and changes, and its metrics for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagematrix.errors import ImagematrixError
+
+__all__ = ["Telemetry"]
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+
+
+class Telemetry:
+    """Log lines, which `note` gets, and metrics of this process."""
+
+    TYPE = CONTENT_TYPE_LATEST
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+        self._registry = CollectorRegistry()
+        self._reviews = Counter(
+            "imagematrix_webhook_reviews",
+            "Reviews answered: patched, unchanged, undecided, refused, invalid, or unready.",
+            ("outcome",),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "imagematrix_webhook_review_seconds",
+            "Time from a whole request to its answer.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._nodes = Gauge(
+            "imagematrix_webhook_nodes",
+            "Nodes, by whether their class label matches their other labels.",
+            ("labelled",),
+            registry=self._registry,
+        )
+        self._decided = Gauge(
+            "imagematrix_webhook_decided_timestamp_seconds",
+            "When nodes and catalogs last changed the decisions.",
+            registry=self._registry,
+        )
+        self._failures = Counter(
+            "imagematrix_webhook_failures",
+            "Failures to read nodes, a catalog or the certificate; the last valid one stays in use.",
+            ("what",),
+            registry=self._registry,
+        )
+
+    def reviewed(self, outcome: str, seconds: float, pod: str = "", reason: str | None = None) -> None:
+        """Count a review; note it if the image was not decided."""
+        self._reviews.labels(outcome).inc()
+        self._seconds.observe(seconds)
+        if reason:
+            # The name is not validated yet: a repr has no line breaks.
+            self.note(f"pod {pod[:320]!r} {outcome}: {reason}")
+
+    def decided(self, labelled: int, others: list[str]) -> None:
+        """Note new policies, and the nodes without a matching class label."""
+        self._nodes.labels("yes").set(labelled)
+        self._nodes.labels("no").set(len(others))
+        self._decided.set_to_current_time()
+        without = f"; {len(others)} without a matching class label, such as {others[0]}" if others else ""
+        self.note(f"policies made for {labelled} nodes{without}")
+
+    def failed(self, what: str, error: ImagematrixError) -> None:
+        """Note that nodes, a catalog or the certificate cannot be read."""
+        self._failures.labels(what).inc()
+        self.note(f"{what}: {error.details}")
+
+    def text(self) -> bytes:
+        """Return the exposition format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,79 @@
+"""Bringing the image of a Selection into the engine: by digest, and under the variant's name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from imagematrix.catalog.engine import repository_digest
+from imagematrix.engine import images, transport
+from imagematrix.engine.pull import pull as pull_into_engine
+from imagematrix.engine.pull import silent
+from imagematrix.errors import UsageError
+from imagematrix.launcher.plan import held_of, named
+from imagematrix.launcher.unpacking import require_unpackable
+from imagematrix.reference import split
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import docker
+
+    from imagematrix.engine.pull import PullProgress
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["ensure", "pull"]
+
+
+def pull(
+    selection: Selection,
+    *,
+    report: Callable[[PullProgress], object] = silent,
+    client: docker.DockerClient | None = None,
+) -> str:
+    """Pull the image of `selection` unless the engine has it, and return REFERENCE@DIGEST.
+
+    An image that only the engine has stays as it is; the answer has no digest if the engine keeps no
+    manifests. Raises what `ensure` does, UsageError if nothing was selected, and AuditError if the name now
+    stands for an image that was built on the variant.
+    """
+    variant = selection.variant
+    if variant is None:
+        raise UsageError("cannot pull: nothing was selected")
+    over = transport.DockerPy(client) if client else None
+    reference = named(variant, held_of(selection, partial(images.inspect, over=over)))
+    ensure(reference, variant.digest, variant.platform, report=report, client=client)
+    if "@" in reference:
+        return reference
+    found = images.require(reference, over)
+    digest = repository_digest(found, split(reference)[0])
+    known = any(str(name).endswith(f"@{digest}") for name in found.get("RepoDigests") or ())
+    return f"{reference}@{digest}" if known else reference
+
+
+def ensure(
+    reference: str,
+    digest: str | None,
+    platform: str | None,
+    *,
+    report: Callable[[PullProgress], object] = silent,
+    client: docker.DockerClient | None = None,
+) -> None:
+    """Pull an image by digest unless the engine has it, and give it its name unless another image has that.
+
+    `reference` is the name of a Launch: with a digest, the image of that digest is needed, else the image of
+    that name is. `digest` is the image's, None if its catalog has none: it is then pulled by its name. Raises
+    UnknownImageError if neither engine nor registry has the image, and EngineError if one of them cannot be
+    reached or the pull fails.
+    """
+    over = transport.DockerPy(client) if client else None
+    name = reference.partition("@")[0]
+    if name == reference and images.inspect(name, over):
+        return
+    image, tag = split(name)
+    exact = f"{image}@{digest}" if digest else name
+    if images.inspect(exact, over) is None:
+        require_unpackable(exact, over)
+        pull_into_engine(exact, platform=platform, report=report, client=client)
+    if exact != name and images.inspect(name, over) is None:
+        images.tag(exact, image, str(tag), client)

@@ -1,0 +1,35 @@
+"""Whether the engine can unpack the layers of an image before it pulls them from a registry."""
+
+from __future__ import annotations
+
+import contextlib
+
+from imagematrix.compression import has_zstd, without_zstd
+from imagematrix.engine import system
+from imagematrix.errors import EngineError, ImagematrixError
+from imagematrix.oci.registry import Registry
+from imagematrix.reference import split
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.engine.transport import Transport
+
+__all__ = ["require_unpackable"]
+
+
+def require_unpackable(reference: str, over: Transport | None = None) -> None:
+    """Raise EngineError if the engine cannot unpack the image that it is to pull, by tag, digest or both.
+
+    It would say so only after the download, and without the reason. The registry is asked only for engines
+    that lack something; if it does not answer, the pull says why.
+    """
+    lacks = without_zstd(system.docker_version(over))
+    if lacks is None:
+        return
+    name, _, digest = reference.partition("@")
+    image, tag = split(name)
+    manifest = None
+    with contextlib.suppress(ImagematrixError), Registry(image) as registry:
+        manifest = registry.manifest(digest or str(tag))
+    if manifest and has_zstd(manifest.raw):
+        raise EngineError(f"{reference} has layers compressed with zstd: {lacks[0]}", remedy=lacks[1])

@@ -1,0 +1,99 @@
+"""Reading tars as container engines read them, from the beginning to the end."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from imagematrix.oci.expanded import ByteStream
+
+__all__ = ["open_tar"]
+
+BUFFER = 1 << 16  # bytes; tarfile copies the rest of its buffer at each read
+LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096
+# Types of extended headers, which describe the next member and are read in one piece.
+EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+# The extended headers that a member may have: global ones, then a PAX header and GNU long names, each at most
+# once. If a PAX header with names comes before a GNU long name, tarfile uses it and engines do not.
+ORDERLY = re.compile(rb"g{0,9}(?!.*(.).*\1)[LKx]*")
+NAMES = frozenset({"path", "linkpath"})
+# Only a POSIX header has a prefix of the name in this place; a GNU header has times there, in octal digits.
+MAGIC, USTAR = 257, b"ustar\0"
+PREFIX, TIMES = slice(345, 500), re.compile(rb"[0-7 ]+")
+
+
+class _StrictTar(tarfile.TarFile):
+    """A tar that records the types of the extended headers of the current member."""
+
+    extended = b""
+    whole = True  # the member and all its extended headers were read
+
+
+class _Member(tarfile.TarInfo):
+    """A member that tarfile and container engines, which use Go's archive/tar, read in the same way.
+
+    Headers that they would read differently raise an error, as do invalid headers, which tarfile would take
+    for the end of the archive.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        return super().frombuf(buf, encoding, errors).without_prefix(buf)
+
+    @classmethod
+    def _frombuf(cls, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> _Member:
+        # Newer releases of tarfile, and Debian 12's, call this in place of frombuf.
+        member: _Member = super()._frombuf(buf, encoding, errors, dircheck=dircheck)  # type: ignore[misc]
+        return member.without_prefix(buf)
+
+    def without_prefix(self, buf: bytes | bytearray) -> Self:
+        """Remove the prefix of the name that tarfile reads and engines do not."""
+        prefix = bytes(buf[PREFIX]).partition(b"\0")[0]
+        if prefix and not buf.startswith(USTAR, MAGIC) and self.type not in tarfile.GNU_TYPES:
+            if not TIMES.fullmatch(prefix):
+                raise tarfile.InvalidHeaderError("a name prefix in a non-POSIX header")  # type: ignore[attr-defined]
+            self.name = self.name.removeprefix(f"{prefix.decode()}/")
+        return self
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+
+    def _proc_member(self, archive: _StrictTar) -> tarfile.TarInfo:
+        """Check a header before tarfile reads its data. This is tarfile's hook for subclasses."""
+        if self.size < 0 or (self.type in EXTENDED and self.size > LONGEST):
+            raise tarfile.ReadError(f"invalid size of a header: {self.size} bytes")
+        # tarfile applies sizes from global headers, which engines ignore. If a member has several headers of
+        # another type, tarfile uses the first, engines use the last.
+        archive.pax_headers = {}
+        before = b"" if archive.whole else archive.extended
+        archive.extended = before + (self.type if self.type in EXTENDED else b"")
+        archive.whole = self.type not in EXTENDED
+        orderly = ORDERLY.fullmatch(archive.extended)
+        member: tarfile.TarInfo = super()._proc_member(archive) if orderly else self  # type: ignore[misc]
+        _, named, after = archive.extended.partition(tarfile.XHDTYPE)
+        if not orderly or (named and after and NAMES & member.pax_headers.keys()):
+            raise tarfile.ReadError(f"extended headers {archive.extended.decode()} for one file")
+        return member
+
+
+def open_tar(stream: ByteStream) -> tarfile.TarFile:
+    """Open a stream as a tar whose members are read in order; reading it raises tarfile.TarError."""
+    return _StrictTar.open(  # type: ignore[call-overload,no-any-return]  # it only reads
+        fileobj=stream, mode="r|", bufsize=BUFFER, tarinfo=_Member
+    )

@@ -1,0 +1,75 @@
+"""`driver-host`: the node's user-mode driver, which an image without one gets, is that of the kernel module.
+
+Otherwise it refuses to work: NVML error 18, CUDA error 803. It holds if the version is unknown. Source:
+NVIDIA open GPU kernel modules, https://github.com/NVIDIA/open-gpu-kernel-modules#how-to-build.
+"""
+
+from __future__ import annotations
+
+from imagematrix.facts import versions
+from imagematrix.selection import drivers
+from imagematrix.selection.rule import Rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.selection.rule import Gap, Reason, Turns
+    from imagematrix.selection.target import Target
+
+__all__ = ["RULE"]
+
+HOST = "host"
+
+
+def need(variant: Variant) -> str | None:
+    """Return "host" if the node provides the user-mode driver, or None."""
+    return HOST if drivers.mode(variant) == HOST else None
+
+
+def holds(target: Target, _: Variant) -> bool:
+    """Whether the node's two drivers have the same version, or the version of one is unknown."""
+    driver = target.host.driver
+    return driver is None or not driver.user_mode_differs
+
+
+def turns(_: Variant) -> Turns:
+    """Return that the versions differ."""
+    return {"driver.user_mode_differs": (True,)}
+
+
+def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:  # noqa: ARG001
+    """Return need, have, why and advice."""
+    kernel, own = target.kernel_driver, _own(target)
+    wanted = f"the node's user-mode driver {kernel}" if kernel else "the node's user-mode driver"
+    if not ok:
+        from imagematrix.node.nvidia import RELOAD, mismatch
+
+        return wanted, own, mismatch(own, kernel or ""), RELOAD
+    if own is None:
+        return wanted, None, "the version of the node's user-mode driver is unknown", None
+    return wanted, own, "the node's user-mode driver has the version of the kernel module", None
+
+
+def gap(target: Target, _: Variant) -> Gap:
+    """Return how far the user-mode driver is from the kernel's: by branch, then within it."""
+    own = _own(target)
+    # Labels of nodes tell only that the versions differ.
+    known = own if own and versions.DRIVER.fullmatch(own) else None
+    return drivers.between(known, target.kernel_driver)
+
+
+def _own(target: Target) -> str | None:
+    return target.host.driver.user_mode if target.host.driver else None
+
+
+RULE = Rule(
+    name="driver-host",
+    facts=("driver.version", "driver.user_mode"),
+    parts=("driver",),
+    fact="driver",
+    need=need,
+    holds=holds,
+    turns=turns,
+    reason=reason,
+    gap=gap,
+)

@@ -1,0 +1,80 @@
+"""Base images of builds: their digests in registries, and their ONBUILD triggers, which builds carry out."""
+
+from __future__ import annotations
+
+import contextlib
+
+from imagematrix import documents
+from imagematrix.engine import transport
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.oci.manifest import Descriptor, ImageIndex, parse
+from imagematrix.oci.registry import Registry
+from imagematrix.reference import Reference
+from imagematrix.render.dockerfile import require_known_inputs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    import docker
+
+__all__ = ["digest_in_registry", "require_in_engine", "require_in_registry"]
+
+BUILT_FOR = ("amd64", "arm64")  # the architectures of a matrix
+KEY = "OnBuild"
+
+
+def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
+    """Return the digest of an image in its registry, which the engine asks.
+
+    Raises UsageError if the registry has no such image, EngineError if it does not answer.
+    """
+    import docker
+
+    with transport.errors():
+        try:
+            return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+        except docker.errors.APIError as error:
+            if error.is_server_error():
+                message = f"the registry of the base image {reference} cannot be reached"
+                remedy = f"try again, or import {reference} into the engine"
+                raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
+            message = f"the base image {reference} is neither in the engine nor in its registry"
+            remedy = f"run `docker pull {reference}`, or import it under that name"
+            raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
+
+
+def require_in_engine(image: Mapping[str, Any], reference: str) -> None:
+    """Raise UsageError if an image that the engine told of brings inputs from elsewhere into builds."""
+    require_known_inputs(tuple(map(str, (image.get("Config") or {}).get(KEY) or ())), reference)
+
+
+def require_in_registry(reference: str, digest: str) -> None:
+    """Raise UsageError if an image in a registry brings inputs from elsewhere into builds, or is damaged.
+
+    An index has the triggers of its images for the architectures of a matrix. None are known of an image that
+    only the engine can read, as behind a mirror of its own.
+    """
+    triggers: tuple[str, ...] = ()
+    with (
+        contextlib.suppress(EngineError, UnknownImageError),
+        Registry(Reference.parse(reference).name) as registry,
+    ):
+        triggers = tuple(_triggers(registry, digest))
+    require_known_inputs(triggers, reference)
+
+
+def _triggers(registry: Registry, digest: str) -> Iterator[str]:
+    manifest = registry.manifest(digest)
+    if manifest is None:
+        return
+    found = parse(manifest.raw, digest, Descriptor)
+    if isinstance(found, ImageIndex):
+        for entry in found.entries:
+            if entry.platform.get("architecture") in BUILT_FOR:
+                yield from _triggers(registry, entry.digest)
+    elif found.config:
+        image = documents.Fields(documents.parse(registry.blob(found.config.digest), digest), digest)
+        inner = image.object_or_none("config")
+        yield from inner.texts(KEY) if inner and inner.present(KEY) else ()

@@ -1,0 +1,63 @@
+"""What a node that has a variant of an older version still pulls for a newer one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.selection.rules.device_code import served
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.stores.sizes import Sized, Sizes
+
+__all__ = ["Predecessor", "predecessors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predecessor:
+    """The variant that a node had before, and the bytes of the new variant's layers that this one lacks."""
+
+    reference: str
+    pull: int
+
+
+def predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
+    """Return the predecessor of each variant of `new`: the one in `old` that served the same nodes.
+
+    It is the variant of the same cell, or else one for the same hardware: platform, GPU targets, -march and
+    the image's own axes. Of several, which differ in CUDA or driver, those with the same driver count, and of
+    these the one that leaves the most to pull. None if there is none, or a size is unknown.
+    """
+    return [_predecessor(one, new.catalog, old) for one in new.variants]
+
+
+def _predecessor(new: Sized, catalog: Catalog, old: Sizes) -> Predecessor | None:
+    variant, cell = new.variant, _cell(new.variant, catalog)
+    same = [one for one in old.variants if cell and _cell(one.variant, old.catalog) == cell]
+    alike = [one for one in old.variants if _hardware(one.variant) == _hardware(variant)]
+    driver = [one for one in alike if one.variant.driver == variant.driver]
+    lacking = [_lacking(new, one) for one in same or driver or alike]
+    known = [one for one in lacking if one is not None]
+    return max(known, key=lambda one: (one.pull, one.reference)) if len(known) == len(lacking) > 0 else None
+
+
+def _lacking(new: Sized, old: Sized) -> Predecessor | None:
+    if new.parts is None or old.parts is None or new.compressed != old.compressed:
+        return None
+    present = {part.digest for part in old.parts}
+    layers = {part.digest: part.size for part in new.parts if part.digest not in present}
+    return Predecessor(reference=old.variant.reference, pull=sum(layers.values()))
+
+
+def _cell(variant: Variant, catalog: Catalog) -> str | None:
+    """Return the cell in a variant's name, IMAGE:VERSION-CELL-INPUT; None if it has another name."""
+    begin = f"{catalog.image}:{catalog.version}-"
+    cell = variant.reference.removeprefix(begin).rpartition("-")[0]
+    return cell if variant.reference.startswith(begin) and cell else None
+
+
+def _hardware(variant: Variant) -> Sequence[object]:
+    return variant.platform, served(variant), variant.march, variant.axes

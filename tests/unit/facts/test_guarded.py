@@ -1,0 +1,51 @@
+"""The table of files with device code that some GPUs do not use."""
+
+import pytest
+
+from imagematrix.facts import _data, guarded
+
+ROWS = _data.load("guarded.json")["rows"]
+
+
+def paths(package, version):
+    return {row.path.rpartition("/")[2].partition(".")[0] for row in guarded.rows(package, version)}
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("0.10.1", set()),
+        ("0.10.2", {"_flashmla_C", "_vllm_fa2_C", "_vllm_fa3_C"}),
+        ("0.11.0", {"_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C", "_vllm_fa3_C"}),
+        ("0.11.2+cu129", {"_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C", "_vllm_fa3_C"}),
+        ("0.11.2.post1", set()),
+        ("0.11.3", set()),
+        ("0.11.1rc2", set()),
+        ("0.11.1.dev3+g1", set()),
+        ("later", set()),
+    ],
+)
+def test_rows_hold_for_the_versions_whose_sources_were_read(version, found):
+    assert paths("vllm", version) == found
+
+
+def test_other_packages_have_no_rows():
+    assert paths("sgl-kernel", "0.3.21") == {"flash_ops", "flashmla_ops"}
+    assert paths("xformers", "0.0.32.post1") == {"_C"}
+    assert paths("xformers", "0.0.32") == set()
+    assert paths("torch", "2.8.0") == set()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["path"])
+def test_rows_are_complete(row):
+    assert guarded.normalised(row["package"]) == row["package"]
+    assert [*guarded.rows(row["package"], row["first"])]
+    assert [*guarded.rows(row["package"], row["last"])]
+    assert row["guard"]["source"].endswith(".py")
+    assert "\n" not in row["guard"]["text"]
+    assert guarded.listed(f"/usr/lib/python3/site-packages/{row['path']}")
+
+
+def test_only_paths_of_rows_are_listed():
+    assert not guarded.listed("/usr/lib/python3/site-packages/vllm/_C.abi3.so")
+    assert not guarded.listed("/opt/other_vllm/_flashmla_C.abi3.so")

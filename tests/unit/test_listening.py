@@ -1,0 +1,114 @@
+"""The connections of a service: their number is limited, and idle ones give way to others."""
+
+import asyncio
+import contextlib
+
+from aiohttp import ClientSession, web
+
+from imagematrix.listening import Address, _Connections, listening
+
+LOCAL = Address("127.0.0.1", 0)
+
+
+async def hang_up(writer):
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def test_idle_connections_give_way_to_other_clients():
+    async def scenario():
+        async def answer(_):
+            return web.Response(text="ok")
+
+        application = web.Application()
+        application.router.add_get("/", answer)
+        async with listening(application, LOCAL, clients=2) as bound, ClientSession() as session:
+            silent, silent_writer = await asyncio.open_connection(bound.host, bound.port)
+            half, half_writer = await asyncio.open_connection(bound.host, bound.port)
+            half_writer.write(b"GET / HTTP/1.1\r\nHost:")
+            for _ in range(5):
+                async with asyncio.timeout(20), session.get(f"http://{bound}/") as got:
+                    assert await got.text() == "ok"
+            left = [await asyncio.wait_for(one.read(), 20) for one in (silent, half)]
+            for writer in (silent_writer, half_writer):
+                await hang_up(writer)
+            return left
+
+    assert asyncio.run(scenario()) == [b"", b""]
+
+
+def test_further_clients_wait_until_one_has_its_answer():
+    async def scenario():
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def slow(_):
+            begun.set()
+            await ended.wait()
+            return web.Response(text="ok")
+
+        application = web.Application()
+        application.router.add_get("/", slow)
+        async with listening(application, LOCAL, clients=1) as bound, ClientSession() as session:
+
+            async def ask():
+                async with asyncio.timeout(20), session.get(f"http://{bound}/") as answer:
+                    return await answer.text()
+
+            first = asyncio.create_task(ask())
+            await begun.wait()
+            second = asyncio.create_task(ask())
+            done, _ = await asyncio.wait([first, second], timeout=0.3)
+            assert not done
+            ended.set()
+            return await asyncio.gather(first, second)
+
+    assert asyncio.run(scenario()) == ["ok", "ok"]
+
+
+def test_closed_connections_are_forgotten(monkeypatch):
+    monkeypatch.setattr("imagematrix.listening.SPARE", 4)
+    seen: list[int] = []
+
+    async def scenario():
+        application = web.Application()
+
+        async def answer(_):
+            return web.Response(text="ok")
+
+        application.router.add_get("/", answer)
+        async with listening(application, LOCAL) as bound:
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection(bound.host, bound.port)
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"ok")
+                await hang_up(writer)
+                owners = [getattr(one, "__self__", None) for one in application.middlewares]
+                seen.extend(len(one._idle) for one in owners if isinstance(one, _Connections))
+
+    asyncio.run(scenario())
+    assert len(seen) == 30
+    assert max(seen) < 20
+
+
+def test_a_client_that_goes_away_ends_its_request():
+    async def scenario():
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def endless(_):
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        application = web.Application()
+        application.router.add_get("/", endless)
+        async with listening(application, LOCAL) as bound:
+            _, writer = await asyncio.open_connection(bound.host, bound.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(begun.wait(), 20)
+            await hang_up(writer)
+            await asyncio.wait_for(ended.wait(), 20)
+
+    asyncio.run(scenario())
