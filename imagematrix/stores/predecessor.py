@@ -27,9 +27,9 @@ class Predecessor:
 def predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
     """Return the predecessor of each variant of `new`: the one in `old` that served the same nodes.
 
-    It is the variant of the same cell, or else one for the same hardware: platform, GPU targets, -march and
-    the image's own axes. Of several, which differ in CUDA or driver, those with the same driver count, and of
-    these the one that leaves the most to pull. None if there is none, or a size is unknown.
+    It is the variant of the same cell, or else one for the same hardware: platform, GPU targets and -march. Of
+    several, those that have most of the image's own axes in common count, of these those with the same
+    driver, and of these the one that leaves the most to pull. None if there is none, or a size is unknown.
     """
     return [_predecessor(one, new.catalog, old) for one in new.variants]
 
@@ -38,8 +38,9 @@ def _predecessor(new: Sized, catalog: Catalog, old: Sizes) -> Predecessor | None
     variant, cell = new.variant, _cell(new.variant, catalog)
     same = [one for one in old.variants if cell and _cell(one.variant, old.catalog) == cell]
     alike = [one for one in old.variants if _hardware(one.variant) == _hardware(variant)]
-    driver = [one for one in alike if one.variant.driver == variant.driver]
-    lacking = [_lacking(new, one) for one in same or driver or alike]
+    closest = max((_common(variant, one.variant) for one in alike), default=None)
+    near = [one for one in alike if _common(variant, one.variant) == closest]
+    lacking = [_lacking(new, one) for one in same or near]
     known = [one for one in lacking if one is not None]
     return max(known, key=lambda one: (one.pull, one.reference)) if len(known) == len(lacking) > 0 else None
 
@@ -60,4 +61,9 @@ def _cell(variant: Variant, catalog: Catalog) -> str | None:
 
 
 def _hardware(variant: Variant) -> Sequence[object]:
-    return variant.platform, served(variant), variant.march, variant.axes
+    return variant.platform, served(variant), variant.march
+
+
+def _common(new: Variant, old: Variant) -> tuple[int, bool]:
+    """Return how many own axes have the same value, and whether the driver is the same."""
+    return len({*new.axes} & {*old.axes}), new.driver == old.driver

@@ -253,6 +253,33 @@ def test_from_shows_what_an_upgrade_pulls(cli, server, tmp_path, conforms):
     assert "from" not in conforms(plain)["variants"][0]
 
 
+@pytest.mark.usefixtures("no_engine")
+def test_from_finds_the_variant_of_an_older_framework(cli, server, tmp_path):
+    """The image's own axis `torch` has another value in each version, `python` has two."""
+
+    def catalog(version, torch, driver):
+        cells = [
+            (
+                f"torch{torch}-py{python}",
+                ["base", f"py{python}", *wheels],
+                {**exact(driver), "axes": (("python", python), ("torch", torch))},
+            )
+            for python, wheels in (("3.12", ["nccl", torch]), ("3.13", ["nccl", torch]))
+        ]
+        made = pushed(server, "ml/torch", version, cells)
+        file = tmp_path / f"{version}.json"
+        file.write_text(json.dumps(made.to_json()))
+        return file
+
+    old, new = catalog("v1", "2.8.0", "550.163.01"), catalog("v2", "2.9.1", "580.65.06")
+    document = json.loads(cli("ls", "--catalog", new, "--from", old, "--json").out)
+    sizes = {digest: layer["size"] for digest, layer in document["layers"].items()}
+    for row, python in zip(document["variants"], ("3.12", "3.13"), strict=True):
+        assert f"-py{python}-" in row["reference"]
+        assert row["replaces"].rpartition(":")[2].startswith(f"v1-torch2.8.0-py{python}-")
+        assert row["from"] == sizes[row["layers"][-1]]
+
+
 def test_from_needs_one_version(cli, engine, shipped_catalog):
     engine.add_catalog(shipped_catalog)
     result = cli("ls", "training", "--from", "v0")
