@@ -37,13 +37,13 @@ SMALL = "FROM debian:trixie\nRUN echo {{ number }} {{ salt }} > /number\n"
 
 
 @contextlib.contextmanager
-def new_engine(node: GpuNode | None = None) -> Iterator[Engine]:
-    """Start an engine for one measurement, on a simulated node if one is given.
+def new_engine(node: GpuNode | None = None, store: str = "containerd") -> Iterator[Engine]:
+    """Start an engine for one measurement, on a simulated node if one is given; `store` may be "classic".
 
     After `docker buildx bake`, an engine is busy for seconds.
     """
     subprocess.run([samples.ROOT / "ci" / "bases", "archives"], check=True)
-    engine = Engine("containerd", node)
+    engine = Engine(store, node)
     try:
         engine.start()
         engine.seed()

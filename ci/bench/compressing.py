@@ -1,7 +1,7 @@
-"""Measure the levels of compression: building a layer, its size, and pulling it over three networks.
+"""Measure the levels of compression, and the number of layers: building them, their size, and pulling them.
 
-The layer has the content of NVIDIA's wheel of cuDNN. An engine with the containerd image store pulls it from
-a registry in its network namespace, whose loopback device `tc` makes as fast as the network.
+The layers have the content of NVIDIA's wheel of cuDNN. An engine pulls them from a registry in its network
+namespace, whose loopback device `tc` makes as fast as the network.
 """
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import building
+import pulling
 from conftest import Registry
 from measure import Row, duration
 
 from imagematrix import deflate
-from imagematrix.compression import Compression, compressed
+from imagematrix.compression import DEFAULT_LEVELS, Compression, compressed
 from imagematrix.oci.expanded import Expanded
 from imagematrix.oci.manifest import IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from conftest import Engine
 
-__all__ = ["rows"]
+__all__ = ["layers", "levels"]
 
 WHEEL = "nvidia-cudnn-cu12==9.10.2.21"
 KINDS = (("gzip", 6), *(("zstd", level) for level in (1, 3, 6, 9, 12, 15, 19)))
 PORT = 5097
-# The rates of tc with the burst that each needs, and the pulls at each rate.
-NETWORKS = {"100mbit": ("1mb", 1), "1gbit": ("2mb", 3), "10gbit": ("16mb", 3)}
+COUNTS = (1, 2, 4, 12, 40)
+ROUNDS = 3
+PULLS = {"100mbit": 1, "1gbit": 3, "10gbit": 3}  # at each rate
 PIECE = 1 << 20
 CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
-def rows(folder: Path) -> Iterator[Row]:
+def levels(folder: Path) -> Iterator[Row]:
     """Yield for each level the time to compress the layer, its size, and the times to read and to pull it.
 
     The processor time of compressing depends least on other work on the machine.
@@ -60,10 +62,10 @@ def rows(folder: Path) -> Iterator[Row]:
             with blob.open("wb") as file:
                 file.writelines(compressed(_pieces(layer), compression, deflate.threads()))
             taken, used = time.perf_counter() - start, time.process_time() - used
-            name = _pushed(engine, registry, blob, layer, compression)
+            name = _pushed(engine, registry, [(blob, layer)], compression, f"l{compression.level}")
             pulls = [
                 f"{network} {duration(median(_pull(engine, name, network) for _ in range(count)))}"
-                for network, (_, count) in NETWORKS.items()
+                for network, count in PULLS.items()
             ]
             yield Row(
                 what=f"{compression}: {blob.stat().st_size / 1e6:.0f} of {whole / 1e6:.0f} MB",
@@ -71,6 +73,47 @@ def rows(folder: Path) -> Iterator[Row]:
                 ratio=f"read {duration(_read(blob))}",
                 instead=f"pull {', '.join(pulls)}",
             )
+
+
+def layers(folder: Path) -> Iterator[Row]:
+    """Yield the times to pull the same content in one layer and in several, by each image store.
+
+    Each layer has an equal part of the content, as one file.
+    """
+    content = _layer(folder)
+    for store in ("containerd", "classic"):
+        with building.new_engine(store=store) as engine, ExitStack() as stack:
+            registry = Registry(engine, PORT)
+            stack.callback(registry.remove)
+            for kind in DEFAULT_LEVELS:
+                compression = Compression(type=kind, level=DEFAULT_LEVELS[kind])
+                taken = {}
+                for count in COUNTS:
+                    parts = list(_parts(folder, content, count, compression))
+                    name = _pushed(engine, registry, parts, compression, f"n{count}")
+                    taken[count] = median(pulling.docker_pull(engine, name) for _ in range(ROUNDS))
+                for count, seconds in taken.items():
+                    yield Row(
+                        what=f"{store} store, {compression}: {count} layers",
+                        ours=duration(seconds),
+                        ratio=f"{seconds / taken[COUNTS[0]]:.2f} x",
+                        instead=f"one layer: {duration(taken[COUNTS[0]])}",
+                    )
+
+
+def _parts(folder: Path, content: Path, count: int, compression: Compression) -> Iterator[tuple[Path, Path]]:
+    """Yield layers that share a content, each compressed and as it is."""
+    size = -(-content.stat().st_size // count)
+    with content.open("rb") as file:
+        for number in range(count):
+            plain, blob = folder / f"part{number}.tar", folder / f"part{number}"
+            with tarfile.open(plain, "w") as tar:
+                info = tarfile.TarInfo(f"part{number}")
+                info.size = min(size, content.stat().st_size - number * size)
+                tar.addfile(info, file)
+            with blob.open("wb") as target:
+                target.writelines(compressed(_pieces(plain), compression, deflate.threads()))
+            yield blob, plain
 
 
 def _layer(folder: Path) -> Path:
@@ -104,23 +147,32 @@ def _read(blob: Path) -> float:
     return time.perf_counter() - start
 
 
-def _pushed(engine: Engine, registry: Registry, blob: Path, layer: Path, compression: Compression) -> str:
-    """Push an image with one layer by HTTP, as the tests' namespace sees the registry; return its name."""
+def _pushed(
+    engine: Engine,
+    registry: Registry,
+    parts: Sequence[tuple[Path, Path]],
+    compression: Compression,
+    tag: str,
+) -> str:
+    """Push an image by HTTP, as the engine's namespace sees the registry; return its name.
+
+    `parts` are its layers, each compressed and as it is.
+    """
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for _, layer in parts]},
     }
-    described = blob.with_name("config")
+    described = parts[0][0].with_name("config")
     described.write_text(json.dumps(config))
-    manifest = blob.with_name("manifest")
+    manifest = described.with_name("manifest")
     manifest.write_text(
         json.dumps(
             {
                 "schemaVersion": 2,
                 "mediaType": IMAGE,
                 "config": _descriptor(described, CONFIG),
-                "layers": [_descriptor(blob, compression.media_type)],
+                "layers": [_descriptor(blob, compression.media_type) for blob, _ in parts],
             }
         )
     )
@@ -134,8 +186,7 @@ def _pushed(engine: Engine, registry: Registry, blob: Path, layer: Path, compres
         "        with open(path, 'rb') as file: registry.push_blob(digest, file)\n"
         "    registry.push_manifest(tag, open(manifest, 'rb').read(), kind)\n"
     )
-    tag = f"l{compression.level}"
-    blobs = [f"{path}={_digest(path)}" for path in (described, blob)]
+    blobs = [f"{path}={_digest(path)}" for path in (described, *(blob for blob, _ in parts))]
     command = [*engine.inside, sys.executable, "-c", push, name, tag, IMAGE, str(manifest), *blobs]
     subprocess.run(command, check=True)
     return f"{name}:{tag}"
@@ -143,13 +194,8 @@ def _pushed(engine: Engine, registry: Registry, blob: Path, layer: Path, compres
 
 def _pull(engine: Engine, name: str, network: str) -> float:
     """Return the seconds of `docker pull` on an engine without images, over a network of a speed."""
-    images = engine.docker("images", "--quiet").stdout.split()
-    if images:
-        engine.docker("rmi", "--force", *dict.fromkeys(images))
-    engine.docker("system", "prune", "--all", "--force")
-    rate = ("rate", network, "burst", NETWORKS[network][0], "latency", "100ms")
-    subprocess.run([*engine.inside, "tc", "qdisc", "replace", "dev", "lo", "root", "tbf", *rate], check=True)
-    return building.run(lambda: engine.docker("pull", "--quiet", name, check=False))
+    with pulling.limited(engine, network):
+        return pulling.docker_pull(engine, name)
 
 
 def _descriptor(path: Path, kind: str) -> dict[str, object]:

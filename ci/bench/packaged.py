@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 import tarfile
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 import pulling
+import serving
 from measure import Row, duration
 from pulling import DRIVER, FAT, MATCHED, SAID
 from samples import IMAGEMATRIX, ROOT
@@ -22,10 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["prebuilt", "wheels"]
+    from conftest import Engine, Registry
 
-WHEELS = ("pytorch", "tensorflow")  # starters
-TRIM = re.compile(r"\{\{ debian\.trim\(.*\n")
+__all__ = ["prebuilt", "pytorch", "tensorflow"]
+
+PROGRAMS = ROOT / "ci/bench/programs"
+ONE_LAYER = "one-layer"
+LIMITS = {ONE_LAYER: 0.45, FAT: 0.4}  # times the cold start of the other image of PyTorch
+INSTEAD = {ONE_LAYER: "NVIDIA's libraries in one layer, gzip", FAT: "for all GPUs, gzip"}
+NETWORK, RATE = "1gbit", 125e6  # of `tc`, and its bytes in a second
+TRIM = re.compile(r"\{\{ debian\.trim\(.*\n|compute=compute, ")
 # llama.cpp, and its library for CUDA 12, compiled for the GPUs of its default.
 LLAMA = tuple(f"@node-llama-cpp/linux-x64-cuda{part}@3.22.1" for part in ("", "-ext"))
 LLAMA_COMPUTE = "8.6"  # the library has compiled code for it, which GPUs with 8.9 run, too
@@ -60,23 +68,59 @@ LOADS = (
 class Framework:
     """A framework, the simulated node that its images start on, and its GPUs; Python first runs `loads`.
 
-    `write` puts a project for an image into a folder, MATCHED or FAT, and returns options of its build.
+    `write` puts a project for an image into a folder, MATCHED or one of the `rivals`, and returns options of
+    its build.
     """
 
     name: str
     node: str
     compute: str
     write: Callable[[Path, str, str], tuple[str, ...]]
+    rivals: tuple[str, ...] = (FAT,)
     loads: str = "pass"
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What its containers run."""
+        return ("python3", "-c", f"{self.loads}; print({SAID!r}, flush=True)")
 
-def wheels(folder: Path, rounds: int) -> Iterator[Row]:
-    """Yield sizes and cold starts of the starters with official wheels; those for all GPUs are untrimmed."""
-    for name in WHEELS:
-        (folder / name).mkdir()
-        write = partial(_starter, name)
-        framework = Framework(name=name, node=pulling.NODE, compute=pulling.COMPUTE, write=write)
-        yield from _rows(folder / name, rounds, framework)
+
+def pytorch(folder: Path, rounds: int) -> Iterator[Row]:
+    """Yield sizes and cold starts of PyTorch's starter, of its earlier template, and without trimming.
+
+    The images of the other two have gzip layers, as other builders write them.
+    """
+    write = partial(_starter, "pytorch")
+    node, compute = pulling.NODE, pulling.COMPUTE
+    rivals = (ONE_LAYER, FAT)
+    framework = Framework(name="pytorch", node=node, compute=compute, write=write, rivals=rivals)
+    with _published(folder, framework) as (engine, registry, images):
+        yield from _sizes(engine, framework, images)
+        taken = pulling.cold_starts(engine, images, framework.command, rounds)
+        for rival in rivals:
+            yield _cold(taken, rival, LIMITS[rival])
+        with pulling.limited(engine, NETWORK):
+            taken = pulling.cold_starts(engine, images, framework.command, rounds)
+        size = _size(engine, images[MATCHED], compute)
+        for rival in rivals:
+            told = f"the network needs {duration(size / RATE)}"
+            yield replace(_cold(taken, rival), what=f"the same at {NETWORK[0]} Gbit/s", bar=told)
+        host = folder / "host.json"
+        host.write_text(engine.imagematrix("probe", "--json").stdout)
+        selected = engine.imagematrix("select", f"{images[MATCHED]}:v1", "--host", host).stdout.strip()
+        with serving.started(engine.inside, registry.address, host) as resolver:
+            through = f"{images[MATCHED]}:v1".replace(registry.address, resolver.address)
+            yield serving.resolved_pull(engine, "`docker pull` of it", (through, selected), rounds)
+
+
+def tensorflow(folder: Path, rounds: int) -> Iterator[Row]:
+    """Yield sizes and cold starts of TensorFlow's starter, and without trimming."""
+    write = partial(_starter, "tensorflow")
+    yield from _rows(
+        folder,
+        rounds,
+        Framework(name="tensorflow", node=pulling.NODE, compute=pulling.COMPUTE, write=write),
+    )
 
 
 def prebuilt(folder: Path, rounds: int) -> Iterator[Row]:
@@ -102,43 +146,64 @@ def prebuilt(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 def _rows(folder: Path, rounds: int, framework: Framework) -> Iterator[Row]:
-    command = ("python3", "-c", f"{framework.loads}; print({SAID!r}, flush=True)")
+    with _published(folder, framework) as (engine, _, images):
+        yield from _sizes(engine, framework, images)
+        taken = pulling.cold_starts(engine, images, framework.command, rounds)
+        for rival in framework.rivals:
+            yield _cold(taken, rival)
+
+
+@contextmanager
+def _published(folder: Path, framework: Framework) -> Iterator[tuple[Engine, Registry, dict[str, str]]]:
+    """Build and publish MATCHED and the rivals; yield the engine, its registry, and the images by kind."""
     with pulling.simulated_node(folder, framework.node) as (engine, registry):
-        images = {name: f"{registry.address}/bench/{framework.name}-{name}" for name in (MATCHED, FAT)}
-        for name, image in images.items():
-            options = framework.write(folder / name, image, name)
-            pulling.published(engine, folder / name, f"{image}:v1", *options)
-        sizes = {name: pulling.weighed(engine, f"{image}:v1") for name, image in images.items()}
-        taken = pulling.cold_starts(engine, images, command, rounds)
-    sm = f"-sm{framework.compute.replace('.', '')}-"
-    matched = sizes[MATCHED]["variants"]
-    ours = next(one["size"] for one in matched if sm in one["reference"])
-    (theirs,) = (one["size"] for one in sizes[FAT]["variants"])
-    yield Row(
-        what=f"{framework.name} for {framework.compute}: to pull",
-        ours=_megabytes(ours),
-        ratio=f"{ours / theirs:.2f} x",
-        instead=f"for all GPUs: {_megabytes(theirs)}",
-    )
-    seconds = {name: median(each) for name, each in taken.items()}
-    yield Row(
-        what="`imagematrix run` to the first line, cold",
-        ours=duration(seconds[MATCHED]),
-        ratio=f"{seconds[MATCHED] / seconds[FAT]:.2f} x",
-        instead=f"for all GPUs: {duration(seconds[FAT])}",
-    )
-    if len(matched) > 1:
-        total = sizes[MATCHED]["total"]
+        kinds = (MATCHED, *framework.rivals)
+        images = {kind: f"{registry.address}/bench/{framework.name}-{kind}" for kind in kinds}
+        for kind, image in images.items():
+            options = framework.write(folder / kind, image, kind)
+            pulling.published(engine, folder / kind, f"{image}:v1", *options)
+        yield engine, registry, images
+
+
+def _sizes(engine: Engine, framework: Framework, images: dict[str, str]) -> Iterator[Row]:
+    ours = _size(engine, images[MATCHED], framework.compute)
+    for rival in framework.rivals:
+        theirs = _size(engine, images[rival], framework.compute)
         yield Row(
-            what=f"all {len(matched)} variants in a registry, shared layers counted once",
-            ours=_megabytes(total),
-            ratio=f"{total / theirs:.2f} x",
-            instead=f"one image for all GPUs: {_megabytes(theirs)}",
+            what=f"{framework.name} for {framework.compute}: to pull",
+            ours=_megabytes(ours),
+            ratio=f"{ours / theirs:.2f} x",
+            instead=f"{INSTEAD[rival]}: {_megabytes(theirs)}",
+        )
+    sizes = pulling.weighed(engine, f"{images[MATCHED]}:v1")
+    if len(sizes["variants"]) > 1:
+        yield Row(
+            what=f"all {len(sizes['variants'])} variants in a registry, shared layers counted once",
+            ours=_megabytes(sizes["total"]),
         )
 
 
+def _size(engine: Engine, image: str, compute: str) -> int:
+    """Return the compressed bytes of the layers of the variant for a compute capability."""
+    sm = f"-sm{compute.replace('.', '')}-"
+    variants = pulling.weighed(engine, f"{image}:v1")["variants"]
+    return int(next(one["size"] for one in variants if sm in one["reference"]))
+
+
+def _cold(taken: dict[str, list[float]], rival: str, limit: float | None = None) -> Row:
+    ours, theirs = median(taken[MATCHED]), median(taken[rival])
+    return Row(
+        what="`imagematrix run` to the first line, cold",
+        ours=duration(ours),
+        ratio=f"{ours / theirs:.2f} x",
+        instead=f"{INSTEAD[rival]}: {duration(theirs)}",
+        bar=f"{limit} x" if limit else "",
+        met=ours <= limit * theirs if limit else None,
+    )
+
+
 def _starter(template: str, project: Path, image: str, kind: str) -> tuple[str, ...]:
-    """Write a starter with another name for its image."""
+    """Write a starter with another name for its image; rivals have their own template, and gzip layers."""
     subprocess.run([IMAGEMATRIX, "init", "--template", template, project], check=True, capture_output=True)
     matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
     certificates = os.environ.get("PIP_CERT")
@@ -147,7 +212,10 @@ def _starter(template: str, project: Path, image: str, kind: str) -> tuple[str, 
     options = ("--secret", f"id=ca,src={certificates}") if certificates else ()
     if kind == MATCHED:
         return options
-    dockerfile.write_text(_untrimmed(dockerfile.read_text()))
+    matrix.write_text(f"{matrix.read_text()}\ncompression: gzip\n")
+    earlier = PROGRAMS / f"{template}-{ONE_LAYER}.j2"
+    text = (earlier if earlier.exists() else dockerfile).read_text()
+    dockerfile.write_text(_untrimmed(text) if kind == FAT else text)
     return ("--only", f"compute={pulling.COMPUTE}", *options)
 
 

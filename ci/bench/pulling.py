@@ -28,11 +28,14 @@ __all__ = [
     "DRIVER",
     "FAT",
     "MATCHED",
+    "NETWORKS",
     "NODE",
     "SAID",
     "WHEEL",
     "Pulled",
     "cold_starts",
+    "docker_pull",
+    "limited",
     "published",
     "pulled",
     "simulated_node",
@@ -55,6 +58,7 @@ CELL = {
 BODY = "FROM {{ base }} AS body\n"  # of the shipped template, where users install their own software
 SAID = "train:"  # the beginning of the first line of output
 STARTED = ("sh", "-c", "train --steps 2 2>&1")
+NETWORKS = {"100mbit": "1mb", "1gbit": "2mb", "10gbit": "16mb"}  # rates of tc, and the burst that each needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +110,37 @@ def simulated_node(folder: Path, name: str = NODE) -> Iterator[tuple[Engine, Reg
 def cold_starts(
     engine: Engine, images: dict[str, str], command: Sequence[str], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds to the first line for MATCHED and FAT, measured in turn."""
+    """Return the seconds to the first line for each image, measured in turn, in alternating order."""
     taken: dict[str, list[float]] = {name: [] for name in images}
     for number in range(rounds):
-        for name in (MATCHED, FAT) if number % 2 == 0 else (FAT, MATCHED):
+        for name in images if number % 2 == 0 else reversed(images):
             taken[name].append(_first_line(engine, f"{images[name]}:v1", command))
     return taken
+
+
+@contextmanager
+def limited(engine: Engine, network: str) -> Iterator[None]:
+    """Limit the rate between an engine and a registry beside it to that of a network in NETWORKS."""
+    rate = ("tbf", "rate", network, "burst", NETWORKS[network], "latency", "100ms")
+    subprocess.run([*engine.inside, "tc", "qdisc", "add", "dev", "lo", "root", *rate], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*engine.inside, "tc", "qdisc", "delete", "dev", "lo", "root"], check=True)
+
+
+def docker_pull(engine: Engine, name: str) -> float:
+    """Return the seconds of `docker pull` on an engine without any layer of the image."""
+    _empty(engine)
+    return building.run(lambda: engine.docker("pull", "--quiet", name, check=False))
+
+
+def _empty(engine: Engine) -> None:
+    """Remove all images, and what the engine keeps of builds."""
+    names = engine.docker("images", "--quiet").stdout.split()
+    if names:
+        engine.docker("rmi", "--force", *dict.fromkeys(names))
+    engine.docker("system", "prune", "--all", "--force")
 
 
 def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
@@ -150,10 +179,7 @@ def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float
     The first line is to begin with SAID.
     """
     engine.remove_containers()
-    names = engine.docker("images", "--quiet").stdout.split()
-    if names:
-        engine.docker("rmi", "--force", *dict.fromkeys(names))
-    engine.docker("system", "prune", "--all", "--force")
+    _empty(engine)
     words = [*engine.inside, str(IMAGEMATRIX), "run", "--rm", "--gpus", "1", reference, *command]
     start = time.perf_counter()
     with subprocess.Popen(

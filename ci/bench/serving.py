@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import aiohttp
 import building
 from conftest import Engine, Registry
 from measure import KIB, Row, duration, pairs
+from pulling import docker_pull
 from samples import IMAGEMATRIX, ROOT
 
 from imagematrix.oci.manifest import MANIFESTS
@@ -50,13 +52,13 @@ def rows(folder: Path, count: int) -> Iterator[Row]:
     with contextlib.ExitStack() as stack:
         registry = Registry(SimpleNamespace(inside=[]), PORT)
         stack.callback(registry.remove)
-        resolver = stack.enter_context(_resolver([], registry.address))
+        resolver = stack.enter_context(started([], registry.address, HOST))
         yield _at_once(folder, registry.address, resolver.address)
         yield from _large(folder, registry.address, resolver)
     yield _pulls(folder, count)
 
 
-class _Resolver:
+class Resolver:
     """A running resolver."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -73,12 +75,13 @@ class _Resolver:
 
 
 @contextlib.contextmanager
-def _resolver(inside: list[str], upstream: str) -> Iterator[_Resolver]:
+def started(inside: list[str], upstream: str, host: Path) -> Iterator[Resolver]:
+    """Start a resolver for a host in front of a registry, in the namespaces of an engine."""
     command = [*inside, str(IMAGEMATRIX), "resolver", "--upstream", upstream]
-    command += ["--listen", "127.0.0.1:0", "--host", str(HOST)]
+    command += ["--listen", "127.0.0.1:0", "--host", str(host)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            yield _Resolver(process)
+            yield Resolver(process)
         finally:
             process.terminate()
 
@@ -98,26 +101,23 @@ def _pulls(folder: Path, count: int) -> Row:
         building.run(lambda: engine.imagematrix("build", "--push", cwd=folder))
         building.run(lambda: engine.imagematrix("publish", f"{image}:v1"))
         selected = engine.imagematrix("select", f"{image}:v1", "--host", HOST).stdout.strip()
-        resolver = stack.enter_context(_resolver(engine.inside, registry.address))
-        ours, theirs = f"{resolver.address}/{name}:v1", selected
-        taken = pairs(lambda: _pull(engine, ours), lambda: _pull(engine, theirs), count)
+        resolver = stack.enter_context(started(engine.inside, registry.address, HOST))
+        what = f"`docker pull` of an image of {PAYLOAD / 1e6:.0f} MB and its base"
+        return resolved_pull(engine, what, (f"{resolver.address}/{name}:v1", selected), count)
+
+
+def resolved_pull(engine: Engine, what: str, names: tuple[str, str], count: int) -> Row:
+    """Return the row of pulls of an image through a resolver and from the registry, by these names."""
+    through, direct = names
+    taken = pairs(partial(docker_pull, engine, through), partial(docker_pull, engine, direct), count)
     return Row(
-        what=f"`docker pull` of an image of {PAYLOAD / 1e6:.0f} MB and its base",
+        what=what,
         ours=duration(taken[0]),
         ratio=f"{taken[0] / taken[1]:.2f} x direct",
         instead=f"from the registry: {duration(taken[1])}",
         bar=f"{PULL_BAR} x direct",
         met=taken[0] <= PULL_BAR * taken[1],
     )
-
-
-def _pull(engine: Engine, name: str) -> float:
-    """Return the seconds of a pull on an engine without any layer of the image."""
-    names = engine.docker("images", "--quiet").stdout.split()
-    if names:
-        engine.docker("rmi", "--force", *dict.fromkeys(names))
-    engine.docker("system", "prune", "--all", "--force")
-    return building.run(lambda: engine.docker("pull", "--quiet", name))
 
 
 def _at_once(folder: Path, direct: str, resolved: str) -> Row:
@@ -156,7 +156,7 @@ async def _clients(address: str, tag: str, digest: str) -> float:
         return time.perf_counter() - start
 
 
-def _large(folder: Path, direct: str, resolver: _Resolver) -> Iterator[Row]:
+def _large(folder: Path, direct: str, resolver: Resolver) -> Iterator[Row]:
     """Yield the rate of a large layer, and the memory that the resolver takes for it."""
     digest, size = _pushed(folder, direct, LARGE)
     resolver.memory()

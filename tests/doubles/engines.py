@@ -25,23 +25,28 @@ NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "un
 
 
 class Engine:
-    """A dockerd that the tests started; `store` is "containerd" or "classic", `node` the GpuNode it is on."""
+    """A dockerd that the tests started; `store` is "containerd" or "classic", `node` the GpuNode it is on.
 
-    def __init__(self, store, node=None):
+    `release` is the name of an engine that `ci/engines` fetches, by default the installed one.
+    """
+
+    def __init__(self, store, node=None, release=None):
         self.store = store
         self.node = node
+        self.programs = ROOT / f".cache/engines/{release}/bin" if release else None
         self.folder = new_folder()
         (self.folder / "tmp").mkdir()
         self.host = f"unix://{self.folder}/docker.sock"
         self._processes = []
 
     def start(self):
-        config = {
-            "features": {"containerd-snapshotter": self.store == "containerd", "cdi": True},
-            "experimental": True,  # CDI is experimental before Docker 27
-            "cdi-spec-dirs": [f"{self.folder}/cdi"],
-        }
+        config = {"features": {"containerd-snapshotter": self.store == "containerd", "cdi": True}}
+        if not self.programs:  # Docker 20.10 does not know the setting
+            config |= {"cdi-spec-dirs": [f"{self.folder}/cdi"]}
+            config |= {"experimental": True}  # CDI is experimental before Docker 27
         (self.folder / "daemon.json").write_text(json.dumps(config))
+        plugins = {"cliPluginsExtraDirs": [f"{self.programs}/plugins"]} if self.programs else {}
+        (self.folder / "config.json").write_text(json.dumps(plugins))
         command = [
             *END_WITH_US,
             *("unshare", "--net", *(["--mount", *self.node.inside] if self.node else [])),
@@ -51,7 +56,7 @@ class Engine:
         ]
         with (self.folder / "log").open("ab") as log:
             dockerd = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **RARE_GC}
+                command, stdout=log, stderr=log, start_new_session=True, env={**self._found(os.environ), **RARE_GC}
             )
             self._processes = [dockerd]
             self._wait(lambda: self._inode(dockerd.pid) != self._inode("self"))
@@ -105,7 +110,14 @@ class Engine:
         # `docker buildx bake` of 0.13 leaves a folder behind for each Dockerfile.
         places = {"IMAGEMATRIX_LOCKS": f"{self.folder}/locks", "TMPDIR": f"{self.folder}/tmp"}
         machine = self.node.environment if self.node else os.environ
-        return {**machine, **places, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
+        return {**self._found(machine), **places, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
+
+    def _found(self, environment):
+        """Return an environment in which the programs of this engine's release are found first."""
+        if not self.programs:
+            return environment
+        path = f"{self.programs}:{environment['PATH']}"
+        return {**environment, "PATH": path, "DOCKER_CONFIG": str(self.folder)}
 
     def docker(self, *words, check=True, **options):
         return subprocess.run(

@@ -1,0 +1,118 @@
+"""Measure what upgrades cost: the bytes that a node with PyTorch's image still pulls for other images."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import building
+import pulling
+from conftest import Registry
+from measure import Row
+from samples import IMAGEMATRIX, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Engine
+
+__all__ = ["rows"]
+
+UV = ROOT / ".venv/bin/uv"
+TORCH, DRIVER, COMPUTE = "2.8.0", pulling.DRIVER, pulling.COMPUTE
+PLATFORM = ("--python-version", "3.13", "--python-platform", "x86_64-manylinux_2_28")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """A version of PyTorch's image, with what differs from the first; the driver comes from `suite`."""
+
+    what: str
+    torch: str = TORCH
+    cuda: str = "12.8"
+    driver: str = DRIVER
+    suite: str = "trixie"
+
+
+UPGRADES = {
+    "v2": Upgrade(what="another driver", driver="535.261.03", suite="bookworm"),
+    "v3": Upgrade(what="PyTorch 2.9.1, CUDA 12.8, too", torch="2.9.1"),
+    "v4": Upgrade(
+        what="PyTorch 2.15.0, CUDA 13.2, the node's driver", torch="2.15.0", cuda="13.2", driver="host"
+    ),
+}
+OTHERS = ("vllm", "tensorflow")  # starters
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Yield the bytes to pull for upgrades of PyTorch's image, and for other frameworks beside it."""
+    with building.new_engine() as engine, ExitStack() as stack:
+        registry = Registry(engine, pulling.PORT)
+        stack.callback(registry.remove)
+        prefix = f"{registry.address}/bench"
+        first = f"{prefix}/pytorch:v1"
+        _publish(engine, _starter(folder / "v1", "pytorch", prefix, "v1"), first)
+        for version, upgrade in UPGRADES.items():
+            project = _starter(folder / version, "pytorch", prefix, version)
+            _upgraded(project, upgrade)
+            name = f"{prefix}/pytorch:{version}"
+            _publish(engine, project, name)
+            yield _row(engine, name, first, upgrade.what)
+        for template in OTHERS:
+            project = _starter(folder / template, template, prefix, "v1")
+            name = f"{prefix}/{template}:v1"
+            _publish(engine, project, name)
+            yield _row(engine, name, first, f"{template} beside it")
+
+
+def _row(engine: Engine, new: str, old: str, what: str) -> Row:
+    done = engine.imagematrix("ls", "--from", old, "--json", new, "--catalog", new)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    (variant,) = (one for one in json.loads(done.stdout)["variants"] if one["cubins"])
+    return Row(
+        what=f"a node with PyTorch {TORCH} pulls: {what}",
+        ours=f"{variant['from'] / 1e6:,.0f} MB",
+        ratio=f"{variant['from'] / variant['size']:.2f} x",
+        instead=f"the whole image: {variant['size'] / 1e6:,.0f} MB",
+    )
+
+
+def _publish(engine: Engine, project: Path, name: str) -> None:
+    certificates = os.environ.get("PIP_CERT")
+    secret = ("--secret", f"id=ca,src={certificates}") if certificates else ()
+    only = ("--only", f"compute={COMPUTE}", *secret)
+    building.run(lambda: engine.imagematrix("build", "--push", "-f", project / "matrix.yaml", *only))
+    building.run(lambda: engine.imagematrix("publish", name))
+
+
+def _starter(project: Path, template: str, prefix: str, version: str) -> Path:
+    """Write a starter whose images have the prefix and the version."""
+    subprocess.run([IMAGEMATRIX, "init", "--template", template, project], check=True, capture_output=True)
+    matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
+    secrets = "    secrets: [ca]\n" if os.environ.get("PIP_CERT") else ""
+    text = matrix.read_text().replace("    version: v1", f"{secrets}    version: {version}")
+    for image in {"pytorch", template}:
+        text = text.replace(f"\n  {image}:", f"\n  {prefix}/{image}:")
+    matrix.write_text(text)
+    dockerfile.write_text(dockerfile.read_text().replace('images["', f'images["{prefix}/'))
+    return project
+
+
+def _upgraded(project: Path, upgrade: Upgrade) -> None:
+    """Change PyTorch's starter; the lock of another release is made from the Python Package Index."""
+    if upgrade.torch != TORCH:
+        words = (UV, "pip", "compile", "-q", "--no-header", "--generate-hashes", *PLATFORM, "-")
+        pin = f"torch=={upgrade.torch}\n"
+        pins = subprocess.run(words, input=pin, check=True, stdout=subprocess.PIPE, text=True).stdout
+        (project / f"templates/pytorch/torch-{upgrade.torch}-python3.13.txt").write_text(pins)
+    base = f' {{driver_base: "debian:{upgrade.suite}"}}' if upgrade.suite else " {}"
+    matrix = project / "matrix.yaml"
+    text = matrix.read_text().replace(TORCH, upgrade.torch).replace("12.8", upgrade.cuda)
+    text = text.replace(f'{DRIVER}: {{driver_base: "debian:trixie"}}', f"{upgrade.driver}:{base}")
+    matrix.write_text(text.replace(f"driver: [{DRIVER}]", f"driver: [{upgrade.driver}]"))

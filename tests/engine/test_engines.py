@@ -1,0 +1,140 @@
+"""The oldest and the newest Docker: images that another engine built are listed, chosen, pulled and run."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from drivers import library
+from engines import Engine, Registry
+
+ROOT = Path(__file__).parents[2]
+HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
+DRIVER = "550.163.01"  # of that host
+FACTS = {"march": {"old": {"flags": ["sse4_2"]}, "new": {"flags": ["sse4_2", "avx2"]}}}
+MATRIX = {
+    "schema": "imagematrix.matrix/v1",
+    "axes": {"cuda": ["none", "12.4"], "driver": [DRIVER], "compute": ["9.0"], "march": [*FACTS["march"]]},
+    "facts": FACTS,
+}
+TEMPLATE = """\
+FROM debian:trixie
+RUN echo {{ "sm_" ~ sm if cuda else "cpu" }} {{ march }} > /variant
+CMD ["cat", "/variant"]
+{% if cuda %}
+COPY libcuda.so.{{ driver }} /usr/lib/
+{% endif %}
+"""
+PORT = 5031
+OLD = "docker-20.10"
+ENGINES = ((OLD, "classic"), ("docker-28.5", "containerd"), ("docker-28.5", "classic"))
+
+
+def name(compression):
+    return f"127.0.0.1:{PORT}/ml/{compression}:v1"
+
+
+def project(folder, compression):
+    """Write the matrix with this compression of layers, and return its folder."""
+    (folder / "templates").mkdir()
+    (folder / "templates" / "image.j2").write_text(TEMPLATE)
+    library(folder / "context", "libcuda", DRIVER)
+    image = {"version": "v1", "template": "image.j2", "context": "context", "device_code": "claim"}
+    images = {name(compression).removesuffix(":v1"): image}
+    document = {**MATRIX, "compression": compression, "images": images}
+    (folder / "matrix.yaml").write_text(json.dumps(document))  # JSON is YAML
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(engine, tmp_path_factory):
+    """A registry's folder with a version for each compression, and the digests of their variants."""
+    data = tmp_path_factory.mktemp("registry")
+    registry = Registry(engine, PORT, data=data)
+    digests = {}
+    for compression in ("gzip", "zstd"):
+        folder = project(tmp_path_factory.mktemp("project"), compression)
+        for words in (("build", "--push"), ("publish", name(compression))):
+            done = engine.imagematrix(*words, cwd=folder)
+            assert done.returncode == 0, done.stderr
+        listed = json.loads(engine.imagematrix("ls", name(compression), "--json").stdout)["variants"]
+        digests[compression] = {one["reference"]: one["digest"] for one in listed}
+    registry.remove()
+    return data, digests
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids="-".join)
+def other(request, published, engines):
+    """An engine of another release, with a registry that has the published versions."""
+    release, store = request.param
+    subprocess.run([ROOT / "ci/engines", release], check=True)
+    started = Engine(store, release=release)
+    engines.append(started)
+    started.start()
+    started.seed()
+    registry = Registry(started, PORT, data=published[0])
+    yield started
+    registry.remove()
+
+
+def is_old(engine):
+    return engine.programs.parent.name == OLD
+
+
+def test_a_version_is_listed_chosen_and_pulled(other, published):
+    listed = json.loads(other.imagematrix("ls", name("gzip"), "--json").stdout)["variants"]
+    assert {one["reference"]: one["digest"] for one in listed} == published[1]["gzip"]
+    reference = other.imagematrix("select", name("gzip"), *HOST).stdout.strip()
+    assert "-sm90-new-" in reference
+    pulled = other.imagematrix("pull", name("gzip"), *HOST)
+    assert pulled.stdout == f"{reference}@{published[1]['gzip'][reference]}\n", pulled.stderr
+    assert other.inspect(reference)["RepoTags"] == [reference]
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_container_has_the_device_nodes_of_its_gpus(other):
+    words = ("--rm", "--gpus", "device=3", *HOST, name("gzip"), "sh", "-c")
+    ran = other.imagematrix("run", *words, "cat /variant; ls /dev | grep nvidia; exit 7")
+    assert ran.returncode == 7, ran.stderr
+    assert ran.stdout.split("\n", 1)[0] == "sm_90 new"
+    assert {word for word in ran.stdout.split() if word[-1].isdigit() and "nvidia" in word} == {"nvidia3"}
+    assert "nvidiactl" in ran.stdout
+
+
+def test_a_container_without_gpus_has_no_device_node(other):
+    ran = other.imagematrix("run", "--rm", "--gpus", "none", *HOST, name("gzip"), "sh", "-c", "ls /dev")
+    assert ran.returncode == 0, ran.stderr
+    assert "null" in ran.stdout.split()
+    assert "nvidia" not in ran.stdout
+
+
+def test_layers_in_zstd_start_or_are_refused_before_the_pull(other):
+    ran = other.imagematrix("run", "--rm", "--gpus", "none", *HOST, name("zstd"))
+    if not is_old(other):
+        assert (ran.returncode, ran.stdout) == (0, "cpu new\n"), ran.stderr
+        return
+    assert ran.returncode == 8
+    assert "cannot unpack them, which Docker 23 and newer can" in ran.stderr
+    assert not other.docker("images", "--quiet", name("zstd").removesuffix(":v1")).stdout
+
+
+def test_a_build_has_the_same_digests_or_says_why_it_cannot(other, published, tmp_path):
+    done = other.imagematrix("build", "--json", cwd=project(tmp_path, "zstd"))
+    if is_old(other):
+        assert done.returncode == 8
+        assert "Docker 20.10.24+dfsg1 is too old for builds" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    cells = [cell for cell in json.loads(done.stdout)["cells"] if cell["reference"]]
+    contained = other.store == "containerd"
+    assert {cell["reproducible"] for cell in cells} == {contained}
+    if contained:
+        assert {cell["reference"]: cell["digest"] for cell in cells} == published[1]["zstd"]
+    else:
+        assert {cell["reference"] for cell in cells} == set(published[1]["zstd"])
+
+
+def test_doctor_knows_the_engine(other):
+    findings = json.loads(other.imagematrix("doctor", "--json").stdout)["findings"]
+    severity = {one["check"]: one["severity"] for one in findings}["engine"]
+    assert severity == ("warning" if is_old(other) else "ok"), findings
