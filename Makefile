@@ -7,6 +7,7 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
+# make test-engines run the engine tests with other releases of Docker; NAMES="docker-28.5" names them
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build Kubernetes, and run the tests on a cluster with two nodes
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
@@ -14,11 +15,12 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+NAMES := docker-28.5
 
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-cluster test-kubernetes test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -104,6 +106,12 @@ coverage: $(VENV)/.dev
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
+
+# The engine tests with the newest releases of Docker. Not part of `make test`, which runs test_engines.py with them.
+test-engines: bases $(VENV)/.dev
+	ci/engines $(NAMES)
+	for name in $(NAMES); do IMAGEMATRIX_TEST_ENGINE=$$name \
+	    $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine || exit; done
 
 # Real swarms, in namespaces. Not part of `make test`.
 test-cluster: packages $(VENV)/.dev

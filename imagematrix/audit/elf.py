@@ -24,6 +24,9 @@ RELOCATABLE = 1  # type of an object that is not linked yet
 X86_64, AARCH64, CUDA = 62, 183, 190  # machines
 CODE = 4  # flag of a section
 NULL, NOBITS = 0, 8  # types of sections
+# Types of sections that a linker fills with its own tables: symbols, names, relocations, hashes, tags,
+# addresses, versions (System V ABI, and GNU's additions).
+TABLES = frozenset([2, 3, 4, 5, 6, 9, 11, 14, 15, 16, 19, *range(0x6FFFFFF5, 0x70000000)])
 LOAD, DYNAMIC = 1, 2  # types of segments
 NEEDED, STRTAB, SONAME, RPATH, RUNPATH = 1, 5, 14, 15, 29  # tags of a dynamic section
 EXTENDED = 0xFFFF  # in place of the index of the section with names: the first section header has the index
@@ -36,13 +39,17 @@ TEXT = 4096  # bytes of a name
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section with bytes in the file; `flags` come from its header, `address` is its address in memory."""
+    """A section with bytes in the file; `flags` come from its header, `address` is its address in memory.
+
+    `table` means that the linker filled it with a table of its own.
+    """
 
     name: str
     offset: int
     size: int
     flags: int
     address: int = 0
+    table: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +166,7 @@ def _sections(
             size=min(size, max(0, window.size - offset)),
             flags=flags,
             address=address,
+            table=kind in TABLES,
         )
         for name, kind, flags, address, offset, size, *_ in rows
         if kind not in (NULL, NOBITS)

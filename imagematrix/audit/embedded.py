@@ -12,6 +12,7 @@ from itertools import islice
 
 from imagematrix.audit import cubin, device_code, elf, fatbin
 from imagematrix.audit.device_code import NONE, DeviceCode
+from imagematrix.audit.window import PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ def code(headers: Elf, window: Window) -> DeviceCode:
 
 def names_driver(headers: Elf, window: Window) -> bool:
     """Whether the data sections have the name of libcuda, which a program may load by it."""
-    return any(True for section in _data(headers, window) for _ in _offsets(section, DRIVER))
+    return any(True for section in _data(headers, window) for _ in _found(section, DRIVER))
 
 
 def _data(headers: Elf, window: Window) -> Iterator[Window]:
     left = window.size
     for section in headers.sections:
-        if section.flags & ALLOCATED and not section.flags & elf.CODE:
+        if section.flags & ALLOCATED and not section.flags & elf.CODE and not section.table:
             left -= section.size
             if left < 0:  # sections overlap
                 return
@@ -63,13 +64,10 @@ def _data(headers: Elf, window: Window) -> Iterator[Window]:
 
 
 def _code(section: Window) -> Iterator[DeviceCode]:
-    found = [
-        *((offset, _cubin) for offset in _offsets(section, cubin.BEGINNING)),
-        *((offset, _fatbin) for offset in _offsets(section, FATBIN)),
-        *((offset, _ptx) for offset in _offsets(section, TEXT)),
-    ]
+    readers = {cubin.BEGINNING: _cubin, FATBIN: _fatbin, TEXT: _ptx}
     reached = wrong = 0
-    for offset, read in sorted(found, key=lambda candidate: candidate[0]):
+    for offset, word in _found(section, *readers):
+        read = readers[word]
         if offset < reached or wrong == WRONG:  # a fatbin may contain cubins
             continue
         own, size = read(section.part(offset, section.size))
@@ -80,18 +78,20 @@ def _code(section: Window) -> Iterator[DeviceCode]:
             wrong += read is not _ptx
 
 
-def _offsets(section: Window, word: bytes) -> Iterator[int]:
-    return islice(_all_offsets(section, word), MOST)
-
-
-def _all_offsets(section: Window, word: bytes) -> Iterator[int]:
-    start = 0
-    for piece in section.pieces(EVERYTHING, len(word) - 1):
-        at = piece.find(word)
-        while at != -1:
-            yield start + at
-            at = piece.find(word, at + 1)
-        start += len(piece) - (len(word) - 1)
+def _found(section: Window, *words: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the offsets of words in a section in ascending order, up to MOST of each word."""
+    overlap = max(map(len, words)) - 1
+    left = dict.fromkeys(words, MOST)
+    for index, piece in enumerate(section.pieces(EVERYTHING, overlap)):
+        offsets = []
+        for word in words:
+            at = piece.find(word)
+            # What begins in the overlap is found in the next piece.
+            while 0 <= at < PIECE and left[word]:
+                left[word] -= 1
+                offsets.append((index * PIECE + at, word))
+                at = piece.find(word, at + 1)
+        yield from sorted(offsets)
 
 
 def _cubin(window: Window) -> tuple[DeviceCode, int]:

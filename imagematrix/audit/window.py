@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["Window"]
+__all__ = ["PIECE", "Window"]
 
 PIECE = 1 << 20  # bytes that are searched at once
 

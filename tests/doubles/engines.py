@@ -21,18 +21,21 @@ ROOT = Path(__file__).parents[2]
 SHARED = ("debian", "training")
 # Engines that live for minutes spend a third of their processor time on collecting garbage otherwise.
 RARE_GC = {"GOGC": "800"}
+RELEASE = "IMAGEMATRIX_TEST_ENGINE"
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
 class Engine:
     """A dockerd that the tests started; `store` is "containerd" or "classic", `node` the GpuNode it is on.
 
-    `release` is the name of an engine that `ci/engines` fetches, by default the installed one.
+    `release` is the name of an engine that `ci/engines` fetches. The default is in the variable RELEASE, or the
+    installed engine.
     """
 
     def __init__(self, store, node=None, release=None):
         self.store = store
         self.node = node
+        release = release or os.environ.get(RELEASE)
         self.programs = ROOT / f".cache/engines/{release}/bin" if release else None
         self.folder = new_folder()
         (self.folder / "tmp").mkdir()

@@ -39,6 +39,7 @@ GROUPS = (
     ("templates",),
     ("tags",),
     ("faults",),
+    ("engines",),
     ("registry",),
 )
 LAST = ("builders", "ci")  # they clear the build cache of an engine

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from drivers import library
 from engines import Engine, Registry
+from processes import END_WITH_US
 
 ROOT = Path(__file__).parents[2]
 HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
@@ -132,6 +133,29 @@ def test_a_build_has_the_same_digests_or_says_why_it_cannot(other, published, tm
         assert {cell["reference"]: cell["digest"] for cell in cells} == published[1]["zstd"]
     else:
         assert {cell["reference"] for cell in cells} == set(published[1]["zstd"])
+
+
+def test_containerd_pulls_through_the_resolver(other, published, tmp_path):
+    """The containerd of each release reads the `hosts.toml` that the resolver writes."""
+    words = [*other.inside, ROOT / ".venv/bin/imagematrix", "resolver", "--upstream", f"127.0.0.1:{PORT}"]
+    resolver = subprocess.Popen(
+        [*END_WITH_US, *map(str, (*words, "--listen", "127.0.0.1:0", *HOST))],
+        stderr=subprocess.PIPE, text=True, env=other.environment,
+    )  # fmt: skip
+    address = resolver.stderr.readline().split()[-1]
+    folder = tmp_path / "certs.d"
+    written = ("--upstream", f"127.0.0.1:{PORT}", "--listen", address, "--containerd", folder)
+    assert other.imagematrix("resolver", *written).returncode == 0
+    socket = other.folder / "run/containerd/containerd.sock"
+    ctr = [*other.inside, other.programs / "ctr", "--address", socket, "--namespace", "test", "images"]
+    for words in (("pull", "--hosts-dir", folder, name("gzip")), ("ls",)):
+        done = subprocess.run([*map(str, (*ctr, *words))], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    (digest,) = (one for reference, one in published[1]["gzip"].items() if "-sm90-new-" in reference)
+    assert digest in done.stdout
+    resolver.terminate()
+    assert resolver.wait(60) == 0
+    resolver.stderr.close()
 
 
 def test_doctor_knows_the_engine(other):
