@@ -277,10 +277,9 @@ class _Decoding:
         """Yield each kept file's path, the File as it was kept, and the File with the result of decoding."""
         for path, (file, start) in self._kept.items():
             window = Window(self._file, start, file.size)
-            headers = elf.read(window)
             if file.size <= WHOLE and self.sums.has(window):
                 yield path, file, replace(file, packaged=True)
-            elif headers:
+            elif headers := elf.read(window):
                 yield path, file, replace(file, host=scan(path, headers, window))
 
     def _copy(self, headers: Elf, window: Window) -> None:
