@@ -28,8 +28,8 @@ NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "un
 class Engine:
     """A dockerd that the tests started; `store` is "containerd" or "classic", `node` the GpuNode it is on.
 
-    `release` is the name of an engine that `ci/engines` fetches. The default is in the variable RELEASE, or the
-    installed engine.
+    `release` is the name of an engine that `ci/engines` fetches. Without it, the variable RELEASE names it,
+    or it is the installed engine.
     """
 
     def __init__(self, store, node=None, release=None):
@@ -59,7 +59,11 @@ class Engine:
         ]
         with (self.folder / "log").open("ab") as log:
             dockerd = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, env={**self._found(os.environ), **RARE_GC}
+                command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**self._found(os.environ), **RARE_GC},
             )
             self._processes = [dockerd]
             self._wait(lambda: self._inode(dockerd.pid) != self._inode("self"))

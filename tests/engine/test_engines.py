@@ -12,21 +12,23 @@ from processes import END_WITH_US
 ROOT = Path(__file__).parents[2]
 HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
 DRIVER = "550.163.01"  # of that host
+PORT = 5031
+BASE = f"127.0.0.1:{PORT}/debian:trixie"  # imported images differ from engine to engine
 FACTS = {"march": {"old": {"flags": ["sse4_2"]}, "new": {"flags": ["sse4_2", "avx2"]}}}
 MATRIX = {
     "schema": "imagematrix.matrix/v1",
     "axes": {"cuda": ["none", "12.4"], "driver": [DRIVER], "compute": ["9.0"], "march": [*FACTS["march"]]},
+    "properties": {"march": {march: {"base": BASE} for march in FACTS["march"]}},
     "facts": FACTS,
 }
 TEMPLATE = """\
-FROM debian:trixie
+FROM {{ base }}
 RUN echo {{ "sm_" ~ sm if cuda else "cpu" }} {{ march }} > /variant
 CMD ["cat", "/variant"]
 {% if cuda %}
 COPY libcuda.so.{{ driver }} /usr/lib/
 {% endif %}
 """
-PORT = 5031
 OLD = "docker-20.10"
 ENGINES = ((OLD, "classic"), ("docker-28.5", "containerd"), ("docker-28.5", "classic"))
 
@@ -52,6 +54,8 @@ def published(engine, tmp_path_factory):
     """A registry's folder with a version for each compression, and the digests of their variants."""
     data = tmp_path_factory.mktemp("registry")
     registry = Registry(engine, PORT, data=data)
+    engine.docker("tag", "debian:trixie", BASE)
+    engine.docker("push", BASE)
     digests = {}
     for compression in ("gzip", "zstd"):
         folder = project(tmp_path_factory.mktemp("project"), compression)
@@ -72,7 +76,6 @@ def other(request, published, engines):
     started = Engine(store, release=release)
     engines.append(started)
     started.start()
-    started.seed()
     registry = Registry(started, PORT, data=published[0])
     yield started
     registry.remove()
@@ -89,7 +92,7 @@ def test_a_version_is_listed_chosen_and_pulled(other, published):
     assert "-sm90-new-" in reference
     pulled = other.imagematrix("pull", name("gzip"), *HOST)
     assert pulled.stdout == f"{reference}@{published[1]['gzip'][reference]}\n", pulled.stderr
-    assert other.inspect(reference)["RepoTags"] == [reference]
+    assert reference in other.inspect(reference)["RepoTags"]
 
 
 @pytest.mark.usefixtures("nodes")
@@ -120,6 +123,9 @@ def test_layers_in_zstd_start_or_are_refused_before_the_pull(other):
 
 
 def test_a_build_has_the_same_digests_or_says_why_it_cannot(other, published, tmp_path):
+    pulled = other.docker("images", "--quiet", name("zstd").removesuffix(":v1")).stdout.split()
+    if pulled:
+        other.docker("rmi", "--force", *dict.fromkeys(pulled))
     done = other.imagematrix("build", "--json", cwd=project(tmp_path, "zstd"))
     if is_old(other):
         assert done.returncode == 8
