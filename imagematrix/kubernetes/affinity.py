@@ -43,6 +43,7 @@ __all__ = [
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 LAST_MINOR = 9  # the minor of a capability has one digit
+LOWEST = 10  # the lowest capability, 1.0, times ten
 MIXED = 3  # most different states of a node's GPUs that terms admit
 POSITIVE = frozenset({"In", "Exists", "Gt", "Lt"})  # operators that no node without the label meets
 INTEGER = re.compile("-?[0-9]{1,18}")  # the values that Gt and Lt compare
@@ -217,12 +218,14 @@ def _own_computes(need: Need) -> list[Requirement]:
     codes = [code for code in need.computes if code >= 0]
     if not codes:
         return [below(own.GREATEST, 1), has(f"{own.COMPUTE}{own.UNKNOWN}")]
-    expressions = [above(own.LEAST, codes[0] - 1)] if codes[0] > 0 else []
+    unknown = len(codes) < len(need.computes)
+    # In the label of the least capability, an unknown one counts as 0, so others have to be excluded by name.
+    expressions = [above(own.LEAST, codes[0] - 1)] if codes[0] > 0 and not unknown else []
     if codes[-1] < TOP:
         expressions.append(below(own.GREATEST, codes[-1] + 1))
-    holes = sorted({*range(codes[0], codes[-1])} - {*codes})
+    holes = sorted({*range(LOWEST if unknown else codes[0], codes[-1])} - {*codes})
     expressions += [lacks(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
-    if codes[0] > 0 or len(codes) < len(need.computes):
+    if codes[0] > 0 or unknown:
         return expressions
     return [*expressions, lacks(f"{own.COMPUTE}{own.UNKNOWN}")]
 

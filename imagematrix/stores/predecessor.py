@@ -27,8 +27,8 @@ class Predecessor:
 def predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
     """Return the predecessor of each variant of `new`: the one in `old` that served the same nodes.
 
-    It is the variant of the same cell, or else one for the same hardware: platform, GPU targets and -march. Of
-    several, those that have most of the image's own axes in common count, of these those with the same
+    It is the variant of the same cell, or else one for the same hardware: platform, GPU targets and -march.
+    Of several, those that have most of the image's own axes in common count, of these those with the same
     driver, and of these the one that leaves the most to pull. None if there is none, or a size is unknown.
     """
     return [_predecessor(one, new.catalog, old) for one in new.variants]

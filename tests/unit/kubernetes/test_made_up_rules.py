@@ -446,6 +446,32 @@ def test_a_node_is_admitted_if_and_only_if_all_rules_hold(
         assert seen == fits or (cautious and not seen), one
 
 
+@pytest.mark.parametrize("unknown", [True, False])
+def test_gpus_of_unknown_capability_are_admitted_as_the_rule_says(make, cluster, unknown):
+    """In the label of the least capability they count as 0, below what the rule asks of others."""
+
+    def holds(target, _):
+        known = [gpu.compute for gpu in target.gpus if gpu.compute]
+        return all(float(one) >= 7 for one in known) and (unknown or len(known) == len(target.gpus))
+
+    with pytest.MonkeyPatch.context() as patch:
+        made_up = rule({"gpus.compute": ["7.0"]}, holds, lambda _: True)
+        patch.setattr(deriving, "RULES", (*RULES, made_up))
+        terms = owned(needs(make.cpu_variant(), allow_cpu=True))
+    for computes in (
+        [None],
+        [None, None],
+        ["6.1"],
+        ["7.0"],
+        ["9.0", None],
+        [None, "6.1"],
+        ["7.0", "6.1"],
+        [],
+    ):
+        host = make.host(*(make.gpu(index=index, compute=one) for index, one in enumerate(computes)))
+        assert admitted(terms, cluster.own(host)) == holds(Target(host=host, gpus=host.gpus), None), computes
+
+
 def test_a_driver_that_no_node_can_have_gives_no_number_beyond_64_bits(make, cluster):
     for expression, fits in (
         ("driver<99999999", True),

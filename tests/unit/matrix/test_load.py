@@ -288,7 +288,9 @@ def test_file_that_is_not_a_matrix_is_rejected(project, text, expected):
 def test_deep_nesting_does_not_crash(project):
     # PyYAML has a limit of its own from 6.0.4 on, and applies it first where it looks ahead.
     said = message(project(text="[" * 200_000))
-    assert "nested deeper than 32 levels" in said or "1:1001: not valid YAML: exceeded maximum nesting" in said
+    assert (
+        "nested deeper than 32 levels" in said or "1:1001: not valid YAML: exceeded maximum nesting" in said
+    )
 
 
 def test_anchor_bomb_is_rejected_quickly(project):
