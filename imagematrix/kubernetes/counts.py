@@ -120,7 +120,7 @@ def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
     others = [item for item in items if item.text("kind") != "Pod"]
     where = ", ".join(where for _, where in lists)
     if not pods and len(lists) == 1:
-        raise UsageError(f"{where}: no pods found", remedy=f"write it with `{OBJECTS}`")
+        raise UsageError(f"{where}: no pods found", remedy=f"give --pods, or write it with `{OBJECTS}`")
     nodes = described(others, where)
     raw = {metadata.text("name"): each for each in others if (metadata := each.object_or_none("metadata"))}
     used: dict[str | None, Counter[str]] = {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
 
-__all__ = ["ClusterNode", "described", "host", "load", "objects", "parse", "read"]
+__all__ = ["ClusterNode", "described", "host", "load", "named", "objects", "parse", "read"]
 
 STREAM = "-"
 LISTS = ("List", "NodeList", "PodList")
@@ -49,7 +49,12 @@ class ClusterNode:
 
 def load(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
     """Return the nodes in a file, or in `stream` if the path is "-"; raise UsageError if there are none."""
-    return parse(read(path, stream), "stdin" if str(path) == STREAM else str(path))
+    return parse(read(path, stream), named(path))
+
+
+def named(path: Path) -> str:
+    """Return how messages name a file."""
+    return "stdin" if str(path) == STREAM else str(path)
 
 
 def read(path: Path, stream: BinaryIO) -> object:

@@ -36,7 +36,9 @@ def healthy(cluster, resource, node="n1"):
 def counted(cluster):
     """Return the output of `kubernetes gpus`: the resources of n1, and the pending requests."""
     listed = cluster.kubectl("get", "nodes,pods", "-A", "-o", "json").stdout
-    usage = json.loads(cluster.imagematrix("kubernetes", "gpus", "-", "--json", input=listed).stdout)
+    usage = json.loads(
+        cluster.imagematrix("kubernetes", "gpus", "--nodes", "-", "--json", input=listed).stdout
+    )
     (node,) = [one for one in usage["nodes"] if one["name"] == "n1"]
     numbers = ("capacity", "allocatable", "requested", "free")
     return {one["resource"]: [one[name] for name in numbers] for one in node["resources"]}, usage["pending"]

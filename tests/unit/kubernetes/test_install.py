@@ -206,7 +206,7 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([NAME], "no program given"),
+        ([NAME], "Missing option '--program'"),
         (["t:v1", "--program", PROGRAM], "t:v1 is not in a registry"),
         ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
         ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),
