@@ -49,6 +49,7 @@ CALLS = (
     ("kubernetes needs training:v1 --catalog catalog.json", 0),
     ("kubernetes render job training:v1 --nodes nodes.json --catalog catalog.json", 3),
     (f"kubernetes device-plugin --by product --vram --dry-run --host {HOST}", 0),
+    ("kubernetes render prepull training:v1 --nodes nodes.json --catalog catalog.json", 3),
     ("kubernetes render install reg.example.com/t:v1 --program p --device-plugin", 0),
     # The TLS files do not exist.
     ("kubernetes webhook --catalog catalog.json --nodes nodes.json --tls-cert x --tls-key y", 2),
