@@ -13,7 +13,7 @@ from prometheus_client import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from imagematrix.errors import ImagematrixError
 
@@ -68,7 +68,7 @@ class Telemetry:
             # The name is not validated yet: a repr has no line breaks.
             self.note(f"pod {pod[:320]!r} {outcome}: {reason}")
 
-    def decided(self, labelled: int, others: list[str]) -> None:
+    def decided(self, labelled: int, others: Sequence[str]) -> None:
         """Note new policies, and the nodes without a matching class label."""
         self._nodes.labels("yes").set(labelled)
         self._nodes.labels("no").set(len(others))
