@@ -50,7 +50,8 @@ class Installation:
     of the webhook. `pull_secret` names a Secret in the namespace with the registries' credentials. With
     `conditions`, the API server sends only pods that use one of the images (Kubernetes 1.28 and newer).
     `plugin` lists the kinds of resource names, besides imagematrix.io/gpu, under which GPUs are offered; if
-    it is None, no device plugin is installed. `kubelet` is the root directory of the nodes' kubelets.
+    it is None, no device plugin is installed. `kubelet` is the root directory of the nodes' kubelets. With
+    `events`, one of the webhooks writes Events about pending pods.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class Installation:
     conditions: bool = True
     plugin: tuple[str, ...] | None = None
     kubelet: str = sockets.ROOT_DIR
+    events: bool = True
 
     def __post_init__(self) -> None:
         for name in (self.namespace, *self.excluded):
@@ -84,7 +86,7 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
     yield manifest("v1", "Namespace", space, labels={NAMED: space})
     yield manifest("v1", "ServiceAccount", NAME, **metadata)
-    yield from _permissions(space)
+    yield from _permissions(installation)
     keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)}
     yield manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
     yield _deployment(installation)
@@ -98,18 +100,36 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     yield _configuration(installation, tls)
 
 
-def _permissions(space: str) -> Iterator[Manifest]:
-    authority, labels = "rbac.authorization.k8s.io", {LABEL: NAME}
-    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
-    yield manifest(f"{authority}/v1", "ClusterRole", NAME, labels=labels, rules=rules)
+def _permissions(installation: Installation) -> Iterator[Manifest]:
+    """Yield what the webhook may do in the cluster, and with `events`, in its namespace."""
+    rules = [_rule("", "nodes", "get", "list", "watch")]
+    if installation.events:
+        rules += [_rule("", "pods", "list", "watch"), _rule("", "events", "create")]
+    yield from _role("ClusterRole", installation.namespace, {"labels": {LABEL: NAME}}, rules)
+    if installation.events:
+        metadata = _metadata(installation.namespace)
+        lease = _rule("coordination.k8s.io", "leases", "get", "update") | {"resourceNames": [NAME]}
+        yield from _role("Role", installation.namespace, metadata, [lease])
+        # It exists from the start, because a right to create Leases cannot be limited to one name.
+        yield manifest("coordination.k8s.io/v1", "Lease", NAME, **metadata, spec={})
+
+
+def _role(kind: str, space: str, metadata: Manifest, rules: list[Manifest]) -> Iterator[Manifest]:
+    """Yield a role of a kind, and the binding that gives it to the webhook."""
+    group = "rbac.authorization.k8s.io"
+    yield manifest(f"{group}/v1", kind, NAME, **metadata, rules=rules)
     yield manifest(
-        f"{authority}/v1",
-        "ClusterRoleBinding",
+        f"{group}/v1",
+        f"{kind}Binding",
         NAME,
-        labels=labels,
-        roleRef={"apiGroup": authority, "kind": "ClusterRole", "name": NAME},
+        **metadata,
+        roleRef={"apiGroup": group, "kind": kind, "name": NAME},
         subjects=[{"kind": "ServiceAccount", "name": NAME, "namespace": space}],
     )
+
+
+def _rule(group: str, resource: str, *verbs: str) -> Manifest:
+    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
 
 
 def _deployment(installation: Installation) -> Manifest:
@@ -117,6 +137,7 @@ def _deployment(installation: Installation) -> Manifest:
     words = ["kubernetes", "webhook", *(word for name in installation.names for word in ("--catalog", name))]
     words += ["--nodes", "cluster", "--tls-cert", "/tls/tls.crt", "--tls-key", "/tls/tls.key"]
     words += ["--listen", f"0.0.0.0:{PORT}", "--on-unknown", "deny" if installation.deny else "default"]
+    words += ["--events", NAME] if installation.events else []
     mounts = [{"name": "tls", "mountPath": "/tls", "readOnly": True}]
     volumes: list[Manifest] = [{"name": "tls", "secret": {"secretName": NAME}}]
     if secret:

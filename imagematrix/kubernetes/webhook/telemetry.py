@@ -53,9 +53,16 @@ class Telemetry:
             "When nodes and catalogs last changed the decisions.",
             registry=self._registry,
         )
+        self._events = Counter(
+            "imagematrix_webhook_events",
+            "Events written about pending pods, by their reason.",
+            ("reason",),
+            registry=self._registry,
+        )
         self._failures = Counter(
             "imagematrix_webhook_failures",
-            "Failures to read nodes, a catalog or the certificate; the last valid one stays in use.",
+            "Failures to read nodes, a catalog, the certificate or pods, whose last state stays in use; "
+            "and to use the lease or write Events.",
             ("what",),
             registry=self._registry,
         )
@@ -76,8 +83,12 @@ class Telemetry:
         without = f"; {len(others)} without a matching class label, such as {others[0]}" if others else ""
         self.note(f"policies made for {labelled} nodes{without}")
 
+    def wrote(self, reason: str) -> None:
+        """Count an Event about a pod."""
+        self._events.labels(reason).inc()
+
     def failed(self, what: str, error: ImagematrixError) -> None:
-        """Note that nodes, a catalog or the certificate cannot be read."""
+        """Note a failure to read or write `what`."""
         self._failures.labels(what).inc()
         self.note(f"{what}: {error.details}")
 

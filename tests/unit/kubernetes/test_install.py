@@ -28,6 +28,9 @@ KINDS = [
     "ServiceAccount",
     "ClusterRole",
     "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "Lease",
     "Secret",
     "Deployment",
     "PodDisruptionBudget",
@@ -52,10 +55,17 @@ def full(**more):
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.37"])
-@pytest.mark.parametrize("installation", [full(), full(deny=False, pull_secret=None, conditions=False)])
-def test_the_manifests_are_valid(installation, tls, release):
+@pytest.mark.parametrize(
+    ("installation", "without"),
+    [
+        (full(), ()),
+        (full(deny=False, pull_secret=None, conditions=False), ()),
+        (full(events=False), ("Role", "RoleBinding", "Lease")),
+    ],
+)
+def test_the_manifests_are_valid(installation, without, tls, release):
     made = list(install(installation, tls))
-    assert [one["kind"] for one in made] == KINDS
+    assert [one["kind"] for one in made] == [kind for kind in KINDS if kind not in without]
     for one in made:
         kubernetes_validate.validate(one, release, strict=True)
 
@@ -82,12 +92,25 @@ def test_the_device_plugin_is_installed_on_request(tls, options, root):
     assert written == [*sockets]
 
 
-def test_the_webhook_may_read_nodes_and_nothing_else(tls):
+def test_the_webhook_may_read_nodes_and_with_events_what_these_need(tls):
     made = by_kind(full(), tls)
     reading = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
-    assert made["ClusterRole"]["rules"] == [reading]
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+    events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
+    assert made["ClusterRole"]["rules"] == [reading, pods, events]
+    (lease,) = made["Role"]["rules"]
+    assert (lease["resources"], lease["verbs"]) == (["leases"], ["get", "update"])
+    assert lease["resourceNames"] == [made["Lease"]["metadata"]["name"]]
+    assert made["Role"]["metadata"]["namespace"] == made["Lease"]["metadata"]["namespace"]
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    option = container["args"].index("--events")
+    assert container["args"][option + 1] == made["Lease"]["metadata"]["name"]
+    without = by_kind(full(events=False), tls)
+    assert without["ClusterRole"]["rules"] == [reading]
+    assert "--events" not in without["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
     (subject,) = made["ClusterRoleBinding"]["subjects"]
     assert subject["name"] == made["ServiceAccount"]["metadata"]["name"]
+    assert made["RoleBinding"]["subjects"] == [subject]
     assert made["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == subject["name"]
     assert made["DaemonSet"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
@@ -197,7 +220,9 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
     (container,) = made[KINDS.index("Deployment")]["spec"]["template"]["spec"]["containers"]
     arguments = container["args"]
     assert arguments[:6] == ["kubernetes", "webhook", "--catalog", NAME, "--catalog", SECOND]
-    assert arguments[-5:] == ["--on-unknown", "deny", "--where", "compute=9.0", "--allow-cpu"]
+    assert arguments[-7:-5] == ["--on-unknown", "deny"]
+    assert arguments[-5:-3] == ["--events", "imagematrix-webhook"]
+    assert arguments[-3:] == ["--where", "compute=9.0", "--allow-cpu"]
     started = imagematrix(*arguments)
     assert started.returncode == 2
     assert "not running in a pod" in started.stderr

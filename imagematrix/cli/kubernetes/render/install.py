@@ -51,6 +51,13 @@ def command(
             help="Send only pods with the image to the webhook, from Kubernetes 1.28 on.",
         ),
     ] = True,
+    events: Annotated[
+        bool,
+        typer.Option(
+            "--events/--no-events",
+            help="Let the webhook write Events about pods that cannot start, for which it lists pods.",
+        ),
+    ] = True,
     device_plugin: Annotated[
         bool, typer.Option("--device-plugin", help="Also a DaemonSet that offers the nodes' GPUs.")
     ] = False,
@@ -96,6 +103,7 @@ def command(
         conditions=conditions,
         plugin=kinds(by) if device_plugin else None,
         kubelet=kubelet or ROOT_DIR,
+        events=events,
     )
     names = service_names(installation.namespace)
     print_manifests(install(installation, authority.load(*tls, names[0]) if tls else authority.make(names)))
