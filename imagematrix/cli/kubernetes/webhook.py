@@ -14,6 +14,7 @@ from imagematrix.cli.output import info
 __all__ = ["command"]
 
 CLUSTER = "cluster"
+REMEDY = "give --nodes NODES.json, from `kubectl get nodes -o json`"
 
 
 def command(
@@ -44,17 +45,18 @@ def command(
     Nodes, catalogs and the certificate are read again when they change. Until the nodes and all catalogs are
     read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
     """
-    from imagematrix.kubernetes.webhook.api import WatchedNodes, inside
+    from imagematrix.kubernetes.api import inside
     from imagematrix.kubernetes.webhook.server import WebhookSettings, serve
     from imagematrix.kubernetes.webhook.sources import NodesFile
     from imagematrix.kubernetes.webhook.state import PolicyOptions
+    from imagematrix.kubernetes.webhook.watched import WatchedNodes
     from imagematrix.selection.question import parse
 
     options = PolicyOptions(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
     serve(
         WebhookSettings(
             catalogs=tuple(dict.fromkeys(catalog)),
-            nodes=WatchedNodes(inside()) if nodes == CLUSTER else NodesFile(Path(nodes)),
+            nodes=WatchedNodes(inside(REMEDY)) if nodes == CLUSTER else NodesFile(Path(nodes)),
             chain=tls_cert,
             key=tls_key,
             listen=listen,

@@ -14,12 +14,14 @@ from coroutines import running, until
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
+from imagematrix.kubernetes import api
+from imagematrix.kubernetes.api import ApiServer, inside
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
-from imagematrix.kubernetes.webhook import api, state
-from imagematrix.kubernetes.webhook.api import ApiServer, WatchedNodes, inside
+from imagematrix.kubernetes.webhook import state
 from imagematrix.kubernetes.webhook.sources import NodesFile, follow_catalog
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
+from imagematrix.kubernetes.webhook.watched import WatchedNodes
 
 
 def images_of(current):
@@ -280,10 +282,10 @@ def test_an_unreachable_api_server_is_tried_again(tmp_path, telemetry):
 
 
 def test_the_api_server_of_a_pod(tmp_path):
-    api = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = inside("do", {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     expected = ApiServer(
         url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt"
     )
-    assert api == expected
+    assert found == expected
     with pytest.raises(UsageError, match="not running in a pod"):
-        inside({})
+        inside("do", {})
