@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Failed = Callable[[ImagematrixError], None]
 
-__all__ = ["ApiServer", "Collection", "NotFoundError", "inside", "request", "watch"]
+__all__ = ["ApiServer", "Collection", "ConflictError", "NotFoundError", "inside", "request", "watch"]
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ WATCH_S = 300  # after which the API server ends a watch
 SILENCE_S = 30
 ANSWER_S = 10  # for a single request
 PAUSE_S, LONGEST_S = 1.0, 30.0  # before a retry; each pause is twice as long as the last
-OK, CREATED, NOT_FOUND, GONE = 200, 201, 404, 410
+OK, CREATED, NOT_FOUND, CONFLICT, GONE = 200, 201, 404, 409, 410
 EXCERPT = 500  # bytes of an answer in an error
 # The last two are for a line that is too long: which one depends on the release of aiohttp.
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError, HttpProcessingError, ValueError)
@@ -47,34 +47,49 @@ class NotFoundError(EngineError):
     """The API server has no such object."""
 
 
+class ConflictError(EngineError):
+    """An object was changed meanwhile."""
+
+
 class _GoneError(Exception):
     """The API server no longer has the changes since a version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiServer:
-    """An API server: its URL, the file with the token, and the file with the authorities to trust.
+    """An API server: its URL, and the files with a token, the authorities to trust, and a certificate.
 
-    The token is read for each request, because kubelet replaces it.
+    The `certificate` of this client and its key are given in place of a token. All are read for each request
+    or connection, because kubelet replaces them. `authority_text` is the text of further authorities.
     """
 
     url: str
-    token: Path
-    authorities: Path | None
+    token: Path | None = None
+    authorities: Path | None = None
+    authority_text: str | None = None
+    certificate: tuple[Path, Path] | None = None
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request; raise UsageError if the token cannot be read."""
+        if self.token is None:
+            return {}
         try:
             return {"Authorization": f"Bearer {self.token.read_text('utf-8').strip()}"}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.token} cannot be read: {error}") from error
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context of a connection; raise UsageError if the authorities cannot be read."""
+        """Return the TLS context of a connection; raise UsageError if one of the files cannot be read."""
         try:
-            return ssl.create_default_context(cafile=self.authorities)
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"{self.authorities} cannot be read: {error}") from error
+            context = ssl.create_default_context(cafile=self.authorities, cadata=self.authority_text)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.authorities or 'authorities'} cannot be read: {error}") from error
+        if self.certificate:
+            try:
+                context.load_cert_chain(*self.certificate)
+            except OSError as error:
+                raise UsageError(f"{self.certificate[0]} cannot be read: {error}") from error
+        return context
 
 
 def inside(remedy: str, environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiServer:
@@ -92,7 +107,10 @@ def inside(remedy: str, environment: Mapping[str, str] = os.environ, account: Pa
 async def request(
     api: ApiServer, method: str, path: str, document: Mapping[str, object] | None = None
 ) -> documents.Fields:
-    """Return the answer to a request; raise NotFoundError, EngineError or UsageError."""
+    """Return the answer to a request.
+
+    Raises NotFoundError, ConflictError, another EngineError, or UsageError.
+    """
     limits = aiohttp.ClientTimeout(total=ANSWER_S)
     try:
         async with (
@@ -267,8 +285,8 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
         raise _GoneError
     if answer.status not in (OK, CREATED):
         text = (await answer.content.read(EXCERPT)).decode(errors="replace")
-        kind = NotFoundError if answer.status == NOT_FOUND else EngineError
-        raise kind(f"the API server answered {answer.status}: {text}")
+        kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
+        raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
 
 
 def _unreadable(error: Exception) -> EngineError:

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.classes import Classes
 
-__all__ = ["KubeletRoot", "Nodes", "NodesFile", "OnUnknown", "cluster", "denies", "kinds", "narrowed_catalog"]
+__all__ = [
+    "DevicePlugins",
+    "KubeletRoot",
+    "Nodes",
+    "NodesFile",
+    "OnUnknown",
+    "cluster",
+    "denies",
+    "kinds",
+    "narrowed_catalog",
+]
 
 HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
 Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
@@ -37,6 +47,14 @@ KubeletRoot = Annotated[
         "--kubelet",
         metavar="FOLDER",
         help="The kubelet's --root-dir; default: that of this node's kubelet, or /var/lib/kubelet.",
+    ),
+]
+DevicePlugins = Annotated[
+    Path,
+    typer.Option(
+        "--device-plugins",
+        metavar="FOLDER",
+        help="Where the kubelet registers device plugins; its --root-dir does not move this.",
     ),
 ]
 ON_UNKNOWN = ("default", "deny")
