@@ -117,6 +117,12 @@ def command(
         bool,
         typer.Option("--device-plugin", help="install: also a DaemonSet that offers the nodes' GPUs."),
     ] = False,
+    dra_driver: Annotated[
+        bool,
+        typer.Option(
+            "--dra-driver", help="install: in its place a DaemonSet that publishes the nodes' GPUs for DRA."
+        ),
+    ] = False,
     by: Annotated[
         list[str] | None,
         typer.Option("--by", metavar="{product|class}", help="install: as for `device-plugin`; repeatable."),
@@ -145,8 +151,8 @@ def command(
             raise UsageError("no program given", remedy="give --program IMAGE, an image with imagematrix")
         if by and not device_plugin:
             raise UsageError("--by is for --device-plugin")
-        if kubelet and not device_plugin:
-            raise UsageError("--kubelet is for --device-plugin")
+        if kubelet and not (device_plugin or dra_driver):
+            raise UsageError("--kubelet is for --device-plugin and --dra-driver")
         from imagematrix.kubelet.sockets import ROOT_DIR
         from imagematrix.kubernetes.install import Installation
         from imagematrix.selection.question import parse
@@ -164,6 +170,7 @@ def command(
             options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
             conditions=conditions,
             plugin=kinds(by) if device_plugin else None,
+            dra=dra_driver,
             kubelet=kubelet or ROOT_DIR,
         )
         _print(_install(installation, tls))

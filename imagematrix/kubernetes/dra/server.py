@@ -56,7 +56,7 @@ class DriverTimes:
 
     probe: float = 30.0
     usage: float = 5.0
-    stop: float = 5.0
+    stop: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API",
+    "ATTRIBUTES",
     "DRIVER",
     "GPU",
     "MIG",
@@ -48,6 +49,7 @@ __all__ = [
 API = "resource.k8s.io/v1"
 SLICES = f"/apis/{API}/resourceslices"
 DRIVER = "gpu.imagematrix.io"
+ATTRIBUTES = f'device.attributes["{DRIVER}"]'  # in CEL
 GPU, MIG = "gpu", "mig"  # the values of the attribute `type`
 ADDRESS = "resource.kubernetes.io/pciBusID"
 NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
@@ -220,15 +222,14 @@ def _attributes(host: Host, unit: Gpu, class_name: str) -> Iterator[tuple[str, D
     }
     yield from ((key, {"int": number}) for key, number in numbers.items() if number is not None)
     yield "dataCentre", {"bool": unit.data_centre}
-    semantic = {
-        "cudaComputeCapability": _semantic(unit.compute),
-        "driverVersion": _semantic(host.driver.version if host.driver else None),
-    }
+    # Versions of Tegra drivers cannot be ordered among others.
+    ordered = host.driver.version if host.driver and not versions.is_tegra(host.driver.version) else None
+    semantic = {"cudaComputeCapability": _semantic(unit.compute), "driverVersion": _semantic(ordered)}
     yield from ((key, {"version": version}) for key, version in semantic.items() if version)
 
 
 def _semantic(version: str | None) -> str | None:
-    """Return a version as a semantic one, which has three numbers; None if it has more, or is no version."""
+    """Return a version as a semantic one, for its order; None if it has more than three numbers."""
     parts = versions.order(version) if version else ()
     if not 0 < len(parts) <= PARTS:
         return None

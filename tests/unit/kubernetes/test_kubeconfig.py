@@ -56,7 +56,7 @@ def test_kubelet_s_own_kubeconfig_can_be_used(path, tmp_path):
     (known,) = context.get_ca_certs()
     assert known["subject"]
     (tmp_path / "client.pem").write_bytes(b"no certificate")
-    with pytest.raises(UsageError, match="client.pem cannot be read"):
+    with pytest.raises(UsageError, match=r"client\.pem cannot be read"):
         api.context()
 
 

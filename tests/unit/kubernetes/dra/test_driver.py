@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import grpc
 import pytest
@@ -46,7 +47,7 @@ class FakeCluster:
         self.version = 0
         self.status = 200
         self.calls = []
-        self.drop = ()  # attributes that it does not know
+        self.drop: tuple[str, ...] = ()  # attributes that it does not know
         self.watches = []
 
     def application(self):
@@ -80,7 +81,7 @@ class FakeCluster:
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
-            events = asyncio.Queue()
+            events: asyncio.Queue[Any] = asyncio.Queue()
             self.watches.append(events)
             while (event := await events.get()) is not None:
                 await response.write(json.dumps(event).encode() + b"\n")

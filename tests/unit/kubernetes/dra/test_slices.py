@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -96,7 +97,7 @@ def test_a_driver_is_published_as_it_is_and_in_order(hosts, version, semantic):
 
 def test_a_gpu_that_fails_or_is_used_or_has_no_uuid_is_left_out(hosts):
     host = hosts["genoa-h200"]
-    broken = {1: {"state": "lost"}, 2: {"uuid": None}, 3: {"minor": None}}
+    broken: dict[int, dict[str, Any]] = {1: {"state": "lost"}, 2: {"uuid": None}, 3: {"minor": None}}
     host = replace(host, gpus=tuple(replace(gpu, **broken.get(gpu.index, {})) for gpu in host.gpus))
     listed = devices(host, {host.gpus[4].uuid.lower(): "container x"})
     assert [value(one, "index") for one in listed] == [0, 5, 6, 7]
