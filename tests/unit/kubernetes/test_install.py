@@ -87,7 +87,7 @@ def test_the_device_plugin_is_installed_on_request(tls, options, root):
 
 @pytest.mark.parametrize("root", ["/var/lib/kubelet", "/data/kubelet"])
 def test_the_dra_driver_is_installed_on_request(tls, root):
-    made = [one for one in install(full(dra=True, kubelet=root), tls)]
+    made = list(install(full(dra=True, kubelet=root), tls))
     for one in made:
         kubernetes_validate.validate(one, "1.37", strict=True)
     ours = {one["kind"]: one for one in made if one["metadata"]["name"] == "imagematrix-dra-driver"}
