@@ -76,7 +76,8 @@ def command(
         print_text(dump(*items))
         return
     from imagematrix.allocation import pods
-    from imagematrix.allocation.survey import opened_outside_pods, survey_outside_pods
+    from imagematrix.allocation.survey import node_leases, opened_outside_pods, survey_outside_pods
+    from imagematrix.allocation.usage import combined
     from imagematrix.kubelet import sockets
     from imagematrix.kubernetes import kubeconfig as kubeconfigs
     from imagematrix.kubernetes.api import inside
@@ -91,7 +92,9 @@ def command(
     def usage(gpus: tuple[Gpu, ...]) -> Usage:
         if host:  # it may be that of another node
             return {}
-        return opened_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
+        if root:  # in a container, which has the lock folder of the node
+            return combined(node_leases(), opened_outside_pods(gpus, str(root)))
+        return survey_outside_pods(gpus)
 
     def plugins(gpus: tuple[Gpu, ...]) -> Usage:
         return {} if host or root else pods.usage(gpus)

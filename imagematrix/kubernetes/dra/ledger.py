@@ -13,7 +13,7 @@ from imagematrix.allocation.containers import gpu_keys
 from imagematrix.allocation.locks import Locks, folder
 from imagematrix.allocation.usage import consumers, keys
 from imagematrix.engine import endpoint
-from imagematrix.gpu_request.choice import Choice
+from imagematrix.gpu_request.choice import Choice, label
 from imagematrix.kubernetes.dra import cdi
 from imagematrix.kubernetes.dra.claims import ClaimError
 from imagematrix.launcher.devices import nodes
@@ -67,7 +67,8 @@ class ClaimLedger:
         """Prepare a claim: for each of its `requests`, GPUs of the host; return whether it was not before.
 
         `survey` returns the usage of these GPUs. Raises GpusBusyError if another claim or anything else uses
-        one of them, ClaimError if the spec cannot be written, and what `survey` and the lock folder raise.
+        one of them, ClaimError if one does not work or the spec cannot be written, and what `survey` and the
+        lock folder raise. A claim that is prepared stays so: its pods run.
         """
         uid, names = reference.uid, frozenset(requests)
         path = cdi.file(self._root, uid)
@@ -80,6 +81,9 @@ class ClaimLedger:
             grant = grants.find(locks, uid)
             if grant and grant.keys == taken and grant.live and cdi.read(path) == document:
                 return False
+            for gpu in gpus:
+                if not gpu.usable:
+                    raise ClaimError(f"{label(gpu)} cannot be used: {gpu.state}")
             # Of an allocation before this one, or damaged.
             self._remove(locks, uid)
             choice = Choice(gpus=gpus, count=len(gpus))

@@ -75,8 +75,9 @@ class SlicePublisher:
             self._changed.clear()
             try:
                 await self._publish()
-            except ConflictError:
-                pass  # the watch reports what has changed
+            except ConflictError as error:
+                if pause > PAUSE_S:  # the watch has not reported what has changed
+                    self._failed(f"devices cannot be published: {error}")
             except (EngineError, UsageError) as error:
                 self._failed(f"devices cannot be published: {error}")
             else:

@@ -77,21 +77,6 @@ class DriverSettings:
     cdi_root: Path = cdi.FOLDER
     times: DriverTimes = field(default_factory=DriverTimes)
 
-    @property
-    def root(self) -> str:
-        """Kubelet's root directory."""
-        return str(self.kubelet or sockets.root_dir())
-
-    @property
-    def socket(self) -> Path:
-        """The socket at which kubelet calls the driver."""
-        return Path(sockets.dra(self.root, DRIVER))
-
-    @property
-    def registration(self) -> Path:
-        """The socket at which kubelet learns of the driver."""
-        return Path(sockets.registration(self.root, DRIVER))
-
 
 def serve(settings: DriverSettings, note: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `note` gets lines about devices, claims and failures.
@@ -114,6 +99,10 @@ class DraDriver:
     def __init__(self, settings: DriverSettings, note: Callable[[str], None]) -> None:
         self._settings = settings
         self._note = note
+        root = str(settings.kubelet or sockets.root_dir())
+        self._socket, self._registration = (
+            Path(place(root, DRIVER)) for place in (sockets.dra, sockets.registration)
+        )
         self._reported: dict[str, str] = {}  # failures, by what fails, until it succeeds
         self._host: Host
         self._usage: Usage | None = None  # outside of pods; None until it is known
@@ -134,8 +123,8 @@ class DraDriver:
         await self._survey()
         async with AsyncExitStack() as stack:
             # The registration last, because kubelet then calls the driver.
-            await self._listen(stack, self._settings.socket, self._driver_service())
-            await self._listen(stack, self._settings.registration, self._registration_service())
+            await self._listen(stack, self._socket, self._driver_service())
+            await self._listen(stack, self._registration, self._registration_service())
             tasks = [
                 asyncio.create_task(ended.wait()),
                 asyncio.create_task(self._publisher.follow()),
@@ -154,7 +143,7 @@ class DraDriver:
 
     def _prepare_folders(self) -> None:
         require_shared(folder())
-        for path in (self._settings.socket.parent, self._settings.registration.parent):
+        for path in (self._socket.parent, self._registration.parent):
             try:
                 path.mkdir(mode=0o750, parents=True, exist_ok=True)
             except OSError as error:
@@ -210,7 +199,7 @@ class DraDriver:
     def _registration_service(self) -> Any:
         async def info(_request: Any, _context: Any) -> Any:
             return message("PluginInfo")(
-                type=TYPE, name=DRIVER, endpoint=str(self._settings.socket), supported_versions=SERVICES
+                type=TYPE, name=DRIVER, endpoint=str(self._socket), supported_versions=SERVICES
             )
 
         async def status(told: Any, _context: Any) -> Any:
@@ -251,8 +240,10 @@ class DraDriver:
         try:
             devices = await self._prepared(reference)
         except ImagematrixError as error:
-            self._note(f"claim {reference}: refused: {error}")
+            # Kubelet asks again, every few seconds.
+            self._report(reference.uid, f"claim {reference}: refused: {error}")
             return answer(error=str(error))
+        self._report(reference.uid, None)
         return answer(devices=_devices(reference, self._settings.node, devices))
 
     async def _prepared(self, reference: ClaimReference) -> tuple[AllocatedDevice, ...]:
@@ -276,8 +267,6 @@ class DraDriver:
             unit = units.get(one.name)
             if unit is None:
                 raise ClaimError(f"device {one.name[:80]!r} not found on this node")
-            if not unit.usable:
-                raise ClaimError(f"{one.name} cannot be used: {unit.state}")
             requests[one.request] = (*requests.get(one.request, ()), unit)
 
         def survey() -> Usage:
@@ -293,8 +282,9 @@ class DraDriver:
             async with self._turn:
                 existed = await asyncio.to_thread(self._ledger.take_back, reference.uid)
         except ImagematrixError as error:
-            self._note(f"claim {reference}: not unprepared: {error}")
+            self._report(reference.uid, f"claim {reference}: not unprepared: {error}")
             return answer(error=str(error))
+        self._report(reference.uid, None)
         if existed:
             self._note(f"claim {reference}: unprepared")
         return answer()

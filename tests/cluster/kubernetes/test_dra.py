@@ -312,12 +312,35 @@ def test_the_scheduler_allocates_by_selectors_for_nvidias_driver(cluster, create
             )
 
 
-def test_the_service_account_of_the_driver_may_do_what_it_does_and_no_more(cluster, training):
-    words = ("kubernetes", "render", "install", training.name, "--program", "reg/p:1", "--dra-driver")
+@pytest.fixture
+def installed(cluster, training, program):
+    """The driver as `render install` writes it, in place of those that systemd would start."""
+    words = ("kubernetes", "render", "install", training.name, "--program", program, "--dra-driver")
     made = list(yaml.safe_load_all(cluster.imagematrix(*words).stdout))
-    needed_kinds = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
-    ours = [one for one in made if one["kind"] == "Namespace" or one["metadata"]["name"] == DRA]
-    cluster.apply(*(one for one in ours if one["kind"] in needed_kinds))
+    ours = [one for one in made if DRA == one["metadata"]["name"]]
+    for node in cluster.nodes:
+        node.stop("dra")
+    cluster.apply(*(one for one in made if one["kind"] == "Namespace"), *ours)
+    cluster.kubectl("rollout", "status", "-n", "imagematrix", f"daemonset/{DRA}", "--timeout=120s")
+    yield
+    cluster.kubectl("delete", "clusterrole,clusterrolebinding", DRA)
+    cluster.uninstall()
+    for node in cluster.nodes:
+        start_driver(cluster, node)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_installed_driver_gives_gpus_and_may_do_nothing_else(cluster, create, training, claims):
+    template = claims("ResourceClaimTemplate", "one")
+    for name in ("a", "b"):
+        create(name, training.name, claim=template, nodeSelector=N1)
+    running(cluster, "a", "b")
+    assert {given(cluster, "a"), given(cluster, "b")} == {"nvidia0", "nvidia1"}
+    users = {user for users in holders(cluster.nodes[0]).values() for user in users}
+    assert len(users) == 2
+    assert all(user.endswith(" (claim)") for user in users)
+    cluster.kubectl("delete", "pod", "a", "b")
+    cluster.wait(lambda: specs(cluster.nodes[0]) == [])
     user = f"--as=system:serviceaccount:imagematrix:{DRA}"
     for verb, resource, allowed in (
         ("create", "resourceslices", "yes"),
@@ -331,5 +354,3 @@ def test_the_service_account_of_the_driver_may_do_what_it_does_and_no_more(clust
     ):
         done = cluster.kubectl("auth", "can-i", verb, resource, "-A", user, check=False)
         assert done.stdout.strip() == allowed, (verb, resource)
-    cluster.uninstall()
-    cluster.kubectl("delete", f"clusterrole/{DRA}", f"clusterrolebinding/{DRA}")

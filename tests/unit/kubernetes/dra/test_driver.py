@@ -180,12 +180,13 @@ class Node:
             times=TIMES,
         )
         running = asyncio.create_task(DraDriver(settings, self.notes.append).run(ended))
-        await until(lambda: settings.registration.exists() or running.done())
+        registration = self.root / "plugins_registry" / f"{DRIVER}-reg.sock"
+        await until(lambda: registration.exists() or running.done())
         yield running
         ended.set()
         await asyncio.wait_for(running, 10)
-        assert not settings.registration.exists()
-        assert not settings.socket.exists()
+        assert not registration.exists()
+        assert [*(self.root / "plugins" / DRIVER).iterdir()] == []
 
     async def call(self, path, method, request, answer, **fields):
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:

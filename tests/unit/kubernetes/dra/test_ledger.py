@@ -27,6 +27,7 @@ from imagematrix.kubernetes.dra.ledger import ClaimLedger, used
 from imagematrix.kubernetes.dra.slices import named
 from imagematrix.launcher.devices import nodes
 from imagematrix.node.host import Host
+from imagematrix.record import replace
 
 # Of schema.json in https://github.com/cncf-tags/container-device-interface, with what we use of it.
 SCHEMA = {
@@ -143,6 +144,16 @@ def test_a_claim_is_prepared_once(ledger, claims, hosts, cdi_root):
     assert files.stamp(path) == before
     assert ledger.take_back(claims.uid(1))
     assert not ledger.take_back(claims.uid(1))
+
+
+def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claims, hosts):
+    host = hosts["genoa-h200"]
+    give(ledger, claims, host, 1, host.gpus[0])
+    lost = replace(host.gpus[0], state="lost")
+    assert not give(ledger, claims, host, 1, lost)
+    ledger.take_back(claims.uid(1))
+    with pytest.raises(ClaimError, match=r"GPU 0 \(NVIDIA H200\) cannot be used: lost"):
+        give(ledger, claims, host, 1, lost)
 
 
 def test_a_claim_that_is_allocated_anew_gets_the_new_gpu(ledger, claims, hosts):
