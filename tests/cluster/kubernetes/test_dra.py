@@ -317,7 +317,7 @@ def installed(cluster, training, program):
     """The driver as `render install` writes it, in place of those that systemd would start."""
     words = ("kubernetes", "render", "install", training.name, "--program", program, "--dra-driver")
     made = list(yaml.safe_load_all(cluster.imagematrix(*words).stdout))
-    ours = [one for one in made if DRA == one["metadata"]["name"]]
+    ours = [one for one in made if one["metadata"]["name"] == DRA]
     for node in cluster.nodes:
         node.stop("dra")
     cluster.apply(*(one for one in made if one["kind"] == "Namespace"), *ours)
