@@ -8,7 +8,7 @@
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
-# make test-kubernetes build Kubernetes, and run the tests on a cluster with two nodes
+# make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -111,8 +111,9 @@ test-cluster: packages $(VENV)/.dev
 
 # A real Kubernetes, in namespaces. Not part of `make test`.
 test-kubernetes: packages $(VENV)/.dev
-	ci/kubernetes
-	$(BIN)/python -m pytest tests/cluster/kubernetes
+	for release in 1.37.2 1.20.2; do \
+	    ci/kubernetes $$release || exit; \
+	    IMAGEMATRIX_KUBERNETES=$$release $(BIN)/python -m pytest tests/cluster/kubernetes || exit; done
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev

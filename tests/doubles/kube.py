@@ -1,7 +1,7 @@
 """A Kubernetes cluster of simulated machines: one with the control plane, and nodes with GPUs.
 
-The programs come from `ci/kubernetes`, containerd and runc from the engine tests. There is no kube-proxy: the
-API server has the address of its service, and calls webhooks at the addresses of their pods.
+The programs are those of a release (`releases`), and runc is the machine's. There is no kube-proxy: the API
+server has the address of its service, and calls webhooks at the addresses of their pods.
 """
 
 import contextlib
@@ -10,14 +10,12 @@ import os
 import signal
 import subprocess
 
-from engines import Registry, require
+from engines import Registry
 from gpu_node import GpuNode, profiles
 from images import Parts, layout, tar
 from machines import ROOT, Machine, Switch, wait_until
 from processes import END_WITH_US, new_folder, remove_folder
 
-PROGRAMS = ROOT / ".cache/kubernetes"
-NEEDED = ("containerd", "containerd-shim-runc-v2", "ctr", "openssl", "runc", "tini", "ip")
 SERVICES, API = "10.79.0.0/24", "10.79.0.1"
 PAUSE = "docker.io/library/pause:local"
 IMAGE = "io.containerd.image.name"
@@ -44,32 +42,17 @@ for group in /sys/fs/cgroup/*/; do
     done
 done
 """
-CONTAINERD = """\
-version = 2
-root = "{folder}/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-    "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
-[grpc]
-address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-restrict_oom_score_adj = true  # also works without CAP_SYS_RESOURCE
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{programs}/cni"
-conf_dir = "{folder}/cni"
-[plugins."io.containerd.grpc.v1.cri".registry]
-config_path = "{folder}/registries"
-"""
 
 
 class Member(Machine):
-    """A machine of the cluster, with its own files in /etc and /var, which runs programs of the cluster."""
+    """A machine of the cluster, with its own files in /etc and /var, which runs programs of a release."""
 
-    def __init__(self, name, folder, switch, number, hardware=None):
+    def __init__(self, name, folder, switch, number, release, hardware=None):
         super().__init__(name, folder, switch, number, hardware)
+        self.release = release
         environment = hardware.environment if hardware else os.environ
-        self.environment = {**environment, "NO_COLOR": "1"}
+        path = f"{release.programs}/bin:{environment['PATH']}"
+        self.environment = {**environment, "NO_COLOR": "1", "PATH": path}
         self._running = {}
         processors = hardware.folder / "proc/cpuinfo" if hardware else ""
         self.run("sh", "-c", OWN_FILES, "own-files", folder, self.group, processors)
@@ -112,17 +95,16 @@ class Member(Machine):
 class ControlPlane(Member):
     """The machine of the API server, with a registry on port 5000 for the whole cluster."""
 
-    def __init__(self, folder, switch, nodes):
-        super().__init__("control", folder, switch, 1)
+    def __init__(self, folder, switch, release, nodes):
+        super().__init__("control", folder, switch, 1, release)
         self.nodes = nodes  # their names; they do not run yet
         self.tokens = {name: f"token-of-{name.rpartition(':')[2]}" for name in TOKENS}
         self.tokens |= {f"system:node:{name}": f"token-of-{name}" for name in nodes}
         self.authority, self.key = folder / "tls.crt", folder / "tls.key"
         self._certify(f"IP:{self.address},IP:{API},IP:127.0.0.1,DNS:localhost")
         self.run("ip", "address", "add", f"{API}/32", "dev", "lo")
-        path = f"{PROGRAMS}/bin:{self.environment['PATH']}"
         admin = str(self.configuration("admin"))
-        self.environment |= {"PATH": path, "KUBECONFIG": admin, "REQUESTS_CA_BUNDLE": str(self.authority)}
+        self.environment |= {"KUBECONFIG": admin, "REQUESTS_CA_BUNDLE": str(self.authority)}
 
     def _certify(self, names):
         """Make a certificate for all servers on this machine, which is its own authority."""
@@ -169,13 +151,13 @@ class ControlPlane(Member):
         key = self.key
         self.start(
             "etcd",
-            PROGRAMS / "bin/etcd",
+            "etcd",
             *("--data-dir", self.folder / "etcd", "--unsafe-no-fsync"),
             *("--listen-peer-urls", "http://127.0.0.1:2380"),
         )
         self.start(
             "apiserver",
-            PROGRAMS / "bin/kube-apiserver",
+            "kube-apiserver",
             *("--etcd-servers=http://127.0.0.1:2379", "--secure-port=443"),
             f"--advertise-address={self.address}",
             *(f"--tls-cert-file={self.authority}", f"--tls-private-key-file={key}"),
@@ -196,7 +178,7 @@ class ControlPlane(Member):
             ),
         ):
             user = f"--kubeconfig={self.configuration(f'system:{name}')}"
-            self.start(name, PROGRAMS / "bin" / name, user, "--leader-elect=false", *more)
+            self.start(name, name, user, "--leader-elect=false", *more)
 
     def kubectl(self, *words, check=True, **options):
         """Call kubectl as the administrator."""
@@ -208,8 +190,8 @@ class ControlPlane(Member):
 class Node(Member):
     """A machine with containerd and a kubelet."""
 
-    def __init__(self, name, folder, switch, number, hardware):
-        super().__init__(name, folder, switch, number, hardware)
+    def __init__(self, name, folder, switch, number, release, hardware):
+        super().__init__(name, folder, switch, number, release, hardware)
         self._hardware = hardware
         self.pods = f"10.80.{number}.0/24"
 
@@ -241,7 +223,8 @@ class Node(Member):
         """Start containerd and the kubelet."""
         self.run("mknod", "/dev/kmsg", "c", "1", "11")  # the kubelet reads it
         file = self.folder / "containerd.toml"
-        file.write_text(CONTAINERD.format(folder=self.folder, pause=PAUSE, programs=PROGRAMS))
+        places = {"folder": self.folder, "pause": PAUSE, "programs": self.release.programs}
+        file.write_text(self.release.containerd.format(**places))
         self.start("containerd", "containerd", "--config", file)
         wait_until(lambda: self.run("ctr", "version", check=False).returncode == 0, "containerd")
         self._import(PAUSE, "pause")
@@ -261,23 +244,21 @@ class Node(Member):
             "oomScoreAdj": 0,
             "resolvConf": "",
             "syncFrequency": "10s",
+            **self.release.settings,
         }
         (self.folder / "kubelet.json").write_text(json.dumps(settings))
         self._kubelet = [
-            PROGRAMS / "bin/kubelet",
+            "kubelet",
             f"--config={self.folder}/kubelet.json",
             f"--kubeconfig={kubeconfig}",
-            *(
-                "--container-runtime=remote",
-                "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
-            ),
+            *self.release.flags,
             *(f"--hostname-override={self.name}", f"--node-ip={self.address}"),
         ]
         self.start("kubelet", *self._kubelet)
 
     def _import(self, name, program):
         """Give containerd an image with one of our programs."""
-        data = (PROGRAMS / "bin" / program).read_bytes()
+        data = (self.release.programs / "bin" / program).read_bytes()
         image = Parts(tar((program, data, 0o755)), entrypoint=[f"/{program}"])
         folder = layout(self.folder / program, image, entries=[image.entry(annotations={IMAGE: name})])
         self.run("tar", "-C", folder, "-cf", f"{folder}.tar", ".")
@@ -312,15 +293,16 @@ class Node(Member):
 
 
 class Kubernetes:
-    """A cluster: a control plane, nodes, and a registry with the folder `data`.
+    """A cluster of a release: a control plane, nodes, and a registry with the folder `data`.
 
     `gpus` contains the profile of each node, and how many of the profile's GPUs the node has.
     """
 
-    def __init__(self, data, gpus):
+    def __init__(self, data, gpus, release):
         self._folders = []
         self._switch = Switch()
-        self.control = ControlPlane(self._folder(), self._switch, tuple(gpus))
+        self.release = release
+        self.control = ControlPlane(self._folder(), self._switch, release, tuple(gpus))
         self._data = data
         self.registries = []
         hosts = profiles()
@@ -328,7 +310,7 @@ class Kubernetes:
         for number, (name, (profile, count)) in enumerate(gpus.items(), 2):
             hosts.NODES[name] = hosts.NODES[profile]._replace(cards=hosts.NODES[profile].cards[:count])
             hardware = GpuNode(self._folder(), name, hosts)
-            self.nodes.append(Node(name, self._folder(), self._switch, number, hardware))
+            self.nodes.append(Node(name, self._folder(), self._switch, number, release, hardware))
         self.registry = self.add_registry(5000)
 
     def _folder(self):
@@ -360,10 +342,9 @@ class Kubernetes:
             "nodes",
             120,
         )
-        # The controllers create it; before that no pod can be created.
-        wait_until(
-            lambda: "default-token" in self.kubectl("get", "secrets", "-o", "name").stdout, "service account"
-        )
+        # The controllers create the service account; before that no pod can be created.
+        words = ("run", "any", "--image=any", "--dry-run=server")
+        wait_until(lambda: self.kubectl(*words, check=False).returncode == 0, "service account")
 
     def kubectl(self, *words, **options):
         """Call kubectl as the administrator."""
@@ -436,9 +417,3 @@ class Kubernetes:
         for folder in self._folders:
             remove_folder(folder)
         self._switch.remove()
-
-
-def require_kubernetes():
-    """Build the programs if they are missing; skip the tests if a program of the engine tests is missing."""
-    require(*NEEDED)
-    subprocess.run([ROOT / "ci/kubernetes"], check=True)

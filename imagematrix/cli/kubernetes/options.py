@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.classes import Classes
 
 __all__ = [
+    "DevicePlugins",
     "KubeletRoot",
     "Nodes",
     "NodesAndPods",
@@ -66,6 +67,14 @@ KubeletRoot = Annotated[
         "--kubelet",
         metavar="FOLDER",
         help="The kubelet's --root-dir; default: that of this node's kubelet, or /var/lib/kubelet.",
+    ),
+]
+DevicePlugins = Annotated[
+    Path,
+    typer.Option(
+        "--device-plugins",
+        metavar="FOLDER",
+        help="Where the kubelet registers device plugins; its --root-dir does not move this.",
     ),
 ]
 ON_UNKNOWN = ("default", "deny")

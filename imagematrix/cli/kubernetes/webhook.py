@@ -17,6 +17,7 @@ from imagematrix.errors import UsageError
 __all__ = ["command"]
 
 CLUSTER = "cluster"
+REMEDY = "give --nodes NODES.json, from `kubectl get nodes -o json`"
 
 
 def command(
@@ -56,21 +57,25 @@ def command(
 
     With --events, it also says in an Event why a pod that uses one of the versions cannot start.
     """
+    from imagematrix.kubernetes.api import inside, namespace
     from imagematrix.kubernetes.manifests import DNS_LABEL
-    from imagematrix.kubernetes.webhook.api import inside
     from imagematrix.kubernetes.webhook.events import Events
     from imagematrix.kubernetes.webhook.lease import Leadership
     from imagematrix.kubernetes.webhook.server import WebhookSettings, serve
-    from imagematrix.kubernetes.webhook.sources import NodesFile, WatchedNodes
+    from imagematrix.kubernetes.webhook.sources import NodesFile
     from imagematrix.kubernetes.webhook.state import PolicyOptions
+    from imagematrix.kubernetes.webhook.watched import WatchedNodes
     from imagematrix.selection.question import parse
 
     if events is not None and nodes != CLUSTER:
         raise UsageError("--events is for --nodes cluster")
     if events is not None and not DNS_LABEL.fullmatch(events):
         raise UsageError(f"invalid --events: {events[:80]!r}", remedy="give the name of a Lease")
-    api = inside() if nodes == CLUSTER else None
-    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    api = inside(REMEDY) if nodes == CLUSTER else None
+    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"  # several pods may have one host's name
+    lease = (
+        Leadership(api=api, namespace=namespace(), name=events, identity=identity) if api and events else None
+    )
     options = PolicyOptions(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
     serve(
         WebhookSettings(
@@ -80,7 +85,7 @@ def command(
             key=tls_key,
             listen=listen,
             options=options,
-            events=Events(Leadership(api=api, name=events, identity=identity)) if api and events else None,
+            events=Events(lease) if lease else None,
         ),
         note=info,
     )

@@ -7,6 +7,7 @@ writes it. See https://kubernetes.io/docs/reference/kubernetes-api/cluster-resou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -16,21 +17,19 @@ from dataclasses import dataclass, field
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.kubernetes.api import Collection, ConflictError, NotFoundError, request, watch
 from imagematrix.kubernetes.pending import explain
 from imagematrix.kubernetes.pod import parse, reduced
-from imagematrix.kubernetes.webhook.api import CREATED, FAILURES, OK, SHOWN, failure
-from imagematrix.kubernetes.webhook.lease import CONFLICT, NOT_FOUND, Leadership
-from imagematrix.kubernetes.webhook.watch import Watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
-    import aiohttp
-
+    from imagematrix.errors import ImagematrixError
     from imagematrix.kubernetes.nodes import ClusterNode
     from imagematrix.kubernetes.pending import Explanation, View
+    from imagematrix.kubernetes.webhook.lease import Leadership
     from imagematrix.kubernetes.webhook.state import ClusterState
     from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
@@ -61,10 +60,11 @@ class PendingPod:
 class _Memory:
     """What this process knows of earlier looks.
 
-    Since when each pod is known to be pending; when each Event was written; the explanations of each shape,
-    for the `views` and `nodes` that they follow from.
+    The pods; since when each is known to be pending; when each Event was written; the explanations of each
+    shape, for the `views` and `nodes` that they follow from.
     """
 
+    pods: tuple[PendingPod, ...] = ()
     since: dict[str, float] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
     explained: dict[str, tuple[Explanation, ...]] = field(default_factory=dict)
@@ -82,21 +82,26 @@ class Events:
         """Write Events while this process leads, until cancelled; failures are noted."""
 
         async def lead() -> None:
-            pods = Watched(self._leadership.api, PODS, "pods", _pending, PENDING)
             memory = _Memory()
+            pods = Collection(PODS, "pods", _pending, query=PENDING)
+
+            def changed(found: Mapping[str, PendingPod]) -> None:
+                memory.pods = tuple(found.values())
+
+            def failed(error: ImagematrixError) -> None:
+                telemetry.failed("pods", error)
+
             async with asyncio.TaskGroup() as group:
-                group.create_task(pods.follow(_nothing, _nothing, telemetry))
+                group.create_task(watch(self._leadership.api, pods, changed, telemetry.note, failed))
                 while True:
                     await asyncio.sleep(LOOK_S)
-                    await self._look(list(pods.objects.values()), memory, state, telemetry)
+                    await self._look(memory, state, telemetry)
 
         await self._leadership.follow(lead, telemetry)
 
-    async def _look(
-        self, pods: list[PendingPod], memory: _Memory, state: ClusterState, telemetry: Telemetry
-    ) -> None:
+    async def _look(self, memory: _Memory, state: ClusterState, telemetry: Telemetry) -> None:
         """Write the Events that are due."""
-        now = time.monotonic()
+        now, pods = time.monotonic(), memory.pods
         memory.since = {pod.uid: memory.since.get(pod.uid, now) for pod in pods}
         waiting = [pod for pod in pods if now - memory.since[pod.uid] >= PATIENCE_S]
         memory.written = {key: at for key, at in memory.written.items() if now - at < KEPT_S}
@@ -109,29 +114,19 @@ class Events:
                 made = event(pod, explanation, self._leadership.identity)
                 if made["metadata"]["name"] not in memory.written:
                     due.append(made)
-        if not due:
-            return
         try:
-            async with self._leadership.api.session() as session:
-                for made in due[:MOST]:
-                    await self._write(session, made, telemetry)
-                    memory.written[made["metadata"]["name"]] = now
+            for made in due[:MOST]:
+                await self._write(made, telemetry)
+                memory.written[made["metadata"]["name"]] = now
         except (EngineError, UsageError) as error:
             telemetry.failed("events", error)
-        except FAILURES as error:
-            telemetry.failed("events", failure(error))
 
-    async def _write(
-        self, session: aiohttp.ClientSession, made: dict[str, Any], telemetry: Telemetry
-    ) -> None:
-        api, space = self._leadership.api, made["metadata"]["namespace"]
-        path = f"/api/v1/namespaces/{space}/events"
-        async with session.post(path, json=made, headers=api.headers()) as answer:
-            if answer.status in {OK, CREATED}:
-                telemetry.wrote(made["reason"])
-            elif answer.status not in {CONFLICT, NOT_FOUND}:  # it exists, or its namespace has gone
-                text = (await answer.content.read(SHOWN)).decode(errors="replace")
-                raise EngineError(f"the API server answered {answer.status}: {text}")
+    async def _write(self, made: dict[str, Any], telemetry: Telemetry) -> None:
+        path = f"/api/v1/namespaces/{made['metadata']['namespace']}/events"
+        # It exists, or its namespace has gone.
+        with contextlib.suppress(ConflictError, NotFoundError):
+            await request(self._leadership.api, "POST", path, made)
+            telemetry.wrote(made["reason"])
 
 
 def event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str, Any]:
@@ -177,8 +172,7 @@ def _explained(shapes: Iterable[str], memory: _Memory) -> dict[str, tuple[Explan
     return explained
 
 
-def _pending(data: dict[str, Any]) -> PendingPod:
-    fields = documents.Fields(data, "pod")
+def _pending(fields: documents.Fields) -> PendingPod:
     metadata = fields.object_or_none("metadata") or documents.Fields({}, "pod: metadata")
     shape = json.dumps(reduced(fields), sort_keys=True, separators=(",", ":"))
     return PendingPod(
@@ -187,7 +181,3 @@ def _pending(data: dict[str, Any]) -> PendingPod:
         uid=metadata.text("uid"),
         shape=sys.intern(shape),
     )
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing: the pods are looked at from time to time."""

@@ -13,17 +13,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.kubernetes.webhook.api import FAILURES, checked, failure
+from imagematrix.kubernetes.api import ConflictError, NotFoundError, request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    import aiohttp
-
-    from imagematrix.kubernetes.webhook.api import ApiServer
+    from imagematrix.kubernetes.api import ApiServer
     from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
 __all__ = ["Leadership"]
@@ -33,14 +32,14 @@ RENEWED_S = 20  # without a renewal, after which the holder stops: before anothe
 RETRY_S = 5.0
 PAUSE_S = 30.0  # the longest pause, of a process that does not hold it, after failures
 LONGEST_S = 3600  # a duration that another process may have asked for
-NOT_FOUND, CONFLICT = 404, 409
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """The Lease `name` in the namespace of this process's pod; `identity` names this process."""
+    """The Lease `name` in a namespace; `identity` names this process."""
 
     api: ApiServer
+    namespace: str
     name: str
     identity: str
 
@@ -73,40 +72,38 @@ class Leadership:
         """Take or renew the Lease if possible; return whether the API server has answered."""
         try:
             async with asyncio.timeout(RENEWED_S - RETRY_S):
-                async with self.api.session() as session:
-                    holding.renewed = time.monotonic() if await self._renewed(session, holding) else None
-                    return True
+                holding.renewed = time.monotonic() if await self._renewed(holding) else None
+        except TimeoutError:
+            telemetry.failed("lease", EngineError("the API server does not answer"))
         except (EngineError, UsageError) as error:
             telemetry.failed("lease", error)
-        except FAILURES as error:
-            telemetry.failed("lease", failure(error))
+        else:
+            return True
         return False
 
-    async def _renewed(self, session: aiohttp.ClientSession, holding: _Holding) -> bool:
+    async def _renewed(self, holding: _Holding) -> bool:
         """Read the Lease, and write it if it is this process's turn; return whether this process holds it."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.api.namespace()}/leases/{self.name}"
-        async with session.get(path, headers=self.api.headers()) as answer:
-            if answer.status == NOT_FOUND:
-                raise UsageError(
-                    f"there is no Lease {self.name}", remedy="`kubernetes render install` writes one"
-                )
-            lease = await checked(answer, "lease")
-        found = lease.object_or_none("spec")
-        spec = dict(found.data) if found else {}
-        holder = found.text_or_none("holderIdentity") if found else None
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.name}"
+        try:
+            lease = await request(self.api, "GET", path)
+        except NotFoundError as error:
+            raise EngineError(f"there is no Lease {self.name} in {self.namespace}") from error
+        spec = lease.object_or_none("spec") or documents.Fields({}, "lease: spec")
+        holder, written = spec.text_or_none("holderIdentity"), dict(spec.data)
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if holder != self.identity:
-            duration = (found.integer_or_none("leaseDurationSeconds") if found else None) or DURATION_S
-            if holder and not holding.expired((holder, spec.get("renewTime")), min(duration, LONGEST_S)):
+            duration = spec.integer_or_none("leaseDurationSeconds") or DURATION_S
+            record = (holder, spec.text_or_none("renewTime"))
+            if holder and not holding.expired(record, min(duration, LONGEST_S)):
                 return False
-            transitions = (found.integer_or_none("leaseTransitions") if found else None) or 0
-            spec |= {"acquireTime": now, "leaseTransitions": transitions + 1}
-        spec |= {"holderIdentity": self.identity, "leaseDurationSeconds": DURATION_S, "renewTime": now}
-        # Its resourceVersion makes the API server refuse it if another process was faster.
-        async with session.put(path, json={**lease.data, "spec": spec}, headers=self.api.headers()) as answer:
-            if answer.status == CONFLICT:
-                return False
-            await checked(answer, "lease")
+            transitions = spec.integer_or_none("leaseTransitions") or 0
+            written |= {"acquireTime": now, "leaseTransitions": transitions + 1}
+        written |= {"holderIdentity": self.identity, "leaseDurationSeconds": DURATION_S, "renewTime": now}
+        try:
+            # Its resourceVersion makes the API server refuse it if another process was faster.
+            await request(self.api, "PUT", path, {**lease.data, "spec": written})
+        except ConflictError:
+            return False
         return True
 
 

@@ -46,6 +46,7 @@ class ClusterState:
         self._options = options
         self._telemetry = telemetry
         self._nodes: tuple[ClusterNode, ...] | None = None
+        self._labels: dict[str, Mapping[str, str]] | None = None
         self._catalogs: dict[str, Catalog] = {}
         self._changed = asyncio.Event()
 
@@ -54,10 +55,11 @@ class ClusterState:
         """The nodes."""
         return self._nodes or ()
 
-    def put_nodes(self, nodes: Iterable[ClusterNode], *, labels: bool = True) -> None:
-        """Replace the nodes; without new `labels`, the policies stay."""
+    def put_nodes(self, nodes: Iterable[ClusterNode]) -> None:
+        """Replace the nodes; while their labels stay, the policies stay."""
         self._nodes = tuple(nodes)
-        if labels:
+        before, self._labels = self._labels, {node.name: node.labels for node in self._nodes}
+        if before != self._labels:
             self._changed.set()
 
     def put_catalog(self, name: str, catalog: Catalog) -> None:

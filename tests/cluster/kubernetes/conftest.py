@@ -1,4 +1,8 @@
-"""A Kubernetes cluster with two different nodes, and a version of an image with variants for both."""
+"""A Kubernetes cluster with two different nodes, and a version of an image with variants for both.
+
+The variable IMAGEMATRIX_KUBERNETES names the release, see `releases`. A test with the marker `since` needs
+that release or a newer one, and is deselected on older ones.
+"""
 
 import json
 import shutil
@@ -9,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 from drivers import library
 from engines import ROOT
-from kube import PROGRAMS, Kubernetes, require_kubernetes
+from kube import Kubernetes
+from releases import chosen
 
 TRUSTING = "FROM {0}\nCOPY ca.crt /ca.crt\nENV REQUESTS_CA_BUNDLE=/ca.crt\n"
 DRIVERS = ("535.261.03", "550.163.01")
@@ -20,20 +25,31 @@ MATRIX = {
 }
 
 
-def pytest_collection_modifyitems(items):
-    """Run the page first: its reader begins with an unused cluster."""
+def pytest_collection_modifyitems(config, items):
+    """Run the page first: its reader begins with an unused cluster. Deselect what the release cannot do."""
     items.sort(key=lambda item: item.path.stem != "test_pages")
+    release = chosen()
+    newer = [item for item in items if not all(map(release.has, _since(item)))]
+    config.hook.pytest_deselected(items=newer)
+    items[:] = [item for item in items if item not in newer]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _programs():
-    require_kubernetes()
+def _since(item):
+    return [marker.args[0] for marker in item.iter_markers("since")]
 
 
 @pytest.fixture(scope="session")
-def cluster(data):
+def release():
+    """The release of Kubernetes, which is built if it is missing."""
+    found = chosen()
+    found.require()
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster(data, release):
     """The cluster: n1 has two H200s, n2 two A10s and an older driver."""
-    started = Kubernetes(data, {"n1": ("genoa-h200", 2), "n2": ("milan-a10", 2)})
+    started = Kubernetes(data, {"n1": ("genoa-h200", 2), "n2": ("milan-a10", 2)}, release)
     started.begin()
     yield started
     started.remove()
@@ -51,7 +67,7 @@ def publish(cluster, builder, tmp_path_factory):
         context = shutil.copytree(Path(__file__).with_name("training"), folder / "context")
         (folder / "templates").mkdir()
         (context / "image.j2").rename(folder / "templates/image.j2")
-        shutil.copy(PROGRAMS / "bin/busybox", context)
+        shutil.copy(cluster.release.programs / "bin/busybox", context)
         for version in matrix["axes"]["driver"]:
             library(context, "libcuda", version)
         image = f"127.0.0.1:5000/{name}"
@@ -100,13 +116,19 @@ def program(cluster, builder):
 
 @pytest.fixture
 def create(cluster):
-    """Return a function that creates a pod from a name, an image and resources, deleted after the test."""
+    """Return a function that creates a pod from a name, an image and resources, deleted after the test.
+
+    `claim` is the source of the pod's claim, such as {"resourceClaimName": "gpu"}.
+    """
     names = []
 
-    def start(name, image, resources=None, arguments=("600",), **spec):
+    def start(name, image, resources=None, arguments=("600",), claim=None, **spec):
         container = {"name": "main", "image": image, "args": list(arguments)}
         if resources:
             container["resources"] = {"limits": resources}
+        if claim:
+            container["resources"] = {"claims": [{"name": "gpu"}]}
+            spec["resourceClaims"] = [{"name": "gpu", **claim}]
         names.append(name)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
         given = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, **spec}

@@ -4,7 +4,6 @@ import shlex
 
 import pages
 import pytest
-from kube import PROGRAMS
 
 REGISTRY = "reg.example.com"
 PAGES = [
@@ -13,13 +12,11 @@ PAGES = [
     if pages.needs(path.read_text()) == "kubernetes"
 ]
 # Kubernetes 1.20 has neither policy/v1 nor matchConditions.
-KUBECTL = f"""\
-#!/bin/sh
+OLD = """\
 if [ "$*" = "apply -f install.yaml" ]; then
     sed -i 's:policy/v1$:policy/v1beta1:' install.yaml
     set -- "$@" --validate=false
 fi
-exec {PROGRAMS}/bin/kubectl "$@"
 """
 
 
@@ -33,8 +30,10 @@ def environment(cluster, tmp_path):
         cases.append(f'{node.name}) shift; exec {shlex.join([*node.inside, "env", *variables])} "$@" ;;\n')
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, text in (("kubectl", KUBECTL), ("ssh", f"#!/bin/sh\ncase $1 in\n{''.join(cases)}esac\n")):
-        (folder / name).write_text(text)
+    old = "" if cluster.release.has("1.28") else OLD
+    kubectl = f'{old}exec {cluster.release.programs}/bin/kubectl "$@"\n'
+    for name, text in (("kubectl", kubectl), ("ssh", f"case $1 in\n{''.join(cases)}esac\n")):
+        (folder / name).write_text(f"#!/bin/sh\n{text}")
         (folder / name).chmod(0o755)
     control = cluster.control.environment
     found = pages.environment(**{name: control[name] for name in ("KUBECONFIG", "REQUESTS_CA_BUNDLE")})

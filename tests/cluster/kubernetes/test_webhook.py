@@ -1,9 +1,9 @@
 """The webhook in a cluster, as `render install` installs it, and DaemonSets for labels and devices."""
 
 import json
+import re
 
 import pytest
-import yaml
 
 CLASS, GPU = "imagematrix.io/class", "imagematrix.io/gpu"
 SPACE = "imagematrix"
@@ -14,13 +14,12 @@ def install(cluster, training, program):
     """Return a function that installs the webhook with options, or installs it again."""
 
     def call(*options):
-        words = ("--program", program, "--no-match-conditions", *options)
+        old = not cluster.release.has("1.28")
+        words = ("--program", program, *(["--no-match-conditions"] if old else []), *options)
         written = cluster.imagematrix("kubernetes", "render", "install", training.name, *words).stdout
-        made = list(yaml.safe_load_all(written))
-        for one in made:
-            if one["kind"] == "PodDisruptionBudget":
-                one["apiVersion"] = "policy/v1beta1"  # Kubernetes 1.20 has no other
-        cluster.apply(*made)
+        if old:  # Kubernetes 1.20 has no policy/v1
+            written = re.sub("policy/v1$", "policy/v1beta1", written, flags=re.MULTILINE)
+        cluster.kubectl("apply", "-f", "-", input=written)
         cluster.kubectl("rollout", "status", "-n", SPACE, "deployment/imagematrix-webhook", "--timeout=120s")
 
     cluster.label()

@@ -12,10 +12,13 @@ import kubernetes_validate
 import pytest
 import yaml
 from aiohttp import web
+from celpy.adapter import json_to_cel
+from scheduling import Cel
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.admission import AdmissionPolicy
+from imagematrix.kubernetes.dra import slices
 from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.certificate import Certificate
@@ -90,6 +93,65 @@ def test_the_device_plugin_is_installed_on_request(tls, options, root):
     assert mounts == seen | {path: path for path in sockets}
     written = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
     assert written == [*sockets]
+
+
+@pytest.mark.parametrize("root", ["/var/lib/kubelet", "/data/kubelet"])
+def test_the_dra_driver_is_installed_on_request(tls, root):
+    made = list(install(full(dra=True, kubelet=root), tls))
+    for one in made:
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    ours = {one["kind"]: one for one in made if one["metadata"]["name"] == "imagematrix-dra-driver"}
+    assert [*ours] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]
+    assert {
+        (group, resource): rule["verbs"]
+        for rule in ours["ClusterRole"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    } == {
+        ("resource.k8s.io", "resourceslices"): ["list", "watch", "create", "update", "delete"],
+        ("resource.k8s.io", "resourceclaims"): ["get"],
+        ("", "nodes"): ["get"],
+    }
+    (subject,) = ours["ClusterRoleBinding"]["subjects"]
+    pod = ours["DaemonSet"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == subject["name"] == ours["ServiceAccount"]["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert container["args"] == ["kubernetes", "dra-driver", "--root", "/host", "--kubelet", root]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    # Kubelet, engines and launches on the node use the same paths.
+    volumes = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"]}
+    mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
+    shared = ("plugins", "plugins_registry")
+    assert {path for path, on_node in mounts.items() if path == on_node} == {
+        *(f"{root}/{name}" for name in shared),
+        *("/var/lib/kubelet/device-plugins", "/var/run/cdi", "/run/lock"),
+    }
+    classes = {
+        one["metadata"]["name"]: one["spec"]["selectors"] for one in made if one["kind"] == "DeviceClass"
+    }
+    assert [*classes] == ["gpu.imagematrix.io", "mig.imagematrix.io"]
+
+
+def test_the_classes_of_devices_admit_gpus_and_mig_devices(tls, hosts):
+    made = [one for one in install(full(dra=True), tls) if one["kind"] == "DeviceClass"]
+    expressions = [one["spec"]["selectors"][0]["cel"]["expression"] for one in made]
+    cel = Cel()
+    admitted = [
+        [bool(cel(expression, device=json_to_cel(seen(device)))) for expression in expressions]
+        for device in slices.devices(hosts["mig"], {})
+    ]
+    assert admitted == [[True, False], *[[False, True]] * 3]
+
+
+def seen(device):
+    """Return a device as CEL sees it, with the attributes that are texts."""
+    texts = {name: one["string"] for name, one in device["attributes"].items() if "string" in one}
+    return {"driver": slices.DRIVER, "attributes": {slices.DRIVER: texts}}
+
+
+def test_a_node_gets_a_plugin_or_a_driver():
+    with pytest.raises(UsageError, match="not by both"):
+        full(dra=True, plugin=())
 
 
 def test_the_webhook_may_read_nodes_and_with_events_what_these_need(tls):

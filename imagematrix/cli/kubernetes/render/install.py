@@ -61,6 +61,12 @@ def command(
     device_plugin: Annotated[
         bool, typer.Option("--device-plugin", help="Also a DaemonSet that offers the nodes' GPUs.")
     ] = False,
+    dra_driver: Annotated[
+        bool,
+        typer.Option(
+            "--dra-driver", help="In its place, a DaemonSet that publishes the nodes' GPUs for DRA."
+        ),
+    ] = False,
     by: Annotated[
         list[str] | None,
         typer.Option("--by", metavar="{product|class}", help="As for `device-plugin`; repeatable."),
@@ -78,12 +84,12 @@ def command(
 ) -> None:
     """Write everything that runs the webhook in a cluster and labels its nodes.
 
-    IMAGE:VERSION is in a registry. With --device-plugin, the nodes' GPUs are offered, too.
+    IMAGE:VERSION is in a registry. With --device-plugin or --dra-driver, the nodes' GPUs are offered, too.
     """
     if by and not device_plugin:
         raise UsageError("--by is for --device-plugin")
-    if kubelet and not device_plugin:
-        raise UsageError("--kubelet is for --device-plugin")
+    if kubelet and not (device_plugin or dra_driver):
+        raise UsageError("--kubelet is for --device-plugin and --dra-driver")
     from imagematrix.kubelet.sockets import ROOT_DIR
     from imagematrix.kubernetes import authority
     from imagematrix.kubernetes.install import Installation, install, service_names
@@ -102,6 +108,7 @@ def command(
         options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
         conditions=conditions,
         plugin=kinds(by) if device_plugin else None,
+        dra=dra_driver,
         kubelet=kubelet or ROOT_DIR,
         events=events,
     )

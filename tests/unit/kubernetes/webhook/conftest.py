@@ -2,7 +2,8 @@
 
 import pytest
 
-from imagematrix.kubernetes.webhook import certificate, server, sources, state, watch
+from imagematrix.kubernetes import api
+from imagematrix.kubernetes.webhook import certificate, server, sources, state
 from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
 
@@ -26,7 +27,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(certificate, "WATCH_S", 0.02)
     monkeypatch.setattr(sources, "FILE_S", 0.02)
     monkeypatch.setattr(sources, "CATALOG_S", 0.02)
-    monkeypatch.setattr(watch, "PAUSE_S", 0.02)
+    monkeypatch.setattr(api, "PAUSE_S", 0.02)
     monkeypatch.setattr(server, "DRAIN_S", 0.1)
 
 

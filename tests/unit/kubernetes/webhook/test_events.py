@@ -12,10 +12,10 @@ from aiohttp.test_utils import TestServer
 from api_server import FakeApiServer
 from coroutines import running, until
 
+from imagematrix.kubernetes.api import ApiServer
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.webhook import events, lease
-from imagematrix.kubernetes.webhook.api import ApiServer
 from imagematrix.kubernetes.webhook.events import Events
 from imagematrix.kubernetes.webhook.lease import Leadership
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
@@ -43,7 +43,6 @@ def fake():
 @pytest.fixture
 def account(tmp_path):
     (tmp_path / "token").write_text("secret")
-    (tmp_path / "namespace").write_text("imagematrix\n")
     return tmp_path / "token"
 
 
@@ -68,7 +67,7 @@ class Webhooks:
         state = ClusterState(["x"], PolicyOptions(), self._telemetry)
         state.put_catalog("x", self._catalog)
         state.put_nodes(parse(self._listed, "nodes"))
-        writer = Events(Leadership(api=self._api, name="l", identity=identity))
+        writer = Events(Leadership(api=self._api, namespace="space", name="l", identity=identity))
 
         async def work():
             async with running(state.follow(), writer.follow(state, self._telemetry)):
@@ -182,8 +181,10 @@ def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, catalo
             await asyncio.sleep(0.3)
             assert not fake.events, "a node can take them"
             listed["items"][1]["spec"] = {"taints": [{"key": "k", "effect": "NoSchedule"}]}
-            state.put_nodes(parse(listed, "nodes"), labels=False)
+            policies = state.policies
+            state.put_nodes(parse(listed, "nodes"))
             await until(lambda: len(fake.events) == 20)
+            assert state.policies is policies
             del listed["items"][1]
             state.put_nodes(parse(listed, "nodes"))
             await until(lambda: len(fake.events) == 40)
@@ -278,7 +279,7 @@ def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, telemetry)
 @pytest.mark.parametrize(
     ("lease_object", "message"),
     [
-        (None, "there is no Lease l"),
+        (None, "there is no Lease l in space"),
         ({"metadata": {}, "spec": {"holderIdentity": 7}}, "holderIdentity: expected a string"),
         ({"metadata": {}, "spec": []}, "spec: expected an object"),
         ([], "expected an object"),

@@ -13,12 +13,14 @@ from coroutines import running, until
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
+from imagematrix.kubernetes import api
+from imagematrix.kubernetes.api import ApiServer, inside
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
-from imagematrix.kubernetes.webhook import state, watch
-from imagematrix.kubernetes.webhook.api import ApiServer, inside
-from imagematrix.kubernetes.webhook.sources import NodesFile, WatchedNodes, follow_catalog
+from imagematrix.kubernetes.webhook import state
+from imagematrix.kubernetes.webhook.sources import NodesFile, follow_catalog
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
+from imagematrix.kubernetes.webhook.watched import WatchedNodes
 
 
 def images_of(current):
@@ -83,7 +85,7 @@ def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, telem
     assert telemetry.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
 
 
-def test_a_failure_keeps_the_last_policies(catalog, telemetry, monkeypatch):
+def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatch):
     async def run():
         current = ClusterState(["x"], PolicyOptions(), telemetry)
         async with running(current.follow()):
@@ -95,7 +97,7 @@ def test_a_failure_keeps_the_last_policies(catalog, telemetry, monkeypatch):
                 raise UsageError("an open axis")
 
             monkeypatch.setattr(state, "view", fail)
-            current.put_nodes([])
+            current.put_nodes(parse(nodes(n1=None), "x"))
             await until(lambda: "policies: an open axis" in telemetry.lines)
             assert current.policies
 
@@ -105,7 +107,7 @@ def test_a_failure_keeps_the_last_policies(catalog, telemetry, monkeypatch):
 @pytest.fixture
 def fake(nodes, monkeypatch):
     """An API server with the nodes n0 to n3, two on a page."""
-    monkeypatch.setattr(watch, "PAGE", 2)
+    monkeypatch.setattr(api, "PAGE", 2)
     made = FakeApiServer()
     for one in nodes(n1=None, n2=None, n3="580.65.06")["items"]:
         # The items of a list have no kind.
@@ -228,10 +230,10 @@ def test_an_unreachable_api_server_is_tried_again(tmp_path, telemetry):
 
 
 def test_the_api_server_of_a_pod(tmp_path):
-    api = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = inside("do", {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     expected = ApiServer(
         url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt"
     )
-    assert api == expected
+    assert found == expected
     with pytest.raises(UsageError, match="not running in a pod"):
-        inside({})
+        inside("do", {})
