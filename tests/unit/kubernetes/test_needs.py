@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from functools import cache, partial
 from random import Random
+from typing import Any
 
 import pytest
 import strategies
