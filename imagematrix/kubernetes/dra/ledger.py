@@ -2,7 +2,7 @@
 
 A prepared claim has a CDI spec, which engines read, and a grant in the lock folder, by which launches on this
 node see that its GPUs are taken. The grant counts while the spec exists. Of both, the spec is written first
-and removed first: a process that ends in between leaves a spec without a grant, or a grant that does not count.
+and removed first: a process that is killed leaves a spec without a grant, or a grant that does not count.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ClaimLedger:
     def restore(self, gpus: tuple[Gpu, ...]) -> Iterator[str]:
         """Make up for what a process left unfinished that was killed; yield what cannot be made up for.
 
-        A spec without a grant gets one, and a grant without a spec is removed. A container may use the GPUs
-        already, so nobody else may get them. Raises ProbeError if the lock folder cannot be used, and OSError.
+        A spec without a grant gets one, because a container may use its GPUs already, and a grant without a
+        spec is removed. Raises ProbeError if the lock folder cannot be used, and OSError.
         """
         cdi.clean(self._root)
         with _locks() as locks:
