@@ -24,6 +24,8 @@ from imagematrix.kubelet.sockets import answering
 from imagematrix.kubernetes import api
 from imagematrix.kubernetes.api import ApiServer
 from imagematrix.kubernetes.dra import cdi, publishing
+from imagematrix.kubernetes.dra.claims import ClaimError
+from imagematrix.kubernetes.dra.ledger import ClaimLedger
 from imagematrix.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
 from imagematrix.kubernetes.dra.slices import DRIVER, SLICES
 from imagematrix.record import replace
@@ -46,6 +48,7 @@ class FakeCluster:
         self.claims = {}
         self.version = 0
         self.status = 200
+        self.refused: dict[str, int] = {}  # the status by method
         self.calls = []
         self.drop: tuple[str, ...] = ()  # attributes that it does not know
         self.watches = []
@@ -65,8 +68,9 @@ class FakeCluster:
     @web.middleware
     async def check(self, request, handler):
         self.calls.append((request.method, request.path))
-        if self.status != 200:
-            return web.json_response({"message": "no"}, status=self.status)
+        status = self.refused.get(request.method, self.status)
+        if status != 200:
+            return web.json_response({"message": "no"}, status=status)
         return await handler(request)
 
     async def node(self, _request):
@@ -350,6 +354,49 @@ def test_an_api_server_that_fails_is_tried_again(node, play):
 
     assert "the API server answered 403" in play(scenario)
     assert len([note for note in node.notes if "slices cannot be read" in note]) == 1
+
+
+@pytest.mark.parametrize("status", [403, 409])
+def test_devices_that_cannot_be_published_are_published_later(node, play, status):
+    node.cluster.refused = {"POST": status}
+    failure = "devices cannot be published: the API server answered"
+
+    async def scenario(driver):
+        async with driver():
+            await until(lambda: any(failure in note for note in node.notes))
+            await asyncio.sleep(0.2)
+            node.cluster.refused = {}
+            await until(lambda: len(node.cluster.published) == 8)
+
+    play(scenario)
+    assert len([note for note in node.notes if failure in note]) == 1
+
+
+def test_a_claim_that_cannot_be_unprepared_stays(node, play, monkeypatch):
+    node.cluster.allocate(1, node.names[0])
+
+    async def scenario(driver):
+        async with driver():
+            await node.prepare(Claims.reference(1))
+            with monkeypatch.context() as patch:
+                patch.setattr(ClaimLedger, "take_back", raising(ClaimError("it cannot be removed")))
+                failed = await node.unprepare(Claims.reference(1))
+            return failed, node.specs, await node.unprepare(Claims.reference(1))
+
+    failed, left, done = play(scenario)
+    assert failed[Claims.uid(1)].error == "it cannot be removed"
+    assert left == {Claims.uid(1): ["/dev/nvidia0"]}
+    assert done[Claims.uid(1)].error == ""
+    assert "claim default/claim-1: not unprepared: it cannot be removed" in node.notes
+
+
+def raising(error):
+    """Return a function that raises an error."""
+
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def test_pods_that_name_one_claim_share_its_gpu_and_other_claims_do_not_get_it(node, play):
