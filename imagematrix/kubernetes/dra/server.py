@@ -23,7 +23,7 @@ from imagematrix.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATION, messag
 from imagematrix.kubelet.serving import listen, method
 from imagematrix.kubernetes.api import request
 from imagematrix.kubernetes.dra import cdi, slices
-from imagematrix.kubernetes.dra.claims import ClaimError, ClaimReference, allocated
+from imagematrix.kubernetes.dra.claims import UID, ClaimError, ClaimReference, allocated
 from imagematrix.kubernetes.dra.ledger import ClaimLedger, used
 from imagematrix.kubernetes.dra.publishing import SlicePublisher
 from imagematrix.kubernetes.dra.slices import DRIVER
@@ -281,7 +281,7 @@ class DraDriver:
 
     async def _unprepared(self, reference: ClaimReference) -> Any:
         answer = message("NodeUnprepareResourceResponse")
-        if not reference.valid:  # it was never prepared
+        if not UID.fullmatch(reference.uid):  # it was never prepared
             return answer()
         try:
             async with self._turn:
