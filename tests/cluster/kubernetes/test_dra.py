@@ -14,7 +14,16 @@ from imagematrix.kubernetes.install import DRA
 pytestmark = pytest.mark.since("1.34")
 NVIDIA = "gpu.nvidia.com"
 CDI = "/var/run/cdi"
-OPEN = "import os, time; os.open('{}', os.O_RDWR); print('open', flush=True); time.sleep(600)"
+# Holds a lease of the first GPU, as `run` does.
+LEASE = """
+import time
+from imagematrix.allocation.claim import claim
+from imagematrix.gpu_request.choice import Choice
+from imagematrix.node.probe import probe
+with claim([Choice(gpus=probe().gpus[:1], count=1)], lambda _: {}):
+    print("leased", flush=True)
+    time.sleep(600)
+"""
 
 
 def start_driver(cluster, node):
@@ -189,10 +198,10 @@ def test_a_restarted_driver_and_a_restarted_kubelet_neither_lose_nor_double_a_cl
     assert len(specs(node)) == 2
 
 
-def test_a_gpu_that_a_process_outside_of_pods_uses_is_not_given(cluster, create, training, claims):
+def test_a_gpu_that_a_launch_outside_of_pods_has_is_not_given(cluster, create, training, claims):
     template = claims("ResourceClaimTemplate", "one")
     node = cluster.nodes[0]
-    node.start("user", ROOT / ".venv/bin/python", "-c", OPEN.format("/dev/nvidia0"))
+    node.start("user", ROOT / ".venv/bin/python", "-c", LEASE)
     cluster.wait(lambda: published(cluster, "n1") == 1)
     for name in ("a", "b"):
         create(name, training.name, claim=template, nodeSelector=N1)
@@ -211,10 +220,10 @@ def test_a_gpu_that_is_taken_before_kubelet_prepares_it_is_refused_until_it_is_f
     node.stop("dra")
     create("late", training.name, claim=template, nodeSelector=N1)
     cluster.wait(lambda: cluster.get("pod", "late")["spec"].get("nodeName") == "n1")
-    node.start("user", ROOT / ".venv/bin/python", "-c", OPEN.format("/dev/nvidia0"))
-    cluster.wait(lambda: "open" in node.log("user"))
+    node.start("user", ROOT / ".venv/bin/python", "-c", LEASE)
+    cluster.wait(lambda: "leased" in node.log("user"))
     start_driver(cluster, node)
-    cluster.wait(lambda: "is in use by process" in cluster.kubectl("describe", "pod", "late").stdout)
+    cluster.wait(lambda: "is in use by" in cluster.kubectl("describe", "pod", "late").stdout)
     assert specs(node) == []
     node.stop("user")
     running(cluster, "late")
