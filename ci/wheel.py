@@ -45,14 +45,16 @@ CALLS = (
     ("pull training:v1", NO_ENGINE),
     ("run training:v1", NO_ENGINE),
     (f"kubernetes labels --host {HOST}", 0),
-    ("kubernetes classes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing
+    ("kubernetes classes --nodes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing
     ("kubernetes needs training:v1 --catalog catalog.json", 0),
     ("kubernetes render job training:v1 --nodes nodes.json --catalog catalog.json", 3),
     (f"kubernetes device-plugin --by product --vram --dry-run --host {HOST}", 0),
+    ("kubernetes render prepull training:v1 --nodes nodes.json --catalog catalog.json", 3),
     ("kubernetes render install reg.example.com/t:v1 --program p --device-plugin", 0),
     # The TLS files do not exist.
     ("kubernetes webhook --catalog catalog.json --nodes nodes.json --tls-cert x --tls-key y", 2),
-    ("kubernetes gpus nodes.json pods.json", 0),
+    ("kubernetes explain pod.json --nodes nodes.json --catalog catalog.json", 3),
+    ("kubernetes gpus --nodes nodes.json --pods pods.json", 0),
     ("resolver", 2),  # without an upstream; with one it would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),
@@ -119,6 +121,8 @@ def _documents(folder: Path) -> None:
     (folder / "catalog.json").write_text(json.dumps(catalog))
     node = {"kind": "Node", "metadata": {"name": "node1"}}
     (folder / "nodes.json").write_text(json.dumps(node))
+    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"image": "training:v1"}]}}
+    (folder / "pod.json").write_text(json.dumps(pod))
     (folder / "pods.json").write_text(json.dumps({"kind": "PodList", "items": []}))
     (folder / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": []}))
 

@@ -29,15 +29,19 @@ def named(path: Path) -> Iterator[None]:
 
 
 def replace(
-    path: Path, content: bytes, mode: int | None = None, check: Callable[[Path], None] = lambda _: None
+    path: Path,
+    content: bytes,
+    mode: int | None = None,
+    check: Callable[[Path], None] = lambda _: None,
+    suffix: str = "",
 ) -> None:
     """Replace the file `path`, or create it, so that readers and a power failure see all of it or none.
 
-    `check` gets the draft beside it. Without a `mode`, the umask applies. Raises OSError, and the errors of
-    `check`; the file is then unchanged.
+    `check` gets the draft beside it, whose name ends in `suffix`. Without a `mode`, the umask applies. Raises
+    OSError, and the errors of `check`; the file is then unchanged.
     """
     # The draft's name ends in the file's name: that is how build contexts ignore the draft of a lock file.
-    draft = path.with_name(f".{os.urandom(6).hex()}.{path.name}")
+    draft = path.with_name(f".{os.urandom(6).hex()}.{path.name}{suffix}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with contextlib.ExitStack() as undo:
         undo.callback(draft.unlink, missing_ok=True)

@@ -116,16 +116,17 @@ PARTS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def _commands(name: str, command: Any) -> str:
+def _commands(name: str, command: Any, heading: str = "##") -> str:
     """Return a command, or the commands of a group."""
     if not isinstance(command, TyperGroup):
-        return _command(name, command)
-    parts = [f"(command-{name})=", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
-    parts += [_command(f"{name} {part}", command.commands[part], "###") for part in command.commands]
+        return _command(name, command, heading)
+    anchor = name.replace(" ", "-")
+    parts = [f"(command-{anchor})=", f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
+    parts += [_commands(f"{name} {part}", inner, f"{heading}#") for part, inner in command.commands.items()]
     return "\n".join(parts)
 
 
-def _command(name: str, command: Any, heading: str = "##") -> str:
+def _command(name: str, command: Any, heading: str) -> str:
     arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
     usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
     anchor = name.replace(" ", "-")

@@ -1,8 +1,9 @@
-"""Grants: GPUs that a runtime gave to a container without the engine's knowledge.
+"""Grants: GPUs that were given to a container without the engine's knowledge.
 
 The engine lists only the devices that it passes itself, and not those that the runtime of Swarm's tasks adds.
 So these are recorded here: in the lock folder, in a file for each container. The file counts while the
-container's bundle exists. The bundle is removed when the container ends, or when its creation fails. Only
+container's bundle exists. The bundle is removed when the container ends, or when its creation fails. A claim
+of Kubernetes has a grant too: its CDI spec, which is removed with the claim, stands for the bundle. Only
 files of root and of this user count: another user could block a GPU forever by naming a folder that stays.
 """
 # os is imported faster than pathlib.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.locks import Locks
     from imagematrix.allocation.usage import Usage
 
-__all__ = ["GpuGrant", "grants", "remove", "sweep", "write"]
+__all__ = ["GpuGrant", "find", "grants", "remove", "sweep", "write"]
 
 PREFIX = "grant-"  # of the files
 ROOT = 0
@@ -72,11 +73,20 @@ def remove(locks: Locks, container: str) -> None:
     locks.remove(f"{PREFIX}{container}")
 
 
-def sweep(locks: Locks) -> None:
-    """Remove the grants of containers that no longer exist, as far as this user may."""
+def sweep(locks: Locks, folder: str = "/") -> None:
+    """Remove the grants of containers that no longer exist, as far as this user may.
+
+    Only those count whose bundle was in `folder`: this process may not see others.
+    """
     for grant in _grants(locks):
-        if not grant.live:
+        if grant.bundle.startswith(f"{folder.rstrip('/')}/") and not grant.live:
             remove(locks, grant.container)
+
+
+def find(locks: Locks, container: str) -> GpuGrant | None:
+    """Return the grant of a container if there is one, whether or not it is live."""
+    text = locks.text_of(f"{PREFIX}{container}", (ROOT, os.geteuid()))
+    return next(iter(_parse(container, text)), None) if text is not None else None
 
 
 def grants(locks: Locks) -> Usage:
@@ -88,8 +98,8 @@ def grants(locks: Locks) -> Usage:
 
 def _grants(locks: Locks) -> Iterator[GpuGrant]:
     for name in locks.names():
-        if name.startswith(PREFIX) and (text := locks.text_of(name, (ROOT, os.geteuid()))) is not None:
-            yield from _parse(name.removeprefix(PREFIX), text)
+        if name.startswith(PREFIX) and (grant := find(locks, name.removeprefix(PREFIX))):
+            yield grant
 
 
 def _parse(container: str, text: str) -> Iterable[GpuGrant]:

@@ -123,7 +123,7 @@ def _image(ctx: typer.Context) -> str | None:
         for name in parameter.opts
     }
     before = ""
-    for word in _line(os.environ)[2:]:
+    for word in _line(os.environ)[len(ctx.command_path.split()) :]:
         if not word.startswith("-") and before not in valued:
             return word
         before = word

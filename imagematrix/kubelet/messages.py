@@ -1,9 +1,10 @@
-"""The messages that imagematrix uses of kubelet's APIs: device plugins (v1beta1) and pod resources (v1).
+"""The messages that imagematrix uses of kubelet's APIs: device plugins (v1beta1), pod resources, DRA (v1).
 
-Field numbers are those of api.proto in k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and
-pkg/apis/podresources/v1. Messages are described here instead of generated, because generated modules work
-only with the protobuf releases that they were made for. Fields for mounts, annotations and CDI devices are
-left out, so that the device plugin cannot set them. Unknown fields are skipped, as protobuf does.
+Field numbers are those of api.proto in k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1,
+pkg/apis/podresources/v1, pkg/apis/pluginregistration/v1 and pkg/apis/dra/v1. Messages are described here
+instead of generated, because generated modules work only with the protobuf releases that they were made for.
+Fields for mounts, annotations and CDI devices are left out of the messages of device plugins, so that ours
+cannot set them. Unknown fields are skipped, as protobuf does.
 """
 
 from __future__ import annotations
@@ -16,14 +17,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["DEVICE_PLUGIN", "PODS", "REGISTRATION", "VERSION", "call", "message"]
+__all__ = [
+    "DEVICE_PLUGIN",
+    "DRA_PLUGIN",
+    "PLUGIN_REGISTRATION",
+    "PODS",
+    "REGISTRATION",
+    "VERSION",
+    "call",
+    "message",
+]
 
 VERSION = "v1beta1"
 REGISTRATION, DEVICE_PLUGIN = "v1beta1.Registration", "v1beta1.DevicePlugin"
 PODS = "v1.PodResourcesLister"
+PLUGIN_REGISTRATION, DRA_PLUGIN = (
+    "pluginregistration.Registration",
+    "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
+)
 PACKAGE = "imagematrix.kubelet"
 
-# For each message: field number, name and type. A type with "*" is repeated. A map is a list of Variables.
+# For each message: field number, name and type. A type with "*" is repeated. A map is a list of entries with
+# a key and a value: Variables, PreparedClaims and UnpreparedClaims.
 MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Empty": (),
     "DevicePluginOptions": (
@@ -60,6 +75,29 @@ MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     ),
     "ContainerResources": ((1, "name", "string"), (2, "devices", "ContainerDevices*")),
     "ContainerDevices": ((1, "resource_name", "string"), (2, "device_ids", "string*")),
+    "PluginInfo": (
+        (1, "type", "string"),
+        (2, "name", "string"),
+        (3, "endpoint", "string"),
+        (4, "supported_versions", "string*"),
+    ),
+    "RegistrationStatus": ((1, "plugin_registered", "bool"), (2, "error", "string")),
+    "Claim": ((1, "namespace", "string"), (2, "uid", "string"), (3, "name", "string")),
+    "NodePrepareResourcesRequest": ((1, "claims", "Claim*"),),
+    "NodePrepareResourcesResponse": ((1, "claims", "PreparedClaim*"),),
+    "PreparedClaim": ((1, "key", "string"), (2, "value", "NodePrepareResourceResponse")),
+    "NodePrepareResourceResponse": ((1, "devices", "PreparedDevice*"), (2, "error", "string")),
+    "PreparedDevice": (
+        (1, "request_names", "string*"),
+        (2, "pool_name", "string"),
+        (3, "device_name", "string"),
+        (4, "cdi_device_ids", "string*"),
+        (5, "share_id", "string"),
+    ),
+    "NodeUnprepareResourcesRequest": ((1, "claims", "Claim*"),),
+    "NodeUnprepareResourcesResponse": ((1, "claims", "UnpreparedClaim*"),),
+    "UnpreparedClaim": ((1, "key", "string"), (2, "value", "NodeUnprepareResourceResponse")),
+    "NodeUnprepareResourceResponse": ((1, "error", "string"),),
 }
 
 

@@ -1,7 +1,8 @@
-"""The sockets of a node's kubelet: where device plugins register, and where it lists the devices of its pods.
+"""The sockets of a node's kubelet: where plugins register, and where it lists the devices of its pods.
 
 The folder of device plugins is a constant in kubelet (DevicePluginPath of k8s.io/kubelet). The folder
-pod-resources is in its root directory, which --root-dir sets (getPodResourcesDir in pkg/kubelet). See
+pod-resources is in its root directory, which --root-dir sets (getPodResourcesDir in pkg/kubelet), and so are
+those of DRA drivers (getPluginsRegistrationDir). See
 https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins.
 """
 # os is imported faster than pathlib.
@@ -13,14 +14,29 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["DEVICE_PLUGINS", "POD_RESOURCES", "ROOT_DIR", "SOCKET", "pods", "root_dir"]
+__all__ = [
+    "DEVICE_PLUGINS",
+    "OURS",
+    "PLUGINS",
+    "POD_RESOURCES",
+    "REGISTRY",
+    "ROOT_DIR",
+    "SOCKET",
+    "answering",
+    "dra",
+    "pods",
+    "registration",
+    "root_dir",
+]
 
 ROOT_DIR = "/var/lib/kubelet"  # the default of kubelet's --root-dir
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 POD_RESOURCES = "pod-resources"  # a folder in the root directory
+PLUGINS, REGISTRY = "plugins", "plugins_registry"  # folders of DRA drivers in it
 PODS = "pods"  # another, which tells a kubelet's root directory from other folders
+OURS = "imagematrix*.sock"  # our device plugin's sockets beside kubelet's
 SOCKET = "kubelet.sock"  # kubelet's own socket in both folders
 TABLE = "/proc/net/unix"
 
@@ -28,6 +44,30 @@ TABLE = "/proc/net/unix"
 def pods(root: str) -> str:
     """Return the socket at which a kubelet with this root directory lists the devices of its pods."""
     return f"{root}/{POD_RESOURCES}/{SOCKET}"
+
+
+def dra(root: str, driver: str) -> str:
+    """Return the socket at which a kubelet with this root directory calls a DRA driver."""
+    return f"{root}/{PLUGINS}/{driver}/dra.sock"
+
+
+def registration(root: str, driver: str) -> str:
+    """Return the socket at which a kubelet with this root directory learns of a DRA driver."""
+    return f"{root}/{REGISTRY}/{driver}-reg.sock"
+
+
+def answering(paths: Iterable[str]) -> str | None:
+    """Return the first of these sockets at which a process listens; one that was killed leaves its socket."""
+    import socket  # which a launch does without
+
+    for path in paths:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            try:
+                client.connect(path)
+            except OSError:
+                continue
+            return path
+    return None
 
 
 def root_dir(table: str = TABLE) -> str:

@@ -17,11 +17,13 @@ from imagematrix.kubernetes.placed import image
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from imagematrix.kubernetes.classes import Class, Classes
 
     Json = Mapping[str, Any]
+    # The pod is too large to look at; it matches no class; no image fits; it needs several images.
+    Cause = Literal["wide", "nowhere", "nothing", "several"]
 
 __all__ = [
     "ABSENT",
@@ -74,11 +76,17 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """The decision about a pod: a JSON patch, or the `reason` for none; and whether the pod is `refused`."""
+    """The decision about a pod: a JSON patch, or the `reason` for none; and whether the pod is `refused`.
+
+    `cause` is the reason in one word, and `possible` are the names of the classes that it is about: those
+    that the pod may run on, as far as the labels show.
+    """
 
     patch: tuple[dict[str, Any], ...] = ()
     reason: str | None = None
     refused: bool = False
+    cause: Cause | None = None
+    possible: tuple[str, ...] = ()
 
 
 def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolicy:
@@ -128,11 +136,14 @@ def admit(pod: Json, policy: AdmissionPolicy, *, subresource: str = "") -> Admis
     possible = [] if wide else [each for each in policy.classes if _may_run(pod, each)]
     images = [each.image for each in possible if each.image]
     if wide or len(set(images)) != 1:
-        return Admission(reason=_reason(policy.name, possible, images, wide=wide), refused=policy.deny)
+        cause: Cause = "wide" if wide else "several" if images else "nothing" if possible else "nowhere"
+        names = tuple(each.name for each in possible)
+        reason = _reason(policy.name, cause, names)
+        return Admission(reason=reason, refused=policy.deny, cause=cause, possible=names)
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
     if subresource != EPHEMERAL:  # that pod has its node, and its affinity cannot change
-        names = [each.name for each in policy.classes if each.image == images[0]]
-        patch += _affinity_operations(spec, terms, isin(CLASS, *names))
+        having = [each.name for each in policy.classes if each.image == images[0]]
+        patch += _affinity_operations(spec, terms, isin(CLASS, *having))
     return Admission(patch=tuple(patch))
 
 
@@ -140,13 +151,13 @@ def _may_run(pod: Json, each: PodClass) -> bool:
     """Whether the pod may run on some node of the class, as far as the labels show."""
     spec, values = pod["spec"], each.values
     label = (pod.get("metadata", {}).get("labels") or {}).get(CLASS)
-    wanted = dict(spec.get("nodeSelector") or {})
+    wanted = [*(spec.get("nodeSelector") or {}).items()]
     if spec.get("nodeName"):
-        wanted[NODE] = spec["nodeName"]
+        wanted.append((NODE, spec["nodeName"]))
     terms = required(spec)
     return (
         label in (None, each.name)
-        and all(value in values.get(key, (value,)) for key, value in wanted.items())
+        and all(value in values.get(key, (value,)) for key, value in wanted)
         and (terms is None or any(_may_match(term, values) for term in terms))
     )
 
@@ -180,16 +191,15 @@ def _comparison(value: str, values: Sequence[str]) -> int:
     return (have > bound) - (have < bound)
 
 
-def _reason(name: str, possible: Sequence[PodClass], images: Sequence[str], *, wide: bool) -> str:
-    if wide:
-        return f"{name}: the pod has more than {WIDEST} containers or node selector terms"
-    if not possible:
-        return f"{name}: no class of nodes matches the pod's node selector and affinity"
-    many = len(possible) > SHOWN
-    which = f"{len(possible)} classes" if many else ", ".join(each.name for each in possible)
-    if not images:
-        return f"{name}: no image fits the nodes that the pod may run on: {which}"
-    return f"{name}: the nodes that the pod may run on need different images: {which}; select one by {CLASS}"
+def _reason(name: str, cause: Cause, possible: Sequence[str]) -> str:
+    which = f"{len(possible)} classes" if len(possible) > SHOWN else ", ".join(possible)
+    words = {
+        "wide": f"the pod has more than {WIDEST} containers or node selector terms",
+        "nowhere": "no class of nodes matches the pod's node selector and affinity",
+        "nothing": f"no image fits the nodes that the pod may run on: {which}",
+        "several": f"the nodes that the pod may run on need different images: {which}; select one by {CLASS}",
+    }
+    return f"{name}: {words[cause]}"
 
 
 def _affinity_operations(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Where
 
-__all__ = ["SCHEMA", "Class", "Classes", "classes"]
+__all__ = ["SCHEMA", "Class", "Classes", "classes", "labelled"]
 
 SCHEMA = "imagematrix.classes/v1"
 STALE = "a node's label imagematrix.io/class does not match its other labels: label it again"
@@ -168,6 +168,21 @@ def classes(
         classes=_named(hardware, by_name),
         upgrades=tuple(upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())),
     )
+
+
+def labelled(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
+    """Return the nodes whose class label matches their other labels, and the names of the other nodes.
+
+    A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
+    a class can start on such a node, because the affinity of the pod requires the class label.
+    """
+    matching, others = [], []
+    for node in nodes:
+        if node.labels.get(CLASS) == facts(node.host)[CLASS]:
+            matching.append(node)
+        else:
+            others.append(node.name)
+    return matching, others
 
 
 def _require_carried(catalog: Catalog) -> None:

@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from imagematrix import documents
     from imagematrix.kubernetes.nodes import ClusterNode
 
-__all__ = ["SCHEMA", "Cluster", "Count", "NodeCounts", "Pending", "counts", "requested"]
+__all__ = [
+    "SCHEMA",
+    "Cluster",
+    "Count",
+    "NodeCounts",
+    "Pending",
+    "counts",
+    "divided",
+    "gpus",
+    "requested",
+    "used",
+]
 
 SCHEMA = "imagematrix.kubernetes-gpus/v1"
 OBJECTS = "kubectl get nodes,pods -A -o json"
@@ -115,24 +126,15 @@ def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
 
     Raises UsageError if a list is invalid, or if the only list has no pods: every GPU would look free.
     """
-    items = [item for data, where in lists for item in objects(data, where)]
-    pods = [item for item in items if item.text("kind") == "Pod"]
-    others = [item for item in items if item.text("kind") != "Pod"]
+    others, pods = divided(lists)
     where = ", ".join(where for _, where in lists)
     if not pods and len(lists) == 1:
-        raise UsageError(f"{where}: no pods found", remedy=f"write it with `{OBJECTS}`")
+        raise UsageError(f"{where}: no pods found", remedy=f"give --pods, or write it with `{OBJECTS}`")
     nodes = described(others, where)
     raw = {metadata.text("name"): each for each in others if (metadata := each.object_or_none("metadata"))}
-    used: dict[str | None, Counter[str]] = {}
-    waiting: Counter[str] = Counter()
-    for pod in pods:
-        spec, status = pod.object_or_none("spec"), pod.object_or_none("status")
-        if spec is None or (status and status.text_or_none("phase") in ENDED):
-            continue
-        node, request = spec.text_or_none("nodeName"), requested(spec)
-        used.setdefault(node, Counter()).update(request)
-        if node is None:  # it waits to be scheduled
-            waiting.update(request.keys())
+    requests = _requests(pods)
+    used = _sums(requests)
+    waiting = Counter(resource for node, request in requests if node is None for resource in request)
     return Cluster(
         nodes=tuple(_node(node, raw[node.name], used.get(node.name, Counter())) for node in nodes),
         pending=tuple(
@@ -140,6 +142,18 @@ def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
             for resource, devices in sorted(used.get(None, Counter()).items())
         ),
     )
+
+
+def divided(lists: Sequence[tuple[object, str]]) -> tuple[list[documents.Fields], list[documents.Fields]]:
+    """Return the objects of some lists that are no pods, and the pods; raise UsageError if one is invalid."""
+    items = [item for data, where in lists for item in objects(data, where)]
+    pods = [item for item in items if item.text("kind") == "Pod"]
+    return [item for item in items if item.text("kind") != "Pod"], pods
+
+
+def used(pods: Iterable[documents.Fields]) -> dict[str, Counter[str]]:
+    """Return the GPUs that the pods of each node request, except for pods that have ended."""
+    return {node: request for node, request in _sums(_requests(pods)).items() if node is not None}
 
 
 def requested(spec: documents.Fields) -> Counter[str]:
@@ -161,18 +175,35 @@ def requested(spec: documents.Fields) -> Counter[str]:
     return most | running
 
 
+def _requests(pods: Iterable[documents.Fields]) -> list[tuple[str | None, Counter[str]]]:
+    """Return the node of each pod that has not ended, None if it waits for one, and the GPUs it requests."""
+    requests = []
+    for pod in pods:
+        spec, status = pod.object_or_none("spec"), pod.object_or_none("status")
+        if spec is not None and not (status and status.text_or_none("phase") in ENDED):
+            requests.append((spec.text_or_none("nodeName"), requested(spec)))
+    return requests
+
+
+def _sums(requests: Iterable[tuple[str | None, Counter[str]]]) -> dict[str | None, Counter[str]]:
+    sums: dict[str | None, Counter[str]] = {}
+    for node, request in requests:
+        sums.setdefault(node, Counter()).update(request)
+    return sums
+
+
 def _request(container: documents.Fields) -> Counter[str]:
     resources = container.object_or_none("resources")
     if resources is None:
         return Counter()
     # For extended resources, a limit without a request is the request.
-    return Counter(_gpus(resources.named_texts("limits")) | _gpus(resources.named_texts("requests")))
+    return Counter(gpus(resources.named_texts("limits")) | gpus(resources.named_texts("requests")))
 
 
 def _node(node: ClusterNode, fields: documents.Fields, used: Mapping[str, int]) -> NodeCounts:
     status = fields.object_or_none("status")
-    capacity = _gpus(status.named_texts("capacity")) if status else {}
-    allocatable = _gpus(status.named_texts("allocatable")) if status else {}
+    capacity = gpus(status.named_texts("capacity")) if status else {}
+    allocatable = gpus(status.named_texts("allocatable")) if status else {}
     schedulable = _schedulable(fields, status)
     return NodeCounts(
         name=node.name,
@@ -203,7 +234,7 @@ def _schedulable(fields: documents.Fields, status: documents.Fields | None) -> b
     )
 
 
-def _gpus(quantities: Mapping[str, str]) -> dict[str, int]:
+def gpus(quantities: Mapping[str, str]) -> dict[str, int]:
     """Return the quantities of GPUs, without zeros: kubelet keeps resources that have no devices any more."""
     return {
         resource: quantity

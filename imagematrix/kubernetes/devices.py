@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.needs.need import Need
 
-__all__ = ["DRIVER", "selector"]
+__all__ = ["DRIVER", "between", "either", "selector", "semver"]
 
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
@@ -37,11 +37,11 @@ def selector(listed: Iterable[Need]) -> str | None:
         return None
     groups = dict.fromkeys(_conditions(need) for need in needs)
     alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
-    return f'device.driver == "{DRIVER}" && {_either(alternatives)}' if alternatives else "false"
+    return f'device.driver == "{DRIVER}" && {either(alternatives)}' if alternatives else "false"
 
 
-def _either(conditions: Sequence[str]) -> str:
-    """Return the expression that one of some conditions holds."""
+def either(conditions: Sequence[str]) -> str:
+    """Return the expression that one of some conditions holds, which && may follow."""
     if len(conditions) == 1:
         return conditions[0]
     return f"({' || '.join(f'({condition})' for condition in conditions)})"
@@ -64,19 +64,19 @@ def _conditions(need: Need) -> tuple[str, ...] | None:
 def _driver(need: Need) -> Iterator[str]:
     driver = f"{ATTRIBUTES}.driverVersion"
     if need.driver:
-        yield f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0"
+        yield f"{driver}.compareTo({semver(versions.order(need.driver))}) == 0"
     if need.oldest:
-        yield f"{driver}.compareTo({_semver(need.oldest)}) >= 0"
+        yield f"{driver}.compareTo({semver(need.oldest)}) >= 0"
     if need.below:
-        yield f"{driver}.compareTo({_semver(need.below)}) < 0"
+        yield f"{driver}.compareTo({semver(need.below)}) < 0"
     for other in sorted(need.other_than):
-        yield f"{driver}.compareTo({_semver(versions.order(other))}) != 0"
+        yield f"{driver}.compareTo({semver(versions.order(other))}) != 0"
 
 
 def _computes(computes: tuple[int, ...] | None) -> Iterator[str]:
     if computes is not None:
         compute = f"{ATTRIBUTES}.cudaComputeCapability"
-        yield _either([" && ".join(_between(compute, *run)) for run in runs(computes)])
+        yield either([" && ".join(between(compute, *run)) for run in runs(computes)])
 
 
 def _data_centre(need: Need) -> Iterator[str]:
@@ -102,14 +102,15 @@ def _supported(need: Need) -> tuple[int, ...] | None:
     return tuple(code for code in codes if f"{code // 10}.{code % 10}" not in ended)
 
 
-def _between(compute: str, first: int, last: int) -> Iterator[str]:
+def between(compute: str, first: int, last: int) -> Iterator[str]:
+    """Yield the conditions that an attribute is a capability from the first to the last, times ten."""
     if first > 0:
-        yield f"{compute}.compareTo({_semver((first // 10, first % 10))}) >= 0"
+        yield f"{compute}.compareTo({semver((first // 10, first % 10))}) >= 0"
     if last < TOP:
-        yield f"{compute}.compareTo({_semver(((last + 1) // 10, (last + 1) % 10))}) < 0"
+        yield f"{compute}.compareTo({semver(((last + 1) // 10, (last + 1) % 10))}) < 0"
 
 
-def _semver(version: tuple[int, ...]) -> str:
+def semver(version: tuple[int, ...]) -> str:
     """Return a bound as a semantic version; if it has a fourth part, the third is raised by one."""
     major, minor, patch = (*version, 0, 0)[:PARTS]
     return f'semver("{major}.{minor}.{patch + (len(version) > PARTS)}")'

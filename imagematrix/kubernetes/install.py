@@ -1,6 +1,7 @@
 """Manifests that run the webhook in a cluster, label its nodes, and offer their GPUs.
 
-They need Kubernetes 1.21 or newer: policy/v1, and the label that names each namespace.
+They need Kubernetes 1.21 or newer: policy/v1, and the label that names each namespace. The DRA driver needs
+1.34 or newer: resource.k8s.io/v1.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from imagematrix.allocation.locks import SHARED
 from imagematrix.errors import UsageError
 from imagematrix.kubelet import sockets
 from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy
+from imagematrix.kubernetes.dra import cdi, slices
 from imagematrix.kubernetes.manifests import DNS_LABEL, LABEL, manifest, pulling
 from imagematrix.kubernetes.policy import API, used
 from imagematrix.kubernetes.webhook.review import PATH
@@ -27,6 +31,7 @@ __all__ = ["Installation", "install", "service_names"]
 
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
+DRA = "imagematrix-dra-driver"
 NAMED = "kubernetes.io/metadata.name"  # the label with the name of a namespace
 HOOK = "images.imagematrix.io"
 PORT = 8443  # below 1024, it would need a capability, and it has none
@@ -50,7 +55,9 @@ class Installation:
     of the webhook. `pull_secret` names a Secret in the namespace with the registries' credentials. With
     `conditions`, the API server sends only pods that use one of the images (Kubernetes 1.28 and newer).
     `plugin` lists the kinds of resource names, besides imagematrix.io/gpu, under which GPUs are offered; if
-    it is None, no device plugin is installed. `kubelet` is the root directory of the nodes' kubelets.
+    it is None, no device plugin is installed. With `dra` the DRA driver is installed in its place. `kubelet`
+    is the root directory of the nodes' kubelets. With `events`, one of the webhooks writes Events about
+    pending pods.
     """
 
     names: tuple[str, ...]
@@ -63,12 +70,16 @@ class Installation:
     options: tuple[str, ...] = ()
     conditions: bool = True
     plugin: tuple[str, ...] | None = None
+    dra: bool = False
     kubelet: str = sockets.ROOT_DIR
+    events: bool = True
 
     def __post_init__(self) -> None:
         for name in (self.namespace, *self.excluded):
             if not DNS_LABEL.fullmatch(name):
                 raise UsageError(f"invalid namespace {name[:80]!r}")
+        if self.dra and self.plugin is not None:
+            raise UsageError("a node's GPUs are offered by a device plugin or by a DRA driver, not by both")
         if not PATH_ON_NODE.fullmatch(self.kubelet):
             raise UsageError(f"invalid --kubelet: {self.kubelet[:80]!r}", remedy="give an absolute path")
 
@@ -83,8 +94,7 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     space, metadata = installation.namespace, _metadata(installation.namespace)
     # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
     yield manifest("v1", "Namespace", space, labels={NAMED: space})
-    yield manifest("v1", "ServiceAccount", NAME, **metadata)
-    yield from _permissions(space)
+    yield from _permissions(installation)
     keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)}
     yield manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
     yield _deployment(installation)
@@ -95,21 +105,47 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     yield _labeller(installation)
     if installation.plugin is not None:
         yield _plugin(installation)
+    if installation.dra:
+        yield from _dra_driver(installation)
     yield _configuration(installation, tls)
 
 
-def _permissions(space: str) -> Iterator[Manifest]:
-    authority, labels = "rbac.authorization.k8s.io", {LABEL: NAME}
-    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
-    yield manifest(f"{authority}/v1", "ClusterRole", NAME, labels=labels, rules=rules)
+def _permissions(installation: Installation) -> Iterator[Manifest]:
+    """Yield what the webhook may do in the cluster, and with `events`, in its namespace."""
+    rules = [_rule("", "nodes", "get", "list", "watch")]
+    if installation.events:
+        rules += [_rule("", "pods", "list", "watch"), _rule("", "events", "create")]
+    yield from _account(installation.namespace, NAME, rules)
+    if installation.events:
+        metadata = _metadata(installation.namespace)
+        lease = _rule("coordination.k8s.io", "leases", "get", "update") | {"resourceNames": [NAME]}
+        yield from _role("Role", installation.namespace, NAME, metadata, [lease])
+        # It exists from the start, because a right to create Leases cannot be limited to one name.
+        yield manifest("coordination.k8s.io/v1", "Lease", NAME, **metadata, spec={})
+
+
+def _account(space: str, name: str, rules: list[Manifest]) -> Iterator[Manifest]:
+    """Yield a service account, and what it may do in the cluster."""
+    yield manifest("v1", "ServiceAccount", name, **_metadata(space, name))
+    yield from _role("ClusterRole", space, name, {"labels": {LABEL: name}}, rules)
+
+
+def _role(kind: str, space: str, name: str, metadata: Manifest, rules: list[Manifest]) -> Iterator[Manifest]:
+    """Yield a role of a kind, and the binding that gives it to a service account."""
+    group = "rbac.authorization.k8s.io"
+    yield manifest(f"{group}/v1", kind, name, **metadata, rules=rules)
     yield manifest(
-        f"{authority}/v1",
-        "ClusterRoleBinding",
-        NAME,
-        labels=labels,
-        roleRef={"apiGroup": authority, "kind": "ClusterRole", "name": NAME},
-        subjects=[{"kind": "ServiceAccount", "name": NAME, "namespace": space}],
+        f"{group}/v1",
+        f"{kind}Binding",
+        name,
+        **metadata,
+        roleRef={"apiGroup": group, "kind": kind, "name": name},
+        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": space}],
     )
+
+
+def _rule(group: str, resource: str, *verbs: str) -> Manifest:
+    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
 
 
 def _deployment(installation: Installation) -> Manifest:
@@ -117,6 +153,7 @@ def _deployment(installation: Installation) -> Manifest:
     words = ["kubernetes", "webhook", *(word for name in installation.names for word in ("--catalog", name))]
     words += ["--nodes", "cluster", "--tls-cert", "/tls/tls.crt", "--tls-key", "/tls/tls.key"]
     words += ["--listen", f"0.0.0.0:{PORT}", "--on-unknown", "deny" if installation.deny else "default"]
+    words += ["--events", NAME] if installation.events else []
     mounts = [{"name": "tls", "mountPath": "/tls", "readOnly": True}]
     volumes: list[Manifest] = [{"name": "tls", "secret": {"secretName": NAME}}]
     if secret:
@@ -173,13 +210,49 @@ def _plugin(installation: Installation) -> Manifest:
     return _on_each_node(installation, PLUGIN, container, folders)
 
 
+def _dra_driver(installation: Installation) -> Iterator[Manifest]:
+    """Yield what publishes each node's GPUs and prepares claims, and the classes of devices to claim."""
+    group = slices.API.partition("/")[0]
+    rules = [
+        _rule(group, "resourceslices", "list", "watch", "create", "update", "delete"),
+        _rule(group, "resourceclaims", "get"),
+        _rule("", "nodes", "get"),  # the owners of slices
+    ]
+    yield from _account(installation.namespace, DRA, rules)
+    for kind in (slices.GPU, slices.MIG):
+        expression = f'device.driver == "{slices.DRIVER}" && {slices.ATTRIBUTES}.type == "{kind}"'
+        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        name = f"{kind}.{slices.DRIVER.partition('.')[2]}"
+        yield manifest(slices.API, "DeviceClass", name, labels={LABEL: DRA}, spec=spec)
+    container = {
+        "name": "dra-driver",
+        "command": ["imagematrix"],
+        "args": ["kubernetes", "dra-driver", "--root", "/host", "--kubelet", installation.kubelet],
+        "env": [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+    }
+    root = installation.kubelet.rstrip("/")
+    paths = {
+        "plugins": f"{root}/{sockets.PLUGINS}",
+        "registry": f"{root}/{sockets.REGISTRY}",
+        "devices": sockets.DEVICE_PLUGINS,  # where our device plugin would be seen
+        "cdi": str(cdi.FOLDER),
+        "locks": str(Path(SHARED).parent),
+    }
+    folders = {volume: (path, path) for volume, path in paths.items()}
+    yield _on_each_node(installation, DRA, container, folders, account=DRA)
+
+
 def _on_each_node(
-    installation: Installation, name: str, container: Manifest, folders: Mapping[str, tuple[str, str]]
+    installation: Installation,
+    name: str,
+    container: Manifest,
+    folders: Mapping[str, tuple[str, str]],
+    account: str | None = None,
 ) -> Manifest:
     """Return a DaemonSet that can read what the probe reads of a node, and write to some of its folders.
 
     `folders` maps the name of a volume to its path in the container and its path on the node. The container
-    runs as root, which owns the folders, without capabilities.
+    runs as root, which owns the folders, without capabilities. It can use the service `account`, if any.
     """
     read_mounts = [{"name": name, "mountPath": f"/host/{name}", "readOnly": True} for name in SEEN]
     write_mounts = [{"name": name, "mountPath": path} for name, (path, _) in folders.items()]
@@ -189,7 +262,7 @@ def _on_each_node(
         for name, (_, path) in folders.items()
     ]
     pod = {
-        "automountServiceAccountToken": False,
+        **({"serviceAccountName": account} if account else {"automountServiceAccountToken": False}),
         **pulling(installation.pull_secret),
         "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,

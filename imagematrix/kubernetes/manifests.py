@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-__all__ = ["DNS_LABEL", "LABEL", "WORKLOADS", "Workload", "flavors", "manifest", "manifests", "pulling"]
+__all__ = [
+    "DNS_LABEL",
+    "LABEL",
+    "WORKLOADS",
+    "Workload",
+    "flavors",
+    "manifest",
+    "manifests",
+    "names_of",
+    "pulling",
+]
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LONGEST = 63
@@ -48,11 +58,7 @@ class Workload:
     pull_secret: str | None = None
 
     def __post_init__(self) -> None:
-        if not DNS_LABEL.fullmatch(self.name):
-            raise UsageError(
-                f"invalid name {self.name[:80]!r}",
-                remedy="use at most 63 of a-z, 0-9 and -, such as --name train",
-            )
+        _require_name(self.name)
 
 
 def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[Manifest]:
@@ -62,17 +68,35 @@ def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[M
     do not distinguish the nodes of a class from others, or if the workload's name is too long for its kind.
     """
     make, together, suffix = WORKLOADS[kind]
-    longest = LONGEST - len(suffix(workload.pods))
     placed = [for_gang(classes)] if together else for_each(classes)
+    names = names_of(workload.name, placed, suffix=len(suffix(workload.pods)))
+    return [make(workload, name, each) for name, each in zip(names, placed, strict=True)]
+
+
+def names_of(name: str, placed: Sequence[Placed], *, suffix: int = 0) -> list[str]:
+    """Return the name of each object of a workload: its own, and of several, with the class.
+
+    Raises UsageError if the name is invalid, or too long for pods with so long a suffix.
+    """
+    _require_name(name)
+    longest = LONGEST - suffix
     if len(placed) > 1:
-        names = (_joined(workload.name, each.classes[0].name, longest) for each in placed)
-        return [make(workload, name, each) for name, each in zip(names, placed, strict=True)]
-    if len(workload.name) > longest:
+        return [_joined(name, each.classes[0].name, longest) for each in placed]
+    if len(name) > longest:
         raise UsageError(
-            f"invalid name {workload.name}: the names of its pods would have more than {LONGEST} characters",
+            f"invalid name {name}: the names of its pods would have more than {LONGEST} characters",
             remedy=f"use at most {longest} characters, such as --name train",
         )
-    return [make(workload, workload.name, placed[0])]
+    return [name]
+
+
+def _require_name(name: str) -> None:
+    """Raise UsageError if a workload cannot have this name."""
+    if not DNS_LABEL.fullmatch(name):
+        raise UsageError(
+            f"invalid name {name[:80]!r}",
+            remedy="use at most 63 of a-z, 0-9 and -, such as --name train",
+        )
 
 
 def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from imagematrix.kubernetes import devices
 from imagematrix.kubernetes.affinity import foreign, owned
-from imagematrix.kubernetes.devices import selector
+from imagematrix.kubernetes.dra import selectors, slices
 from imagematrix.kubernetes.labels import VOCABULARY
 from imagematrix.needs.needs import needs
 
@@ -13,22 +14,25 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog, Variant
 
-__all__ = ["SCHEMA", "document"]
+__all__ = ["DRA_DRIVERS", "SCHEMA", "document"]
 
 SCHEMA = "imagematrix.needs/v1"
+DRA_DRIVERS = (devices.DRIVER, slices.DRIVER)  # the DRA drivers whose devices can be selected
 
 
-def document(catalog: Catalog, *, allow_cpu: bool = False) -> dict[str, Any]:
-    """Return the Needs document of a catalog."""
+def document(
+    catalog: Catalog, *, allow_cpu: bool = False, dra_driver: str = devices.DRIVER
+) -> dict[str, Any]:
+    """Return the Needs document of a catalog, with device selectors for one of the DRA drivers."""
     return {
         "schema": SCHEMA,
         "image": catalog.image,
         "version": catalog.version,
-        "variants": [_variant(variant, allow_cpu=allow_cpu) for variant in catalog.variants],
+        "variants": [_variant(variant, dra_driver, allow_cpu=allow_cpu) for variant in catalog.variants],
     }
 
 
-def _variant(variant: Variant, *, allow_cpu: bool) -> dict[str, Any]:
+def _variant(variant: Variant, dra_driver: str, *, allow_cpu: bool) -> dict[str, Any]:
     ways = needs(variant, VOCABULARY, allow_cpu=allow_cpu)
     listed = needs(variant, VOCABULARY, allow_cpu=allow_cpu, listed=True)
     return {
@@ -36,5 +40,5 @@ def _variant(variant: Variant, *, allow_cpu: bool) -> dict[str, Any]:
         "digest": variant.digest,
         "terms": [{"matchExpressions": list(term)} for term in owned(ways)],
         "terms_without_labels": [{"matchExpressions": list(term)} for term in foreign(listed)],
-        "device": selector(listed),
+        "device": selectors.selector(ways) if dra_driver == slices.DRIVER else devices.selector(listed),
     }

@@ -8,7 +8,7 @@ or make a GPU unusable, and have a warning.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
 
-__all__ = ["ClusterNode", "described", "host", "load", "objects", "parse", "read"]
+__all__ = ["STREAM", "ClusterNode", "Taint", "described", "host", "load", "named", "objects", "parse", "read"]
 
 STREAM = "-"
 LISTS = ("List", "NodeList", "PodList")
@@ -33,13 +33,31 @@ PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  #
 LABELS = 2_000  # labels to read from one node; real nodes have about 200
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of a node, with its effect, such as NoSchedule."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterNode:
-    """A node: its name, its valid labels, and the Host that they describe."""
+    """A node: its name, its valid labels, and the Host that they describe.
+
+    The others say which pods it takes: whether it is `cordoned`, its taints, and what it offers to pods.
+    """
 
     name: str
     labels: Mapping[str, str]
     host: Host
+    cordoned: bool = False
+    taints: tuple[Taint, ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def described(self) -> bool:
@@ -49,7 +67,12 @@ class ClusterNode:
 
 def load(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
     """Return the nodes in a file, or in `stream` if the path is "-"; raise UsageError if there are none."""
-    return parse(read(path, stream), "stdin" if str(path) == STREAM else str(path))
+    return parse(read(path, stream), named(path))
+
+
+def named(path: Path) -> str:
+    """Return how messages name a file."""
+    return "stdin" if str(path) == STREAM else str(path)
 
 
 def read(path: Path, stream: BinaryIO) -> object:
@@ -120,7 +143,20 @@ def _node(fields: documents.Fields) -> ClusterNode:
     if invalid:
         warning = f"{invalid} invalid labels were ignored"
         described = replace(described, warnings=(*described.warnings, warning))
-    return ClusterNode(name=metadata.text("name"), labels=labels, host=described)
+    spec = fields.object_or_none("spec")
+    return ClusterNode(
+        name=metadata.text("name"),
+        labels=labels,
+        host=described,
+        cordoned=spec.boolean("unschedulable") if spec else False,
+        taints=tuple(map(_taint, spec.objects("taints"))) if spec else (),
+        allocatable=status.named_texts("allocatable") if status else {},
+    )
+
+
+def _taint(fields: documents.Fields) -> Taint:
+    value = fields.text_or_none("value") or ""
+    return Taint(key=fields.text("key"), value=value, effect=fields.text("effect"))
 
 
 def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:

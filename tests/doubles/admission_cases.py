@@ -59,6 +59,7 @@ DECIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"nodeName": "n4"}, B),
     ({"nodeName": ""}, None),
     ({"nodeName": "n9"}, None),
+    ({"nodeName": "n4", "nodeSelector": {"metadata.name": "n1"}}, None),
     ({"labels": {CLASS: "l40s"}}, B),
     ({"labels": {CLASS: "l40s"}, "nodeSelector": {"pool": "big"}}, None),
     ({"labels": {"app": "x"}, "nodeSelector": {"pool": "big"}}, A),

@@ -4,4 +4,14 @@ from __future__ import annotations
 
 __all__ = ["COMMANDS"]
 
-COMMANDS = ("labels", "classes", "needs", "render", "webhook", "device-plugin", "gpus")
+COMMANDS = (
+    "labels",
+    "classes",
+    "needs",
+    "render",
+    "explain",
+    "webhook",
+    "device-plugin",
+    "dra-driver",
+    "gpus",
+)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.choosing import require_one_host
-from imagematrix.cli.kubernetes.options import KubeletRoot, kinds
+from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, kinds
 from imagematrix.cli.options import HostFile, Root
 from imagematrix.cli.output import info, print_text
 from imagematrix.kubelet.sockets import DEVICE_PLUGINS
@@ -32,14 +32,7 @@ def command(
     ] = None,
     vram: Annotated[bool, typer.Option("--vram", help="Also offer the memory of each GPU, in GiB.")] = False,
     kubelet: KubeletRoot = None,
-    device_plugins: Annotated[
-        Path,
-        typer.Option(
-            "--device-plugins",
-            metavar="FOLDER",
-            help="Where the kubelet registers plugins; its --root-dir does not move this.",
-        ),
-    ] = Path(DEVICE_PLUGINS),
+    device_plugins: DevicePlugins = Path(DEVICE_PLUGINS),
     host: HostFile = None,
     root: Root = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be offered.")] = False,
@@ -62,7 +55,16 @@ def command(
         print_text("\n".join(f"{name} {len(devices)}" for name, devices in offered().resources.items()))
         return
     from imagematrix.allocation.survey import opened_outside_pods, survey_outside_pods
+    from imagematrix.errors import UsageError
+    from imagematrix.kubelet import sockets
+    from imagematrix.kubernetes.dra.slices import DRIVER
     from imagematrix.kubernetes.plugin.server import PluginSettings, serve
+
+    if other := sockets.answering([sockets.dra(str(kubelet or sockets.root_dir()), DRIVER)]):
+        raise UsageError(
+            f"the DRA driver offers this node's GPUs, at {other}",
+            remedy="run one of `kubernetes device-plugin` and `kubernetes dra-driver` on a node",
+        )
 
     def usage(gpus: tuple[Gpu, ...]) -> Usage:
         if host:  # it may be that of another node

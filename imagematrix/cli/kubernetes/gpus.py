@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import print_json, print_text, table
 
@@ -22,23 +17,13 @@ __all__ = ["command"]
 COLUMNS = ("resource", "capacity", "healthy", "requested", "free")
 
 
-def command(
-    lists: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="NODES.json [PODS.json]",
-            help="Nodes and pods, from `kubectl get nodes,pods -A -o json`, in 1 or 2 files; - for stdin.",
-        ),
-    ],
-    json: Json = False,
-) -> None:
+def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     """Show how many GPUs the nodes and classes of a cluster have, and how many of them pods request."""
     from rich.markup import escape
 
     from imagematrix.kubernetes.counts import counts
-    from imagematrix.kubernetes.nodes import read
 
-    usage = counts([(read(path, sys.stdin.buffer), str(path)) for path in lists])
+    usage = counts(lists(nodes, pods))
     if json:
         print_json(usage.to_json())
         return

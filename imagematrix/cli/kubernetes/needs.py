@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from imagematrix.cli.kubernetes.options import narrowed_catalog
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Where
 from imagematrix.cli.output import print_json, print_text
+from imagematrix.spelling import require_known
 
 __all__ = ["command"]
 
@@ -14,13 +19,22 @@ def command(
     catalog: CatalogName = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
+    dra_driver: Annotated[
+        str,
+        typer.Option(
+            "--dra-driver",
+            metavar="{gpu.nvidia.com|gpu.imagematrix.io}",
+            help="The DRA driver whose devices the selectors are for.",
+        ),
+    ] = "gpu.nvidia.com",
     json: Json = False,
 ) -> None:
     """Print what each variant needs from a node: node affinity, and a device selector for DRA."""
-    from imagematrix.kubernetes.needs import document
+    from imagematrix.kubernetes.needs import DRA_DRIVERS, document
     from imagematrix.kubernetes.yaml import dump
 
-    needs = document(narrowed_catalog(image, catalog, where), allow_cpu=allow_cpu)
+    require_known(dra_driver, DRA_DRIVERS, "--dra-driver")
+    needs = document(narrowed_catalog(image, catalog, where), allow_cpu=allow_cpu, dra_driver=dra_driver)
     if json:
         print_json(needs)
     else:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.choosing import catalog_of, require_image
+from imagematrix.errors import UsageError
 from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
@@ -18,11 +19,40 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.classes import Classes
 
-__all__ = ["KubeletRoot", "Nodes", "NodesFile", "OnUnknown", "cluster", "denies", "kinds", "narrowed_catalog"]
+__all__ = [
+    "DevicePlugins",
+    "KubeletRoot",
+    "Nodes",
+    "NodesAndPods",
+    "OnUnknown",
+    "Pods",
+    "cluster",
+    "denies",
+    "kinds",
+    "lists",
+    "narrowed_catalog",
+]
 
-HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
-Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
-NodesFile = Annotated[Path | None, typer.Option("--nodes", metavar="NODES.json", help=HELP)]
+Nodes = Annotated[
+    Path,
+    typer.Option(
+        "--nodes", metavar="NODES.json", help="The nodes, from `kubectl get nodes -o json`; - for stdin."
+    ),
+]
+NodesAndPods = Annotated[
+    Path,
+    typer.Option(
+        "--nodes",
+        metavar="NODES.json",
+        help="The nodes, or nodes and pods, from `kubectl get nodes,pods -A -o json`; - for stdin.",
+    ),
+]
+Pods = Annotated[
+    Path | None,
+    typer.Option(
+        "--pods", metavar="PODS.json", help="The pods, from `kubectl get pods -A -o json`; - for stdin."
+    ),
+]
 OnUnknown = Annotated[
     str,
     typer.Option(
@@ -37,6 +67,14 @@ KubeletRoot = Annotated[
         "--kubelet",
         metavar="FOLDER",
         help="The kubelet's --root-dir; default: that of this node's kubelet, or /var/lib/kubelet.",
+    ),
+]
+DevicePlugins = Annotated[
+    Path,
+    typer.Option(
+        "--device-plugins",
+        metavar="FOLDER",
+        help="Where the kubelet registers device plugins; its --root-dir does not move this.",
     ),
 ]
 ON_UNKNOWN = ("default", "deny")
@@ -55,6 +93,18 @@ def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
     for word in by or ():
         require_known(word, KINDS, "--by")
     return tuple(by or ())
+
+
+def lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:
+    """Return the lists that --nodes and --pods name, each with its name for messages."""
+    from imagematrix.kubernetes.nodes import named, read
+
+    paths = [nodes, *([pods] if pods else [])]
+    if len(paths) > 1 and nodes == pods:
+        raise UsageError(
+            f"--nodes and --pods are both {nodes}", remedy="give a list of both as --nodes alone"
+        )
+    return [(read(path, sys.stdin.buffer), named(path)) for path in paths]
 
 
 def cluster(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +12,12 @@ import typer
 from imagematrix.cli.kubernetes.options import OnUnknown, denies
 from imagematrix.cli.options import AllowCpu, Where
 from imagematrix.cli.output import info
+from imagematrix.errors import UsageError
 
 __all__ = ["command"]
 
 CLUSTER = "cluster"
+REMEDY = "give --nodes NODES.json, from `kubectl get nodes -o json`"
 
 
 def command(
@@ -38,27 +42,50 @@ def command(
     on_unknown: OnUnknown = "default",
     where: Where = None,
     allow_cpu: AllowCpu = False,
+    events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEASE",
+            help="Write Events about pending pods; of several webhooks, the one that holds this Lease does.",
+        ),
+    ] = None,
 ) -> None:
     """Serve admission reviews over TLS: pods get the image of their class by digest, and node affinity to it.
 
     Nodes, catalogs and the certificate are read again when they change. Until the nodes and all catalogs are
     read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
+
+    With --events, it also says in an Event why a pod that uses one of the versions cannot start.
     """
-    from imagematrix.kubernetes.webhook.api import WatchedNodes, inside
+    from imagematrix.kubernetes.api import inside, namespace
+    from imagematrix.kubernetes.manifests import DNS_LABEL
+    from imagematrix.kubernetes.webhook.events import Events
+    from imagematrix.kubernetes.webhook.lease import Leadership
     from imagematrix.kubernetes.webhook.server import WebhookSettings, serve
     from imagematrix.kubernetes.webhook.sources import NodesFile
     from imagematrix.kubernetes.webhook.state import PolicyOptions
+    from imagematrix.kubernetes.webhook.watched import WatchedNodes
     from imagematrix.selection.question import parse
 
+    if events is not None and nodes != CLUSTER:
+        raise UsageError("--events is for --nodes cluster")
+    if events is not None and not DNS_LABEL.fullmatch(events):
+        raise UsageError(f"invalid --events: {events[:80]!r}", remedy="give the name of a Lease")
+    api = inside(REMEDY) if nodes == CLUSTER else None
+    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"  # several pods may have one host's name
+    lease = (
+        Leadership(api=api, namespace=namespace(), name=events, identity=identity) if api and events else None
+    )
     options = PolicyOptions(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
     serve(
         WebhookSettings(
             catalogs=tuple(dict.fromkeys(catalog)),
-            nodes=WatchedNodes(inside()) if nodes == CLUSTER else NodesFile(Path(nodes)),
+            nodes=WatchedNodes(api) if api else NodesFile(Path(nodes)),
             chain=tls_cert,
             key=tls_key,
             listen=listen,
             options=options,
+            events=Events(lease) if lease else None,
         ),
         note=info,
     )

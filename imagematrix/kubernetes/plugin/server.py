@@ -16,10 +16,11 @@ from pathlib import Path
 import grpc
 
 from imagematrix.allocation.pods import named
-from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.errors import ImagematrixError
 from imagematrix.files import stamp
 from imagematrix.kubelet import sockets
 from imagematrix.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
+from imagematrix.kubelet.serving import SOCKET_PATH, listen, method
 from imagematrix.kubernetes.plugin import offer as offers
 
 TYPE_CHECKING = False
@@ -35,7 +36,6 @@ __all__ = ["Plugin", "PluginSettings", "Times", "serve"]
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
-SOCKET_PATH = 107  # bytes without the terminating zero: sun_path, unix(7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,18 +242,8 @@ class Plugin:
 
     async def _start(self, resource: str, channel: Any) -> None:
         path = self._socket(resource)
-        path.unlink(missing_ok=True)  # of a plugin that was killed
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((self._handler(resource),))
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            remedy = "run as root"
-            if len(bytes(path)) > SOCKET_PATH:
-                remedy = f"use a shorter path: the path of a socket has at most {SOCKET_PATH} bytes"
-            raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error
         # Before the registration, because kubelet then connects to it.
-        await server.start()
+        server = await listen(path, self._handler(resource))
         try:
             register = call(channel, f"/{REGISTRATION}/Register", "Empty")
             request = message("RegisterRequest")(
@@ -325,10 +315,10 @@ class Plugin:
 
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         methods = {
-            "GetDevicePluginOptions": _method(unary, options, "Empty"),
-            "ListAndWatch": _method(stream, watch, "Empty"),
-            "GetPreferredAllocation": _method(unary, prefer, "PreferredAllocationRequest"),
-            "Allocate": _method(unary, allocate, "AllocateRequest"),
+            "GetDevicePluginOptions": method(unary, options, "Empty"),
+            "ListAndWatch": method(stream, watch, "Empty"),
+            "GetPreferredAllocation": method(unary, prefer, "PreferredAllocationRequest"),
+            "Allocate": method(unary, allocate, "AllocateRequest"),
         }
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
 
@@ -370,11 +360,3 @@ async def _every(seconds: float, action: Callable[[], Any], *, at_once: bool = F
 
 def _options(resource: str) -> Any:
     return message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)
-
-
-def _method(kind: Any, behaviour: Any, request: str) -> Any:
-    return kind(
-        behaviour,
-        request_deserializer=message(request).FromString,
-        response_serializer=lambda answer: answer.SerializeToString(),
-    )

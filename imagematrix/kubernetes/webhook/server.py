@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from imagematrix.kubernetes.webhook.events import Events
     from imagematrix.kubernetes.webhook.sources import NodeSource
     from imagematrix.kubernetes.webhook.state import PolicyOptions
 
@@ -34,7 +35,7 @@ GRACE_S = 10.0  # for reviews in progress, after that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """The settings of `imagematrix kubernetes webhook`; `listen` is ADDRESS:PORT."""
+    """The settings of `imagematrix kubernetes webhook`; `listen` is ADDRESS:PORT, `events` writes Events."""
 
     catalogs: tuple[str, ...]
     nodes: NodeSource
@@ -42,6 +43,7 @@ class WebhookSettings:
     key: Path
     listen: str
     options: PolicyOptions
+    events: Events | None = None
 
 
 def serve(settings: WebhookSettings, note: Callable[[str], None]) -> None:
@@ -73,6 +75,7 @@ async def _serve(
                 certificate.follow(telemetry),
                 settings.nodes.follow(state, telemetry),
                 *(follow_catalog(catalog, state, telemetry) for catalog in settings.catalogs),
+                *([settings.events.follow(state, telemetry)] if settings.events else []),
             )
         ]
         try:

@@ -6,9 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.kubernetes.admission import policy
-from imagematrix.kubernetes.classes import classes
-from imagematrix.kubernetes.labels import CLASS, facts
+from imagematrix.kubernetes.pending import view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +15,11 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.admission import AdmissionPolicy
     from imagematrix.kubernetes.nodes import ClusterNode
+    from imagematrix.kubernetes.pending import View
     from imagematrix.kubernetes.webhook.telemetry import Telemetry
     from imagematrix.selection.question import Where
 
-__all__ = ["ClusterState", "PolicyOptions", "labelled"]
+__all__ = ["ClusterState", "PolicyOptions"]
 
 SETTLE_S = 0.2  # changes come in bursts, such as when nodes start
 
@@ -37,22 +36,31 @@ class PolicyOptions:
 class ClusterState:
     """The nodes and catalogs as last read, and the policies for them.
 
-    `policies` is None until the nodes and the catalogs of all `names` are known.
+    `policies` is None until the nodes and the catalogs of all `names` are known. They follow from `views`.
     """
 
     def __init__(self, names: Iterable[str], options: PolicyOptions, telemetry: Telemetry) -> None:
         self.policies: tuple[AdmissionPolicy, ...] | None = None
+        self.views: tuple[View, ...] = ()
         self._names = tuple(names)
         self._options = options
         self._telemetry = telemetry
         self._nodes: tuple[ClusterNode, ...] | None = None
+        self._labels: dict[str, Mapping[str, str]] | None = None
         self._catalogs: dict[str, Catalog] = {}
         self._changed = asyncio.Event()
 
+    @property
+    def nodes(self) -> tuple[ClusterNode, ...]:
+        """The nodes."""
+        return self._nodes or ()
+
     def put_nodes(self, nodes: Iterable[ClusterNode]) -> None:
-        """Replace the nodes."""
+        """Replace the nodes; while their labels stay, the policies stay."""
         self._nodes = tuple(nodes)
-        self._changed.set()
+        before, self._labels = self._labels, {node.name: node.labels for node in self._nodes}
+        if before != self._labels:
+            self._changed.set()
 
     def put_catalog(self, name: str, catalog: Catalog) -> None:
         """Replace the catalog `name`."""
@@ -76,39 +84,19 @@ class ClusterState:
             self._changed.clear()
             if self._nodes is None or len(self._catalogs) < len(set(self._names)):
                 continue
-            matching, others = labelled(self._nodes)
-            catalogs = {name: self._catalogs[name] for name in self._names}
+            nodes, catalogs = self._nodes, {name: self._catalogs[name] for name in self._names}
             try:
-                self.policies = await asyncio.to_thread(self._decide, matching, catalogs)
+                self.views = await asyncio.to_thread(self._decide, nodes, catalogs)
             except ImagematrixError as error:
                 self._telemetry.failed("policies", error)
             else:
-                self._telemetry.decided(len(matching), others)
+                self.policies = tuple(each.policy for each in self.views)
+                others = self.views[0].left_out if self.views else ()
+                self._telemetry.decided(len(nodes) - len(others), others)
 
-    def _decide(
-        self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]
-    ) -> tuple[AdmissionPolicy, ...]:
+    def _decide(self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]) -> tuple[View, ...]:
         options = self._options
         return tuple(
-            policy(
-                f"{catalog.image}:{catalog.version}",
-                classes(nodes, catalog, allow_cpu=options.allow_cpu, where=options.where),
-                deny=options.deny,
-            )
+            view(nodes, catalog, deny=options.deny, allow_cpu=options.allow_cpu, where=options.where)
             for catalog in catalogs.values()
         )
-
-
-def labelled(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
-    """Return the nodes whose class label matches their other labels, and the names of the other nodes.
-
-    A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
-    a class can start on such a node, because the affinity of the pod requires the class label.
-    """
-    matching, others = [], []
-    for node in nodes:
-        if node.labels.get(CLASS) == facts(node.host)[CLASS]:
-            matching.append(node)
-        else:
-            others.append(node.name)
-    return matching, others

@@ -13,7 +13,7 @@ from prometheus_client import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from imagematrix.errors import ImagematrixError
 
@@ -53,9 +53,16 @@ class Telemetry:
             "When nodes and catalogs last changed the decisions.",
             registry=self._registry,
         )
+        self._events = Counter(
+            "imagematrix_webhook_events",
+            "Events written about pending pods, by their reason.",
+            ("reason",),
+            registry=self._registry,
+        )
         self._failures = Counter(
             "imagematrix_webhook_failures",
-            "Failures to read nodes, a catalog or the certificate; the last valid one stays in use.",
+            "Failures to read nodes, a catalog, the certificate or pods, whose last state stays in use; "
+            "and to use the lease or write Events.",
             ("what",),
             registry=self._registry,
         )
@@ -68,7 +75,7 @@ class Telemetry:
             # The name is not validated yet: a repr has no line breaks.
             self.note(f"pod {pod[:320]!r} {outcome}: {reason}")
 
-    def decided(self, labelled: int, others: list[str]) -> None:
+    def decided(self, labelled: int, others: Sequence[str]) -> None:
         """Note new policies, and the nodes without a matching class label."""
         self._nodes.labels("yes").set(labelled)
         self._nodes.labels("no").set(len(others))
@@ -76,8 +83,12 @@ class Telemetry:
         without = f"; {len(others)} without a matching class label, such as {others[0]}" if others else ""
         self.note(f"policies made for {labelled} nodes{without}")
 
+    def wrote(self, reason: str) -> None:
+        """Count an Event about a pod."""
+        self._events.labels(reason).inc()
+
     def failed(self, what: str, error: ImagematrixError) -> None:
-        """Note that nodes, a catalog or the certificate cannot be read."""
+        """Note a failure to read or write `what`."""
         self._failures.labels(what).inc()
         self.note(f"{what}: {error.details}")
 

@@ -71,7 +71,14 @@ def publish(cluster, builder, tmp_path_factory):
         for version in matrix["axes"]["driver"]:
             library(context, "libcuda", version)
         image = f"127.0.0.1:5000/{name}"
-        described = {image: {"version": "v1", "template": "image.j2", "context": "context"}}
+        described = {
+            image: {
+                "version": "v1",
+                "template": "image.j2",
+                "context": "context",
+                "device_code": "claim",  # its program has none
+            }
+        }
         (folder / "matrix.yaml").write_text(json.dumps({**matrix, "images": described}))
         for words in (("build", "--push"), ("publish", f"{image}:v1")):
             done = builder.imagematrix(*words, cwd=folder)
@@ -116,13 +123,19 @@ def program(cluster, builder):
 
 @pytest.fixture
 def create(cluster):
-    """Return a function that creates a pod from a name, an image and resources, deleted after the test."""
+    """Return a function that creates a pod from a name, an image and resources, deleted after the test.
+
+    `claim` is the source of the pod's claim, such as {"resourceClaimName": "gpu"}.
+    """
     names = []
 
-    def start(name, image, resources=None, arguments=("600",), **spec):
+    def start(name, image, resources=None, arguments=("600",), claim=None, **spec):
         container = {"name": "main", "image": image, "args": list(arguments)}
         if resources:
             container["resources"] = {"limits": resources}
+        if claim:
+            container["resources"] = {"claims": [{"name": "gpu"}]}
+            spec["resourceClaims"] = [{"name": "gpu", **claim}]
         names.append(name)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
         given = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, **spec}

@@ -34,7 +34,7 @@ def classes(cluster, training):
 
     def ask(*options, check=True):
         listed = cluster.kubectl("get", "nodes", "-o", "json").stdout
-        words = ("kubernetes", "classes", "-", "--catalog", training.name, "--json", *options)
+        words = ("kubernetes", "classes", "--nodes", "-", "--catalog", training.name, "--json", *options)
         return json.loads(cluster.imagematrix(*words, input=listed, check=check).stdout)
 
     return ask

@@ -44,7 +44,11 @@ TOOLS: dict[str, Any] = {"reference": "tools:v2-cpu-0123456789ab", "digest": Non
 
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize(
-    "command", [("select",), ("explain",), ("ls",), ("doctor",), ("run",), ("run", "--rm")]
+    "command",
+    [
+        *(("select",), ("explain",), ("ls",), ("doctor",), ("run",), ("run", "--rm")),
+        ("kubernetes", "render", "job"),
+    ],
 )
 def test_image_names_are_completed(bash, command):
     assert bash(*command, "t") == ["tools:v2", "training:v1"]
@@ -63,7 +67,15 @@ def test_where_completes_axes_of_an_image(bash):
     assert bash("select", "--where", "=", "python", "=", "3.1") == ["3.13"]
     assert bash("select", "training", ":", "v1", "--where", "python", "=") == ["3.9", "3.13"]
     assert bash("select", "tools", "--where", "py") == []
+    kind = ("kubernetes", "render", "job")
+    assert bash(*kind, "training", ":", "v1", "--where", "python", "=") == ["3.9", "3.13"]
+    assert bash(*kind, "tools", "--where", "py") == []
     assert bash("select", "tools", "--where", "cuda", "=", "none,plat") == ["none,platform=linux/amd64"]
+
+
+def test_kinds_of_manifests_are_completed(bash):
+    assert bash("kubernetes", "render", "j") == ["job", "jobset"]
+    assert bash("kubernetes", "render", "job", "--no") == ["--nodes"]
 
 
 def test_conditions_complete_axes_of_catalog_and_matrix(bash, catalog_file, shipped, tmp_path):

@@ -74,9 +74,9 @@ def test_command_lines_use_existing_options(page):
     unknown = []
     for block in pages.blocks(page.read_text()):
         for words in command_lines(block.text):
-            command = COMMANDS.get(words[0])
-            if isinstance(command, TyperGroup):
-                command = command.commands.get(words[1])
+            command, rest = COMMANDS.get(words[0]), words[1:]
+            while isinstance(command, TyperGroup):
+                command = command.commands.get(rest.pop(0))
             if command is None:
                 unknown.append(words)
                 continue

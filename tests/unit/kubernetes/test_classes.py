@@ -126,26 +126,30 @@ def test_the_command(cli, saved, cluster, make, conforms):
         b=cluster.own(make.host(make.gpu(0))),
         c=cluster.own(make.host(make.gpu(0, compute="7.0"))),
     )
-    result = cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json", "--driver", f"{OLD}={NEW}")
+    result = cli(
+        "kubernetes", "classes", "--nodes", "nodes.json", "--catalog", "t.json", "--driver", f"{OLD}={NEW}"
+    )
     assert result.code == 3
     lines = result.out.splitlines()
     assert lines[2].split()[1:3] == ["2", "old"]
     assert "no device code in the image runs on GPU 0" in result.out
     assert "  new for a, b" in lines
     assert "  nothing changes for 1 node" in lines
-    document = json.loads(cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json", "--json").out)
+    document = json.loads(
+        cli("kubernetes", "classes", "--nodes", "nodes.json", "--catalog", "t.json", "--json").out
+    )
     assert [each["nodes"] for each in conforms(document)["classes"]] == [["a", "b"], ["c"]]
 
 
 def test_the_command_requires_an_image(cli, saved, cluster, make):
     saved(a=cluster.own(make.host(make.gpu(0))))
-    assert "no image given" in cli("kubernetes", "classes", "nodes.json").err
-    assert cli("kubernetes", "classes", "nodes.json", "--catalog", "t.json").code == 0
+    assert "no image given" in cli("kubernetes", "classes", "--nodes", "nodes.json").err
+    assert cli("kubernetes", "classes", "--nodes", "nodes.json", "--catalog", "t.json").code == 0
 
 
 def test_a_lost_image_is_named(cli, saved, cluster, make):
     saved(**{f"n{number}": cluster.own(make.host(make.gpu(0))) for number in range(6)})
     words = ("--catalog", "t.json", "--where", "driver=550.163.01", "--driver", f"{OLD}={NEW}")
-    result = cli("kubernetes", "classes", "nodes.json", *words)
+    result = cli("kubernetes", "classes", "--nodes", "nodes.json", *words)
     assert result.code == 3
     assert "nothing for n0, n1, n2, n3, 2 more" in result.out

@@ -171,7 +171,7 @@ def test_the_command_prints_tables_and_a_document(cli, tmp_path, conforms, monke
     (tmp_path / "nodes.json").write_text(json.dumps(nodes))
     (tmp_path / "pods.json").write_text(json.dumps(pods))
 
-    shown = cli("kubernetes", "gpus", tmp_path / "nodes.json", tmp_path / "pods.json")
+    shown = cli("kubernetes", "gpus", "--nodes", tmp_path / "nodes.json", "--pods", tmp_path / "pods.json")
 
     assert (shown.code, shown.err) == (0, "")
     lines = [line.split() for line in shown.out.splitlines()]
@@ -181,7 +181,10 @@ def test_the_command_prints_tables_and_a_document(cli, tmp_path, conforms, monke
     assert "bare" not in shown.out
     both = json.dumps({"kind": "List", "items": [*nodes["items"], *pods["items"]]}).encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(both)))
-    document = conforms(json.loads(cli("kubernetes", "gpus", "-", "--json").out))
+    document = conforms(json.loads(cli("kubernetes", "gpus", "--nodes", "-", "--json").out))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(pods).encode())))
+    words = ("--nodes", tmp_path / "nodes.json", "--pods", "-", "--json")
+    assert json.loads(cli("kubernetes", "gpus", *words).out) == document
     assert [one["name"] for one in document["nodes"]] == ["[b]", "a", "bare"]
     assert document["pending"] == [{"resource": GPU, "pods": 1, "requested": 2}]
     classes = [(one["nodes"], [each["free"] for each in one["resources"]]) for one in document["classes"]]
@@ -191,4 +194,16 @@ def test_the_command_prints_tables_and_a_document(cli, tmp_path, conforms, monke
 def test_a_cluster_without_gpus_has_a_message(cli, tmp_path):
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": [node("a"), pod("a")]}))
 
-    assert cli("kubernetes", "gpus", tmp_path / "nodes.json") == (0, "no node offers GPUs\n", "")
+    assert cli("kubernetes", "gpus", "--nodes", tmp_path / "nodes.json") == (0, "no node offers GPUs\n", "")
+
+
+def test_the_command_wants_its_lists_as_options(cli, tmp_path):
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps({"kind": "List", "items": [node("a")]}))
+
+    assert cli("kubernetes", "gpus", path).code == 2
+    assert "Missing option '--nodes'" in cli("kubernetes", "gpus", "--pods", path).err
+    alone = cli("kubernetes", "gpus", "--nodes", path)
+    assert (alone.code, "no pods found" in alone.err, "give --pods" in alone.err) == (2, True, True)
+    same = cli("kubernetes", "gpus", "--nodes", "-", "--pods", "-")
+    assert (same.code, "--nodes and --pods are both -" in same.err) == (2, True)

@@ -12,10 +12,13 @@ import kubernetes_validate
 import pytest
 import yaml
 from aiohttp import web
+from celpy.adapter import json_to_cel
+from scheduling import Cel
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.admission import AdmissionPolicy
+from imagematrix.kubernetes.dra import slices
 from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.certificate import Certificate
@@ -28,6 +31,9 @@ KINDS = [
     "ServiceAccount",
     "ClusterRole",
     "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "Lease",
     "Secret",
     "Deployment",
     "PodDisruptionBudget",
@@ -52,10 +58,17 @@ def full(**more):
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.37"])
-@pytest.mark.parametrize("installation", [full(), full(deny=False, pull_secret=None, conditions=False)])
-def test_the_manifests_are_valid(installation, tls, release):
+@pytest.mark.parametrize(
+    ("installation", "without"),
+    [
+        (full(), ()),
+        (full(deny=False, pull_secret=None, conditions=False), ()),
+        (full(events=False), ("Role", "RoleBinding", "Lease")),
+    ],
+)
+def test_the_manifests_are_valid(installation, without, tls, release):
     made = list(install(installation, tls))
-    assert [one["kind"] for one in made] == KINDS
+    assert [one["kind"] for one in made] == [kind for kind in KINDS if kind not in without]
     for one in made:
         kubernetes_validate.validate(one, release, strict=True)
 
@@ -82,12 +95,84 @@ def test_the_device_plugin_is_installed_on_request(tls, options, root):
     assert written == [*sockets]
 
 
-def test_the_webhook_may_read_nodes_and_nothing_else(tls):
+@pytest.mark.parametrize("root", ["/var/lib/kubelet", "/data/kubelet"])
+def test_the_dra_driver_is_installed_on_request(tls, root):
+    made = list(install(full(dra=True, kubelet=root), tls))
+    for one in made:
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    ours = {one["kind"]: one for one in made if one["metadata"]["name"] == "imagematrix-dra-driver"}
+    assert [*ours] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]
+    assert {
+        (group, resource): rule["verbs"]
+        for rule in ours["ClusterRole"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    } == {
+        ("resource.k8s.io", "resourceslices"): ["list", "watch", "create", "update", "delete"],
+        ("resource.k8s.io", "resourceclaims"): ["get"],
+        ("", "nodes"): ["get"],
+    }
+    (subject,) = ours["ClusterRoleBinding"]["subjects"]
+    pod = ours["DaemonSet"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == subject["name"] == ours["ServiceAccount"]["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert container["args"] == ["kubernetes", "dra-driver", "--root", "/host", "--kubelet", root]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    # Kubelet, engines and launches on the node use the same paths.
+    volumes = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"]}
+    mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
+    shared = ("plugins", "plugins_registry")
+    assert {path for path, on_node in mounts.items() if path == on_node} == {
+        *(f"{root}/{name}" for name in shared),
+        *("/var/lib/kubelet/device-plugins", "/var/run/cdi", "/run/lock"),
+    }
+    classes = {
+        one["metadata"]["name"]: one["spec"]["selectors"] for one in made if one["kind"] == "DeviceClass"
+    }
+    assert [*classes] == ["gpu.imagematrix.io", "mig.imagematrix.io"]
+
+
+def test_the_classes_of_devices_admit_gpus_and_mig_devices(tls, hosts):
+    made = [one for one in install(full(dra=True), tls) if one["kind"] == "DeviceClass"]
+    expressions = [one["spec"]["selectors"][0]["cel"]["expression"] for one in made]
+    cel = Cel()
+    admitted = [
+        [bool(cel(expression, device=json_to_cel(seen(device)))) for expression in expressions]
+        for device in slices.devices(hosts["mig"], {})
+    ]
+    assert admitted == [[True, False], *[[False, True]] * 3]
+
+
+def seen(device):
+    """Return a device as CEL sees it, with the attributes that are texts."""
+    texts = {name: one["string"] for name, one in device["attributes"].items() if "string" in one}
+    return {"driver": slices.DRIVER, "attributes": {slices.DRIVER: texts}}
+
+
+def test_a_node_gets_a_plugin_or_a_driver():
+    with pytest.raises(UsageError, match="not by both"):
+        full(dra=True, plugin=())
+
+
+def test_the_webhook_may_read_nodes_and_with_events_what_these_need(tls):
     made = by_kind(full(), tls)
     reading = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
-    assert made["ClusterRole"]["rules"] == [reading]
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+    events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
+    assert made["ClusterRole"]["rules"] == [reading, pods, events]
+    (lease,) = made["Role"]["rules"]
+    assert (lease["resources"], lease["verbs"]) == (["leases"], ["get", "update"])
+    assert lease["resourceNames"] == [made["Lease"]["metadata"]["name"]]
+    assert made["Role"]["metadata"]["namespace"] == made["Lease"]["metadata"]["namespace"]
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    option = container["args"].index("--events")
+    assert container["args"][option + 1] == made["Lease"]["metadata"]["name"]
+    without = by_kind(full(events=False), tls)
+    assert without["ClusterRole"]["rules"] == [reading]
+    assert "--events" not in without["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
     (subject,) = made["ClusterRoleBinding"]["subjects"]
     assert subject["name"] == made["ServiceAccount"]["metadata"]["name"]
+    assert made["RoleBinding"]["subjects"] == [subject]
     assert made["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == subject["name"]
     assert made["DaemonSet"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
@@ -197,7 +282,9 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
     (container,) = made[KINDS.index("Deployment")]["spec"]["template"]["spec"]["containers"]
     arguments = container["args"]
     assert arguments[:6] == ["kubernetes", "webhook", "--catalog", NAME, "--catalog", SECOND]
-    assert arguments[-5:] == ["--on-unknown", "deny", "--where", "compute=9.0", "--allow-cpu"]
+    assert arguments[-7:-5] == ["--on-unknown", "deny"]
+    assert arguments[-5:-3] == ["--events", "imagematrix-webhook"]
+    assert arguments[-3:] == ["--where", "compute=9.0", "--allow-cpu"]
     started = imagematrix(*arguments)
     assert started.returncode == 2
     assert "not running in a pod" in started.stderr
@@ -206,7 +293,7 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([NAME], "no program given"),
+        ([NAME], "Missing option '--program'"),
         (["t:v1", "--program", PROGRAM], "t:v1 is not in a registry"),
         ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
         ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),

@@ -1,14 +1,17 @@
 """Manifests: valid by the published schemas, with the image of a class, and only on its nodes."""
 
 import json
+from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet as JobSet
 from scheduling import admitted
 
 from imagematrix import documents
+from imagematrix.cli.app import app
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.affinity import admits, required
 from imagematrix.kubernetes.classes import classes
@@ -26,6 +29,8 @@ DIGEST = f"sha256:{'1' * 64}"
 BUILT_IN = ("job", "deployment", "daemonset")
 NEW = "580.65.06"
 NAMED = "reg.x/_t"
+PROGRAM: Any = typer.main.get_command(app(["kubernetes", "render"]))
+RENDERING = PROGRAM.commands["kubernetes"].commands["render"]
 
 
 @pytest.fixture
@@ -323,17 +328,30 @@ def test_the_command(cli):
 
 @pytest.mark.usefixtures("saved")
 def test_the_command_names_what_is_missing(cli):
-    assert "invalid kind" in cli("kubernetes", "render", "jbo", "t:v1").err
-    assert "no nodes given" in cli("kubernetes", "render", "job", "t:v1").err
+    assert "Did you mean 'job'?" in cli("kubernetes", "render", "jbo", "t:v1").err
+    assert "Missing option '--nodes'" in cli("kubernetes", "render", "job", "t:v1").err
     words = ("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
     assert cli(*words).out.startswith("apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: t-")
     assert "invalid name 'Train'" in cli(*words, "--name", "Train").err
 
 
 def test_every_kind_of_workload_is_on_the_command_line():
-    from imagematrix.cli.kubernetes.render import KINDS
+    assert WORKLOADS.keys() < RENDERING.commands.keys()
 
-    assert WORKLOADS.keys() < KINDS.keys()
+
+@pytest.mark.parametrize("kind", RENDERING.commands)
+def test_an_option_of_another_kind_is_refused(cli, kind):
+    """What would be ignored is an error."""
+    own, *others = (
+        {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+        for command in (RENDERING.commands[kind], *RENDERING.commands.values())
+    )
+    foreign = sorted(set().union(*others) - own)
+    assert foreign
+    for option in foreign:
+        refused = cli("kubernetes", "render", kind, "t:v1", option, "1")
+        assert (refused.code, refused.out) == (2, "")
+        assert f"No such option: {option}" in refused.err
 
 
 def test_a_gang_on_a_node_whose_labels_tell_only_that_its_drivers_differ(cluster, hosts, make):

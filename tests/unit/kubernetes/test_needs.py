@@ -7,8 +7,10 @@ selectors on attributes of NVIDIA's DRA driver, admit no node or GPU that it doe
 from __future__ import annotations
 
 import json
+import re
 from functools import cache, partial
 from random import Random
+from typing import Any
 
 import pytest
 import strategies
@@ -24,6 +26,7 @@ from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.facts import marches, versions
 from imagematrix.kubernetes.affinity import admits, affinity, foreign, owned, required
 from imagematrix.kubernetes.devices import DRIVER, selector
+from imagematrix.kubernetes.dra import selectors, slices
 from imagematrix.kubernetes.labels import VOCABULARY
 from imagematrix.needs.need import Need
 from imagematrix.needs.needs import needs as needs_by
@@ -110,6 +113,15 @@ def device_selectors():
     }
 
 
+@cache
+def own_selectors():
+    return {
+        one: (owned([Need(arch=ways[0].arch, flags=ways[0].flags)]), selectors.selector(ways))
+        for one in VARIANTS
+        if (ways := needs(one))
+    }
+
+
 wide_drivers = st.sampled_from(
     [*strategies.DRIVERS, "470.57.02", "510.39.01", "530.30.2", "535.261", "590.1.1", "390.46", "550.54.14.1"]
 )
@@ -159,6 +171,62 @@ def test_a_device_selector_admits_no_gpu_that_the_variant_does_not_fit(cluster, 
     for variant, (cpu, expression) in device_selectors().items():
         if expression and seen.gpus and admitted(cpu, labels):
             assert not all(chosen(expression, seen, gpu) for gpu in seen.gpus) or variant.reference in right
+
+
+@settings(max_examples=60, deadline=None)
+@given(hosts.map(alike))
+def test_a_selector_for_our_driver_admits_a_gpu_if_and_only_if_the_variant_fits(cluster, host):
+    gpus = tuple(replace(gpu, index=0, minor=0) for gpu in host.gpus[:1])
+    host = replace(host, gpus=gpus)
+    labels, catalog = cluster.own(host), Catalog(image="t", version="v1", variants=VARIANTS)
+    right = Selector(catalog).explain(host).fits
+    version = host.driver.version if host.driver else ""
+    unordered = versions.is_tegra(version) or version.count(".") == 3
+    for device in slices.devices(host, {}):
+        attributes = own_attributes(device)
+        for variant, (cpu, expression) in own_selectors().items():
+            seen = bool(expression) and admitted(cpu, labels) and admits_device(expression, attributes)
+            assert len(expression or "") < 10 * 1024
+            assert seen == (variant.reference in right) or (unordered and not seen) or not variant.gpu
+
+
+BIND = re.compile(
+    re.escape(f'device.driver == "{slices.DRIVER}" && ').join(["(", ")"])
+    + re.escape(f"cel.bind({selectors.NAME}, {slices.ATTRIBUTES}, ")
+    + r"(.*)\)"
+)
+
+
+def own_attributes(device):
+    """Return a device of our driver as CEL sees it."""
+    kinds: dict[str, Any] = {
+        "version": numbers,
+        "string": celtypes.StringType,
+        "int": celtypes.IntType,
+        "bool": celtypes.BoolType,
+    }
+    attributes = {
+        celtypes.StringType(name): kinds[kind](value)
+        for name, typed in device["attributes"].items()
+        if "/" not in name
+        for kind, value in typed.items()
+    }
+    return celtypes.MapType(
+        {
+            "driver": celtypes.StringType(slices.DRIVER),
+            "attributes": celtypes.MapType(
+                {celtypes.StringType(slices.DRIVER): celtypes.MapType(attributes)}
+            ),
+        }
+    )
+
+
+def admits_device(expression, device):
+    """Whether an expression admits a device. An error would fail the test, as it would fail the scheduler."""
+    # The library has no cel.bind, which gives a value a name in an expression.
+    bound = BIND.fullmatch(expression)
+    gpu = device["attributes"][celtypes.StringType(slices.DRIVER)]
+    return bool(cel(bound[1] + bound[2] if bound else expression, device=device, gpu=gpu))
 
 
 def listed(cluster, host):
@@ -238,6 +306,16 @@ def test_the_numeric_order_of_drivers_counts_for_devices_only(make):
     assert selector(needs(make.cpu_variant(), listed=True)) is None
 
 
+def test_a_selector_for_our_driver_compares_texts(make):
+    variant = make.variant(driver=make.umd("exact", "580.65.06"))
+    expression = selectors.selector(needs(variant))
+    assert expression.startswith('device.driver == "gpu.imagematrix.io" && ')
+    assert 'gpu.driver == "580.65.06"' in expression
+    assert selectors.selector(needs(make.cpu_variant())) is None
+    assert selectors.selector([]) is None
+    assert selectors.selector([Need(arch="amd64", gpus=True, loaded=False)]) == "false"
+
+
 def test_needs_that_other_labels_cannot_express_have_no_terms(make):
     compat = make.variant(driver=make.umd("compat", "560.35.05"))
     assert foreign(needs(compat, listed=True)) == ()
@@ -268,6 +346,9 @@ def test_the_command(cli, make, tmp_path, conforms):
     document = conforms(json.loads(result.out))
     assert [one["device"] is None for one in document["variants"]] == [False, True]
     assert yaml.safe_load(cli("kubernetes", "needs", "t:v1", "--catalog", str(path)).out) == document
+    ours = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--dra-driver", slices.DRIVER, "--json")
+    assert slices.DRIVER in json.loads(ours.out)["variants"][0]["device"]
+    assert "invalid --dra-driver" in cli("kubernetes", "needs", "t:v1", "--dra-driver", "x").err
     only = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--where", "cuda=12.4", "--json")
     assert [one["reference"] for one in json.loads(only.out)["variants"]] == ["t:a"]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from imagematrix.kubernetes.webhook import api, certificate, server, sources, state
+from imagematrix.kubernetes import api
+from imagematrix.kubernetes.webhook import certificate, server, sources, state
 from imagematrix.kubernetes.webhook.telemetry import Telemetry
 
 

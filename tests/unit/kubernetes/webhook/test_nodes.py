@@ -4,22 +4,23 @@ import asyncio
 import json
 import socket
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from admission_cases import A, B
-from aiohttp import web
 from aiohttp.test_utils import TestServer
+from api_server import FakeApiServer
 from coroutines import running, until
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
+from imagematrix.kubernetes import api
+from imagematrix.kubernetes.api import ApiServer, inside
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
-from imagematrix.kubernetes.webhook import api, state
-from imagematrix.kubernetes.webhook.api import ApiServer, WatchedNodes, inside
+from imagematrix.kubernetes.webhook import state
 from imagematrix.kubernetes.webhook.sources import NodesFile, follow_catalog
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
+from imagematrix.kubernetes.webhook.watched import WatchedNodes
 
 
 def images_of(current):
@@ -84,7 +85,7 @@ def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, telem
     assert telemetry.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
 
 
-def test_a_failure_keeps_the_last_policies(catalog, telemetry, monkeypatch):
+def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatch):
     async def run():
         current = ClusterState(["x"], PolicyOptions(), telemetry)
         async with running(current.follow()):
@@ -95,63 +96,12 @@ def test_a_failure_keeps_the_last_policies(catalog, telemetry, monkeypatch):
             def fail(*_, **__):
                 raise UsageError("an open axis")
 
-            monkeypatch.setattr(state, "classes", fail)
-            current.put_nodes([])
+            monkeypatch.setattr(state, "view", fail)
+            current.put_nodes(parse(nodes(n1=None), "x"))
             await until(lambda: "policies: an open axis" in telemetry.lines)
             assert current.policies
 
     asyncio.run(run())
-
-
-class FakeApiServer:
-    """An API server with nodes, whose watches a test feeds and ends."""
-
-    def __init__(self):
-        self.items = {}
-        self.version = 100
-        self.asked = []
-        self.gone = False
-        self.status = 200
-        self.watches = []
-
-    def application(self):
-        application = web.Application()
-        application.router.add_get("/api/v1/nodes", self.nodes)
-        return application
-
-    async def nodes(self, request):
-        self.asked.append((dict(request.query), request.headers["Authorization"]))
-        if self.status != 200:
-            return web.Response(status=self.status, text="no")
-        if "watch" in request.query:
-            return await self.watch(request)
-        names = sorted(self.items)
-        start = int(request.query.get("continue", 0))
-        page = int(request.query["limit"])
-        following = str(start + page) if start + page < len(names) else ""
-        page_items = [self.items[name] for name in names[start : start + page]]
-        metadata = {"resourceVersion": str(self.version), "continue": following}
-        return web.json_response({"kind": "NodeList", "metadata": metadata, "items": page_items})
-
-    async def watch(self, request):
-        if self.gone:
-            self.gone = False
-            return web.json_response({"code": 410}, status=410)
-        response = web.StreamResponse()
-        await response.prepare(request)
-        events: asyncio.Queue[Any] = asyncio.Queue()
-        self.watches.append(events)
-        while (event := await events.get()) is not None:
-            await response.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
-        return response
-
-    def send(self, kind, node=None, **more):
-        """Send an event to the last watch; a node gets the next version."""
-        self.version += 1
-        item = {"metadata": {}} if node is None else json.loads(json.dumps(node))
-        item.pop("kind", None)
-        item["metadata"]["resourceVersion"] = str(self.version)
-        self.watches[-1].put_nowait({"type": kind, "object": item | more})
 
 
 @pytest.fixture
@@ -161,7 +111,7 @@ def fake(nodes, monkeypatch):
     made = FakeApiServer()
     for one in nodes(n1=None, n2=None, n3="580.65.06")["items"]:
         # The items of a list have no kind.
-        made.items[one["metadata"]["name"]] = {key: one[key] for key in one if key != "kind"}
+        made.nodes.items[one["metadata"]["name"]] = {key: one[key] for key in one if key != "kind"}
     return made
 
 
@@ -180,7 +130,7 @@ async def watching(fake, catalog, telemetry, token):
         current.put_catalog("x", catalog)
         source = WatchedNodes(ApiServer(url=str(server.make_url("/")), token=token, authorities=None))
         async with running(current.follow(), source.follow(current, telemetry)):
-            await until(lambda: fake.watches and current.policies)
+            await until(lambda: fake.nodes.watches and current.policies)
             yield current
 
 
@@ -190,14 +140,14 @@ def test_nodes_are_listed_and_watched(fake, catalog, nodes, telemetry, token):
     async def run():
         async with watching(fake, catalog, telemetry, token) as current:
             assert names_of(current) == {"n1", "n2", "n3"}
-            assert [query.get("continue") for query, _ in fake.asked] == [None, "2", None]
-            assert fake.asked[-1][0]["resourceVersion"] == "100"
-            fake.send("ADDED", n4)
+            assert [query.get("continue") for query, _ in fake.nodes.asked] == [None, "2", None]
+            assert fake.nodes.asked[-1][0]["resourceVersion"] == "100"
+            fake.nodes.send("ADDED", n4)
             await until(lambda: names_of(current) == {"n1", "n2", "n3", "n4"})
             count = len(telemetry.lines)
-            fake.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
-            fake.send("BOOKMARK")
-            fake.send("DELETED", fake.items["n1"])
+            fake.nodes.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
+            fake.nodes.send("BOOKMARK")
+            fake.nodes.send("DELETED", fake.nodes.items["n1"])
             await until(lambda: names_of(current) == {"n2", "n3", "n4"})
             assert len(telemetry.lines) == count + 1
 
@@ -207,12 +157,12 @@ def test_nodes_are_listed_and_watched(fake, catalog, nodes, telemetry, token):
 def test_a_watch_that_ends_continues_from_its_version(fake, catalog, telemetry, token):
     async def run():
         async with watching(fake, catalog, telemetry, token):
-            fake.send("BOOKMARK")
+            fake.nodes.send("BOOKMARK")
             token.write_text("second")
-            fake.watches[-1].put_nowait(None)
-            await until(lambda: len(fake.watches) == 2)
-            assert fake.asked[-1][0]["resourceVersion"] == str(fake.version) == "101"
-            assert [login for _, login in fake.asked][-2:] == ["Bearer first", "Bearer second"]
+            fake.nodes.watches[-1].put_nowait(None)
+            await until(lambda: len(fake.nodes.watches) == 2)
+            assert fake.nodes.asked[-1][0]["resourceVersion"] == str(fake.nodes.version) == "101"
+            assert [login for _, login in fake.nodes.asked][-2:] == ["Bearer first", "Bearer second"]
 
     asyncio.run(run())
 
@@ -222,13 +172,13 @@ def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, telem
 
     async def run():
         async with watching(fake, catalog, telemetry, token) as current:
-            del fake.items["n1"], fake.items["n3"]
-            fake.send("ERROR", code=410)
+            del fake.nodes.items["n1"], fake.nodes.items["n3"]
+            fake.nodes.send("ERROR", code=410)
             await until(lambda: names_of(current) == {"n2"})
-            await until(lambda: len(fake.watches) == 2)
-            fake.items["n4"] = n4
-            fake.gone = True
-            fake.watches[-1].put_nowait(None)
+            await until(lambda: len(fake.nodes.watches) == 2)
+            fake.nodes.items["n4"] = n4
+            fake.nodes.gone = True
+            fake.nodes.watches[-1].put_nowait(None)
             await until(lambda: names_of(current) == {"n2", "n4"})
 
     asyncio.run(run())
@@ -237,19 +187,19 @@ def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, telem
 def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, telemetry, token):
     async def run():
         async with watching(fake, catalog, telemetry, token) as current:
-            fake.send("ERROR", code=500, message="etcd")
+            fake.nodes.send("ERROR", code=500, message="etcd")
             await until(lambda: any("the watch has ended: etcd" in line for line in telemetry.lines))
-            await until(lambda: len(fake.watches) == 2)
-            fake.watches[-1].put_nowait(b"{\n")
+            await until(lambda: len(fake.nodes.watches) == 2)
+            fake.nodes.watches[-1].put_nowait(b"{\n")
             await until(lambda: any("not JSON" in line for line in telemetry.lines))
-            await until(lambda: len(fake.watches) == 3)
-            fake.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
-            await until(lambda: len(fake.watches) == 4)
+            await until(lambda: len(fake.nodes.watches) == 3)
+            fake.nodes.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
+            await until(lambda: len(fake.nodes.watches) == 4)
             assert names_of(current) == {"n1", "n2", "n3"}
-            fake.send("MODIFIED", {"metadata": {"name": "n3", "labels": 7}})
+            fake.nodes.send("MODIFIED", {"metadata": {"name": "n3", "labels": 7}})
             await until(lambda: names_of(current) == {"n1", "n2"})
-            fake.status = 403
-            fake.watches[-1].put_nowait(None)
+            fake.nodes.status = 403
+            fake.nodes.watches[-1].put_nowait(None)
             await until(lambda: any("answered 403: no" in line for line in telemetry.lines))
             token.unlink()
             await until(lambda: any("token cannot be read" in line for line in telemetry.lines))
@@ -280,10 +230,10 @@ def test_an_unreachable_api_server_is_tried_again(tmp_path, telemetry):
 
 
 def test_the_api_server_of_a_pod(tmp_path):
-    api = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = inside("do", {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     expected = ApiServer(
         url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt"
     )
-    assert api == expected
+    assert found == expected
     with pytest.raises(UsageError, match="not running in a pod"):
-        inside({})
+        inside("do", {})

@@ -1,0 +1,155 @@
+"""`imagematrix kubernetes dra-driver`: publishes this node's GPUs, and prepares the claims on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.choosing import require_one_host
+from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot
+from imagematrix.cli.options import HostFile, Root
+from imagematrix.cli.output import info, print_text
+from imagematrix.kubelet.sockets import DEVICE_PLUGINS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.allocation.usage import Usage
+    from imagematrix.node.host import Gpu, Host
+
+__all__ = ["command"]
+
+
+def command(
+    node: Annotated[
+        str | None,
+        typer.Option("--node-name", metavar="NAME", envvar="NODE_NAME", help="The name of this node's Node."),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="How to reach the API server; default: as this pod's service account.",
+        ),
+    ] = None,
+    cdi_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--cdi-root", metavar="FOLDER", help="Where engines read CDI specs; default: /var/run/cdi."
+        ),
+    ] = None,
+    kubelet: KubeletRoot = None,
+    device_plugins: DevicePlugins = Path(DEVICE_PLUGINS),
+    host: HostFile = None,
+    root: Root = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the ResourceSlices that would be published.")
+    ] = False,
+) -> None:
+    """Publish this node's GPUs for dynamic resource allocation, and give claims their device nodes.
+
+    A GPU is given to one claim, and pods that name the same claim share it. Runs until SIGTERM.
+    """
+    from imagematrix.errors import UsageError
+    from imagematrix.kubernetes.dra import cdi, slices
+    from imagematrix.kubernetes.yaml import dump
+    from imagematrix.node.host import Host
+    from imagematrix.node.probe import probe
+
+    require_one_host(host, root)
+    if node is None or not slices.NODE_NAME.fullmatch(node):
+        raise UsageError(
+            "no valid name of this node given", remedy="give --node-name, as `kubectl get nodes` shows it"
+        )
+
+    def probed() -> Host:
+        return Host.load(host) if host else probe(root or "/")
+
+    if dry_run:
+        groups = slices.chunks(slices.devices(probed(), {}))
+        made = [
+            slices.slice_object(node, None, index, count=len(groups), generation=1, listed=group)
+            for index, group in enumerate(groups)
+        ]
+        print_text(dump(*made))
+        return
+    from imagematrix.kubelet import sockets
+    from imagematrix.kubernetes import kubeconfig as kubeconfigs
+    from imagematrix.kubernetes.api import inside
+    from imagematrix.kubernetes.dra.server import DriverSettings, serve
+
+    if other := sockets.answering(map(str, sorted(device_plugins.glob(sockets.OURS)))):
+        raise UsageError(
+            f"the device plugin offers this node's GPUs, at {other}",
+            remedy="run one of `kubernetes device-plugin` and `kubernetes dra-driver` on a node",
+        )
+    seen = _InFile() if host else _InContainer(root) if root else _OnNode()
+    settings = DriverSettings(
+        node=node,
+        api=kubeconfigs.load(kubeconfig) if kubeconfig else inside("give --kubeconfig FILE"),
+        probe=probed,
+        usage=seen.usage,
+        plugins=seen.plugins,
+        require=seen.require,
+        kubelet=kubelet,
+        cdi_root=cdi_root or cdi.FOLDER,
+    )
+    serve(settings, note=info)
+
+
+class _OnNode:
+    """What a process on the node sees of its GPUs."""
+
+    def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
+        from imagematrix.allocation.survey import survey_outside_pods
+
+        return survey_outside_pods(gpus)
+
+    def plugins(self, gpus: tuple[Gpu, ...]) -> Usage:
+        from imagematrix.allocation import pods
+
+        return pods.usage(gpus)
+
+    def require(self, paths: tuple[str, ...]) -> None:
+        from imagematrix.launcher import devices
+
+        devices.require(paths)
+
+
+class _InContainer:
+    """What a container sees that has the node's /proc and /dev under a root, and its lock folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
+        from imagematrix.allocation.survey import node_leases, opened_outside_pods
+        from imagematrix.allocation.usage import combined
+
+        return combined(node_leases(), opened_outside_pods(gpus, str(self._root)))
+
+    def plugins(self, _: tuple[Gpu, ...]) -> Usage:
+        return {}
+
+    def require(self, paths: tuple[str, ...]) -> None:
+        from imagematrix.launcher.devices import DevicesError, absent
+
+        # It may not open the nodes.
+        missing = absent(path for path in paths if not (self._root / path.removeprefix("/")).exists())
+        if missing:
+            raise DevicesError(missing)
+
+
+class _InFile:
+    """What is seen of a saved host, which may be another node."""
+
+    def usage(self, _: tuple[Gpu, ...]) -> Usage:
+        return {}
+
+    def plugins(self, _: tuple[Gpu, ...]) -> Usage:
+        return {}
+
+    def require(self, _: tuple[str, ...]) -> None:
+        pass

@@ -1,0 +1,129 @@
+"""`imagematrix kubernetes explain`: why a pod got no image, or cannot be placed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
+from imagematrix.cli.options import AllowCpu, Json, Where
+from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
+from imagematrix.errors import UsageError
+from imagematrix.selection.selection import NothingFits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.kubernetes.pending import ClassVerdict, Explanation
+    from imagematrix.kubernetes.pod import Pod
+
+__all__ = ["command"]
+
+
+def command(
+    pod: Annotated[
+        Path,
+        typer.Argument(metavar="POD.json", help="The pod, from `kubectl get pod NAME -o json`; - for stdin."),
+    ],
+    nodes: NodesAndPods,
+    catalog: Annotated[
+        list[str],
+        typer.Option("--catalog", metavar="FILE|REF", help="A version that the pod may use; repeatable."),
+    ],
+    pods: Pods = None,
+    used_as: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="The image's name in pods, as for `render policy`."),
+    ] = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+    json: Json = False,
+) -> None:
+    """Show why a pod that uses a version got no image or cannot be placed: for each class of nodes.
+
+    With --pods, or nodes and pods in one list, GPUs that pods of each node request are not free.
+    """
+    from imagematrix.catalog.sources import open_catalog
+    from imagematrix.kubernetes.counts import divided, used
+    from imagematrix.kubernetes.nodes import STREAM, described, named, read
+    from imagematrix.kubernetes.pending import document, explain, view
+    from imagematrix.kubernetes.pod import parse
+    from imagematrix.selection import question
+
+    if used_as is not None and len(catalog) > 1:
+        raise UsageError("--as is for a single --catalog")
+    if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:
+        raise UsageError("only one file can be read from stdin")
+    shown = parse(read(pod, sys.stdin.buffer), named(pod))
+    others, running = divided(lists(nodes, pods))
+    known = described(others, named(nodes))
+    by_name = {node.name: node for node in known}
+    conditions = question.parse(where or ())
+    requested = used(running)
+    explanations = []
+    for name in dict.fromkeys(catalog):
+        seen = view(known, open_catalog(name), name=used_as, allow_cpu=allow_cpu, where=conditions)
+        explained = explain(shown, seen, by_name, requested)
+        if explained:
+            explanations.append(explained)
+    if not explanations:
+        raise UsageError(
+            f"{shown.name} uses no image of {', '.join(catalog)}: it has {', '.join(shown.images) or 'none'}",
+            remedy="give the --catalog of its image, or with --as the name that pods use",
+        )
+    if json:
+        print_json(document(shown, explanations))
+    else:
+        for each in explanations:
+            _print(shown, each)
+    if any(each.cause for each in explanations):
+        raise typer.Exit(NothingFits.exit_code)
+
+
+def _print(pod: Pod, explanation: Explanation) -> None:
+    fix = [f"  -> {escaped(explanation.fix)}"] if explanation.fix else []
+    print_lines(f"{escaped(pod.name)}: {escaped(explanation.summary)}", *fix, "")
+    prefix = f"{explanation.image}-"
+    table(
+        ("class", "nodes", "could run it", "image"),
+        [
+            (
+                escaped(each.name),
+                str(len(each.nodes)),
+                str(each.able),
+                escaped(_short(each.selected, prefix)) if each.selected else "[red]nothing[/]",
+            )
+            for each in explanation.classes
+        ],
+    )
+    for each in explanation.classes:
+        lines = list(_details(each))
+        if lines:
+            print_lines("", f"{escaped(each.name)}: {names(each.nodes)}", *lines)
+    if explanation.left_out:
+        count = counted(len(explanation.left_out), "node")
+        without = f"left out: {count} without a matching class label: {names(explanation.left_out)}"
+        print_lines("", without)
+
+
+def _short(image: str, prefix: str) -> str:
+    """Return a reference without the version's name, and without the digest if there is a tag."""
+    return image.removeprefix(prefix).partition("@")[0] if image.startswith(prefix) else image
+
+
+def _details(each: ClassVerdict) -> Iterator[str]:
+    if each.selected is None:
+        yield f"  {escaped(each.why)}"
+        yield from _remedy(each.fix)
+    for some in each.obstacles:
+        yield f"  {counted(some.nodes, 'node')}: {escaped(some.why)}"
+        yield from _remedy(some.fix)
+
+
+def _remedy(fix: str | None) -> Iterator[str]:
+    if fix:
+        yield f"    -> {escaped(fix)}"

@@ -1,0 +1,41 @@
+"""`imagematrix kubernetes render daemonset`: a DaemonSet for each class."""
+
+from __future__ import annotations
+
+from imagematrix.cli.kubernetes.options import Nodes
+from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecret, WorkloadName
+from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, write
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+
+__all__ = ["command"]
+
+
+def command(
+    image: Image,
+    nodes: Nodes,
+    arguments: Arguments = None,
+    catalog: CatalogName = None,
+    only: Only = None,
+    name: WorkloadName = None,
+    gpus: PodGpus = None,
+    resource: Resource = NVIDIA,
+    pull_secret: PullSecret = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Write a DaemonSet for each class, or for those that --class names."""
+    write(
+        "daemonset",
+        image,
+        nodes,
+        catalog,
+        only=only,
+        name=name,
+        arguments=arguments,
+        gpus=gpus,
+        resource=resource,
+        pods=1,
+        pull_secret=pull_secret,
+        where=where,
+        allow_cpu=allow_cpu,
+    )

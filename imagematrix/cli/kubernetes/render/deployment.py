@@ -1,0 +1,9 @@
+"""`imagematrix kubernetes render deployment`: a Deployment for each class."""
+
+from __future__ import annotations
+
+from imagematrix.cli.kubernetes.render.workload import counted
+
+__all__ = ["command"]
+
+command = counted("deployment", "Write a Deployment for each class, or for those that --class names.")

@@ -1,0 +1,25 @@
+"""`imagematrix kubernetes render flavors`: a ResourceFlavor of Kueue for each class."""
+
+from __future__ import annotations
+
+from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.render.options import Only, print_manifests
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+
+__all__ = ["command"]
+
+
+def command(
+    image: Image,
+    nodes: Nodes,
+    catalog: CatalogName = None,
+    only: Only = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Write a ResourceFlavor of Kueue for each class, or for those that --class names."""
+    from imagematrix.kubernetes.manifests import flavors
+    from imagematrix.kubernetes.placed import chosen
+
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    print_manifests(flavors(chosen(grouped.classes, only or ())))

@@ -1,0 +1,128 @@
+"""`imagematrix kubernetes render install`: everything that runs the webhook in a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.kubernetes.options import OnUnknown, denies, kinds
+from imagematrix.cli.kubernetes.render.options import PullSecret, print_manifests
+from imagematrix.cli.options import AllowCpu, Image, Where
+from imagematrix.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    image: Image,
+    program: Annotated[
+        str, typer.Option("--program", metavar="IMAGE", help="An image with imagematrix and a shell.")
+    ],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[IMAGE:VERSION...]", help="More versions that the webhook serves."),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="The namespace to install to.")
+    ] = "imagematrix",
+    on_unknown: OnUnknown = "default",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude-namespace",
+            metavar="NAME",
+            help="A namespace whose pods the webhook ignores; repeatable.",
+        ),
+    ] = None,
+    pull_secret: PullSecret = None,
+    timeout: Annotated[
+        int, typer.Option("--timeout", min=1, max=30, metavar="S", help="The webhook's time limit.")
+    ] = 5,
+    tls: Annotated[
+        tuple[Path, Path, Path] | None,
+        typer.Option("--tls", metavar="CERT KEY CA", help="The webhook's certificate; default: a new one."),
+    ] = None,
+    conditions: Annotated[
+        bool,
+        typer.Option(
+            "--match-conditions/--no-match-conditions",
+            help="Send only pods with the image to the webhook, from Kubernetes 1.28 on.",
+        ),
+    ] = True,
+    events: Annotated[
+        bool,
+        typer.Option(
+            "--events/--no-events",
+            help="Let the webhook write Events about pods that cannot start, for which it lists pods.",
+        ),
+    ] = True,
+    device_plugin: Annotated[
+        bool, typer.Option("--device-plugin", help="Also a DaemonSet that offers the nodes' GPUs.")
+    ] = False,
+    dra_driver: Annotated[
+        bool,
+        typer.Option(
+            "--dra-driver", help="In its place, a DaemonSet that publishes the nodes' GPUs for DRA."
+        ),
+    ] = False,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="{product|class}", help="As for `device-plugin`; repeatable."),
+    ] = None,
+    kubelet: Annotated[
+        str | None,
+        typer.Option(
+            "--kubelet",
+            metavar="FOLDER",
+            help="The --root-dir of the nodes' kubelets; default: /var/lib/kubelet.",
+        ),
+    ] = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Write everything that runs the webhook in a cluster and labels its nodes.
+
+    IMAGE:VERSION is in a registry. With --device-plugin or --dra-driver, the nodes' GPUs are offered, too.
+    """
+    if by and not device_plugin:
+        raise UsageError("--by is for --device-plugin")
+    if kubelet and not (device_plugin or dra_driver):
+        raise UsageError("--kubelet is for --device-plugin and --dra-driver")
+    from imagematrix.kubelet.sockets import ROOT_DIR
+    from imagematrix.kubernetes import authority
+    from imagematrix.kubernetes.install import Installation, install, service_names
+    from imagematrix.selection.question import parse
+
+    parse(where or ())  # an invalid condition would end the webhook
+    asked = [word for condition in where or () for word in ("--where", condition)]
+    installation = Installation(
+        names=tuple(map(_registry_name, dict.fromkeys([image, *(more or ())]))),
+        program=program,
+        namespace=namespace,
+        excluded=tuple(exclude or ()),
+        deny=denies(on_unknown),
+        timeout_s=timeout,
+        pull_secret=pull_secret,
+        options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
+        conditions=conditions,
+        plugin=kinds(by) if device_plugin else None,
+        dra=dra_driver,
+        kubelet=kubelet or ROOT_DIR,
+        events=events,
+    )
+    names = service_names(installation.namespace)
+    print_manifests(install(installation, authority.load(*tls, names[0]) if tls else authority.make(names)))
+
+
+def _registry_name(name: str) -> str:
+    """Return IMAGE:VERSION, which must be in a registry, where the webhook reads its catalog."""
+    from imagematrix.reference import Reference, names_registry
+
+    if not names_registry(name):
+        raise UsageError(f"{name} is not in a registry", remedy="give the name of a published version")
+    if "@" in name:
+        raise UsageError(f"{name}: expected a version, not a digest")
+    reference = Reference.parse(name)
+    return f"{reference.name}:{reference.tag}"

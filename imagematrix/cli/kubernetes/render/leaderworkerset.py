@@ -1,0 +1,12 @@
+"""`imagematrix kubernetes render leaderworkerset`: a LeaderWorkerSet, with one image for all ranks."""
+
+from __future__ import annotations
+
+from imagematrix.cli.kubernetes.render.workload import counted
+
+__all__ = ["command"]
+
+command = counted(
+    "leaderworkerset",
+    "Write a LeaderWorkerSet, with one image for all ranks of all or some classes.",
+)

@@ -1,0 +1,71 @@
+"""Options that the commands of `kubernetes render` share, and what these do with the classes of nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.output import print_text, warn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.kubernetes.classes import Class, Classes
+    from imagematrix.kubernetes.manifests import Manifest
+
+__all__ = [
+    "Arguments",
+    "Only",
+    "PullSecret",
+    "WorkloadName",
+    "default_name",
+    "print_manifests",
+    "warn_of",
+]
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments for the image's program."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--class", metavar="NAME", help="Only for this class; repeatable."),
+]
+WorkloadName = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="The workload's name; default: the image's.")
+]
+PullSecret = Annotated[
+    str | None,
+    typer.Option("--pull-secret", metavar="NAME", help="The Secret with the credentials for registries."),
+]
+
+
+def print_manifests(documents: Iterable[Manifest]) -> None:
+    """Print manifests as YAML."""
+    from imagematrix.kubernetes.yaml import dump
+
+    print_text(dump(*documents))
+
+
+def default_name(grouped: Classes) -> str:
+    """Return the last part of the image's name as the name of a workload."""
+    return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63].strip("-")
+
+
+def warn_of(classes: Sequence[Class]) -> None:
+    """Warn of classes and nodes that get no pods, and of images without a digest."""
+    from imagematrix.kubernetes.placed import RELABEL
+
+    for each in classes:
+        if each.miss:
+            warn(f"nothing fits the class {each.name}: {each.miss.why}", each.miss.fix)
+        elif len(each.placeable) < len(each.nodes):
+            names = ", ".join(node.name for node in each.nodes if node not in each.placeable)
+            warn(f"no pods of the class {each.name} for nodes with another class label: {names}", RELABEL)
+        elif each.variant and each.variant.digest is None:
+            warn(
+                f"{each.variant.reference}: the catalog has no digest",
+                "use the catalog of a published version",
+            )

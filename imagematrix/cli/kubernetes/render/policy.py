@@ -1,0 +1,43 @@
+"""`imagematrix kubernetes render policy`: an admission policy that gives pods the image of their class."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, cluster, denies
+from imagematrix.cli.kubernetes.render.options import default_name, print_manifests, warn_of
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+
+__all__ = ["command"]
+
+
+def command(
+    image: Image,
+    nodes: Nodes,
+    catalog: CatalogName = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The policy's name; default: the image's, and version."),
+    ] = None,
+    on_unknown: OnUnknown = "default",
+    used_as: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="The name to replace in pods; default: the image's."),
+    ] = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
+    from imagematrix.kubernetes.admission import policy
+    from imagematrix.kubernetes.placed import require_labels
+    from imagematrix.kubernetes.policy import objects
+
+    deny = denies(on_unknown)
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    require_labels(grouped.classes)
+    version = f"{grouped.catalog.image}:{grouped.catalog.version}"
+    named = f"{default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
+    print_manifests(objects(policy(used_as or version, grouped, deny=deny), name or named))
+    warn_of(grouped.classes)

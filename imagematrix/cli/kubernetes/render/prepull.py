@@ -1,0 +1,44 @@
+"""`imagematrix kubernetes render prepull`: DaemonSets that pull the image of each class to its nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.render.options import Only, PullSecret, default_name, print_manifests, warn_of
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+
+__all__ = ["command"]
+
+SUFFIX = "-prepull"
+LONGEST = 63
+
+
+def command(
+    image: Image,
+    nodes: Nodes,
+    catalog: CatalogName = None,
+    only: Only = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The DaemonSets' name; default: the image's, -prepull."),
+    ] = None,
+    pause: Annotated[
+        str,
+        typer.Option("--pause", metavar="IMAGE", help="The image of the container that stays in each pod."),
+    ] = "registry.k8s.io/pause:3.10",
+    pull_secret: PullSecret = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Write a DaemonSet for each class that pulls the class's image to its nodes, before a pod needs it."""
+    from imagematrix.kubernetes.placed import chosen
+    from imagematrix.kubernetes.prepull import prepull
+
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    classes = chosen(grouped.classes, only or ())
+    named = name or f"{default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
+    print_manifests(prepull(named, classes, pause=pause, pull_secret=pull_secret))
+    warn_of(classes)

@@ -1,0 +1,107 @@
+"""What the commands that write a workload share: their options, and the manifests of the workload."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.render.options import (
+    Arguments,
+    Only,
+    PullSecret,
+    WorkloadName,
+    default_name,
+    print_manifests,
+    warn_of,
+)
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["NVIDIA", "PodGpus", "Resource", "counted", "write"]
+
+PodGpus = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")]
+Resource = Annotated[
+    str, typer.Option("--resource", metavar="NAME", help="The cluster's resource name for GPUs.")
+]
+Pods = Annotated[
+    int,
+    typer.Option("--pods", min=1, metavar="N", help="The number of pods, such as ranks or replicas."),
+]
+NVIDIA = "nvidia.com/gpu"
+
+
+def counted(kind: str, what: str) -> Callable[..., None]:
+    """Return the command for a kind of workload that has a number of pods; `what` is its help."""
+
+    def command(
+        image: Image,
+        nodes: Nodes,
+        arguments: Arguments = None,
+        catalog: CatalogName = None,
+        only: Only = None,
+        name: WorkloadName = None,
+        gpus: PodGpus = None,
+        resource: Resource = NVIDIA,
+        pods: Pods = 1,
+        pull_secret: PullSecret = None,
+        where: Where = None,
+        allow_cpu: AllowCpu = False,
+    ) -> None:
+        write(
+            kind,
+            image,
+            nodes,
+            catalog,
+            only=only,
+            name=name,
+            arguments=arguments,
+            gpus=gpus,
+            resource=resource,
+            pods=pods,
+            pull_secret=pull_secret,
+            where=where,
+            allow_cpu=allow_cpu,
+        )
+
+    command.__doc__ = what
+    return command
+
+
+def write(
+    kind: str,
+    image: str,
+    nodes: Path,
+    catalog: str | None,
+    *,
+    only: Sequence[str] | None,
+    name: str | None,
+    arguments: Sequence[str] | None,
+    gpus: int | None,
+    resource: str,
+    pods: int,
+    pull_secret: str | None,
+    where: Sequence[str] | None,
+    allow_cpu: bool,
+) -> None:
+    """Print the manifests of a workload, and warn of classes that get no pods."""
+    from imagematrix.kubernetes.manifests import Workload, manifests
+    from imagematrix.kubernetes.placed import chosen
+
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    classes = chosen(grouped.classes, only or ())
+    workload = Workload(
+        name=name or default_name(grouped),
+        arguments=tuple(arguments or ()),
+        gpus=gpus,
+        resource=resource,
+        pods=pods,
+        pull_secret=pull_secret,
+    )
+    print_manifests(manifests(kind, workload, classes))
+    warn_of(classes)
