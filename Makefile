@@ -9,6 +9,7 @@
 # make fuzz         run the readers of images and `trim` on many damaged files
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
+# make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-cluster test-kubernetes test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-cluster test-kubernetes test-chart test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -114,6 +115,14 @@ test-kubernetes: packages $(VENV)/.dev
 	for release in 1.37.2 1.20.2; do \
 	    ci/kubernetes $$release || exit; \
 	    IMAGEMATRIX_KUBERNETES=$$release $(BIN)/python -m pytest tests/cluster/kubernetes || exit; done
+
+# Needs Go and its published modules. Not part of `make test`.
+test-chart: $(VENV)/.dev .cache/helm/helm3 .cache/helm/helm4
+	$(BIN)/python -m pytest tests/chart
+
+.cache/helm/%: ci/modules/%/go.mod ci/modules/%/go.sum ci/modules/build
+	ci/modules/build $* $(CURDIR)/$@
+	touch $@
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Tls", "ends", "load", "make", "require_valid", "together"]
+__all__ = ["VALID", "Tls", "ends", "load", "make", "require_valid", "together"]
 
 VALID = dt.timedelta(days=365)
 SKEW = dt.timedelta(hours=1)  # greatest difference between the clocks of a cluster

@@ -109,7 +109,7 @@ def _running(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
     yield manifest("v1", "Namespace", space, labels={NAMED: space})
     yield from _permissions(installation)
-    keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)}
+    keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key), "ca.crt": _base64(tls.authorities)}
     yield manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
     yield _deployment(installation)
     budget = {"minAvailable": 1, "selector": {"matchLabels": {LABEL: NAME}}}
@@ -300,7 +300,7 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
     space = installation.namespace
     # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
     # starting.
-    outside = sorted({"kube-system", space, *installation.excluded})
+    outside = ["kube-system", space, *installation.excluded]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
     using = " || ".join(used(AdmissionPolicy(name=name, classes=())) for name in installation.names)
     selector = {"key": NAMED, "operator": "NotIn", "values": outside}

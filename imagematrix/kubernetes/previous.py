@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["Previous", "Resource", "read", "renewed"]
+__all__ = ["LEFT", "Previous", "Resource", "read", "renewed"]
 
 LEFT = dt.timedelta(days=60)  # before its end, at which a certificate is replaced
 WRITTEN = "give what `render install` wrote, or `kubectl get -o yaml` of its Secret and its configuration"

@@ -121,7 +121,7 @@ def command(
         names=tuple(map(_registry_name, dict.fromkeys([image, *(more or ())]))),
         program=program,
         namespace=namespace,
-        excluded=tuple(exclude or ()),
+        excluded=tuple(dict.fromkeys(exclude or ())),
         deny=denies(on_unknown),
         timeout_s=timeout,
         pull_secret=pull_secret,

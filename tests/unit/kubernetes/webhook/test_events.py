@@ -29,6 +29,7 @@ def quick_events(monkeypatch):
     """Shorten all intervals; a lease expires after a second."""
     monkeypatch.setattr(events, "PATIENCE_S", 0.1)
     monkeypatch.setattr(events, "LOOK_S", 0.02)
+    monkeypatch.setattr(events, "AGE_S", 0.1)
     monkeypatch.setattr(lease, "RETRY_S", 0.05)
     monkeypatch.setattr(lease, "PAUSE_S", 0.1)
     monkeypatch.setattr(lease, "DURATION_S", 1)
