@@ -73,10 +73,13 @@ def remove(locks: Locks, container: str) -> None:
     locks.remove(f"{PREFIX}{container}")
 
 
-def sweep(locks: Locks) -> None:
-    """Remove the grants of containers that no longer exist, as far as this user may."""
+def sweep(locks: Locks, folder: str = "/") -> None:
+    """Remove the grants of containers that no longer exist, as far as this user may.
+
+    Only those count whose bundle was in `folder`: this process may not see others.
+    """
     for grant in _grants(locks):
-        if not grant.live:
+        if grant.bundle.startswith(f"{folder.rstrip('/')}/") and not grant.live:
             remove(locks, grant.container)
 
 

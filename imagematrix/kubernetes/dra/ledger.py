@@ -2,7 +2,7 @@
 
 A prepared claim has a CDI spec, which engines read, and a grant in the lock folder, by which launches on this
 node see that its GPUs are taken. The grant counts while the spec exists. Of both, the spec is written first
-and removed first, so a process that ends in between leaves at most a spec without a grant.
+and removed first: a process that is killed leaves a spec without a grant, or a grant that does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from imagematrix.allocation import grants
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.containers import gpu_keys
 from imagematrix.allocation.locks import Locks, folder
-from imagematrix.allocation.usage import consumers, keys
+from imagematrix.allocation.usage import consumers, keys, overlap
 from imagematrix.engine import endpoint
 from imagematrix.gpu_request.choice import Choice, label
 from imagematrix.kubernetes.dra import cdi
@@ -20,7 +20,7 @@ from imagematrix.launcher.devices import nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from imagematrix.allocation.usage import Usage
@@ -41,21 +41,23 @@ class ClaimLedger:
     def restore(self, gpus: tuple[Gpu, ...]) -> Iterator[str]:
         """Make up for what a process left unfinished that was killed; yield what cannot be made up for.
 
-        A spec without a grant gets one. A container may use the GPUs already, so nobody else may get them.
-        Raises ProbeError if the lock folder cannot be used, and OSError.
+        A spec without a grant gets one, because a container may use its GPUs already, and a grant without a
+        spec is removed. Raises ProbeError if the lock folder cannot be used, and OSError.
         """
         cdi.clean(self._root)
         with _locks() as locks:
+            grants.sweep(locks, str(self._root.absolute()))
             for uid, path in cdi.prepared(self._root):
-                if grants.find(locks, uid):
-                    continue
                 try:
                     paths = cdi.nodes(cdi.read(path) or {})
                 except ValueError as error:
                     yield f"{path}: {error}: it is replaced or removed with its claim"
                     continue
-                given = {"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}
-                self._grant(locks, uid, f"{uid}{KIND}", tuple(gpu_keys(given, gpus)))
+                taken = gpu_keys({"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}, gpus)
+                grant = grants.find(locks, uid)
+                # A GPU whose MIG devices are not known now is taken as a whole.
+                if grant is None or not (_covers(taken, grant.keys) and _covers(grant.keys, taken)):
+                    self._grant(locks, uid, grant.name if grant else f"{uid}{KIND}", tuple(taken))
 
     def give(
         self,
@@ -136,6 +138,11 @@ def used(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict
         for name, some in using.items()
         if some and not any(consumer.marks & claims for consumer in some)
     }
+
+
+def _covers(some: Iterable[str], others: Iterable[str]) -> bool:
+    listed = tuple(some)
+    return all(overlap([other], listed) for other in others)
 
 
 def _locks() -> Locks:

@@ -1,6 +1,7 @@
 """Our DRA driver with a real scheduler, kubelet and containerd: a pod gets the GPU of its claim, no other."""
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -257,8 +258,10 @@ def test_the_scheduler_places_variants_by_selectors_for_our_driver(cluster, crea
 def nvidia(cluster):
     """Slices as NVIDIA's DRA driver publishes them for both nodes, and its class of GPUs."""
     expression = f"device.driver == '{NVIDIA}' && device.attributes['{NVIDIA}'].type == 'gpu'"
-    spec = {"selectors": [{"cel": {"expression": expression}}]}
-    made = [{"kind": "DeviceClass", "metadata": {"name": NVIDIA}, "spec": spec}]
+    selecting = {"selectors": [{"cel": {"expression": expression}}]}
+    made: list[dict[str, Any]] = [
+        {"kind": "DeviceClass", "metadata": {"name": NVIDIA}, "spec": selecting},
+    ]
     for node in cluster.nodes:
         host = node.probed()
         listed = [nvidia_device(gpu, host["driver"]["version"]) for gpu in host["gpus"]]

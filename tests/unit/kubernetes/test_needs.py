@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from functools import cache, partial
 from random import Random
+from typing import Any
 
 import pytest
 import strategies
@@ -189,7 +190,7 @@ def test_a_selector_for_our_driver_admits_a_gpu_if_and_only_if_the_variant_fits(
 
 def own_attributes(device):
     """Return a device of our driver as CEL sees it."""
-    kinds = {
+    kinds: dict[str, Any] = {
         "version": numbers,
         "string": celtypes.StringType,
         "int": celtypes.IntType,

@@ -86,9 +86,9 @@ def test_of_a_gpu_in_mig_mode_its_devices_are_published(hosts):
 
 @pytest.mark.parametrize(
     ("version", "semantic"),
-    [("580.65.06", "580.65.6"), ("575.57", "575.57.0"), ("1.2.3.4", None), ("580.00", "580.0.0")],
+    [("580.65.06", "580.65.6"), ("575.57", "575.57.0"), ("1.2.3.4", None), ("540.4.0", None)],
 )
-def test_a_driver_is_published_as_it_is_and_in_order(hosts, version, semantic):
+def test_a_driver_is_published_as_it_is_and_if_it_has_an_order_by_that(hosts, version, semantic):
     host = replace(hosts["genoa-h200"], driver=Driver(version=version, kind=None, source=""))
     device = devices(host, {})[0]
     assert value(device, "driver") == version
