@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import itertools
 import json
+from typing import Any
 
 import jsonschema
 import pytest
@@ -140,7 +141,7 @@ def other(value):
     texts = {"program": "reg/p:2", "onUnknown": "deny", "kubelet": "/data", "pullSecret": "x"}
     lists = {"images": ["r/x:1"], "excludeNamespaces": ["x"], "where": ["a=b"], "by": ["class"]}
     *outer, key = value.path
-    new = texts.get(key) or lists.get(key)
+    new: Any = texts.get(key) or lists.get(key)
     if new is None:
         new = not value.default if isinstance(value.default, bool) else 7
     if key in {"cert", "key", "ca"}:
