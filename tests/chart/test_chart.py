@@ -91,7 +91,7 @@ def test_the_chart_has_no_lint(helm, chart, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "program: give an image with imagematrix"),
+        ({"images": REQUIRED["images"]}, "program: give an image with imagematrix"),
         ({"program": "r/p:1"}, "images: name at least one version"),
         (REQUIRED | {"images": ["t:v1"]}, "images"),
         (REQUIRED | {"onUnknown": "x"}, "onUnknown"),

@@ -2,7 +2,7 @@ module imagematrix.test/helm4
 
 go 1.26.0
 
-tool helm.sh/helm/v4/cmd/helm4
+tool helm.sh/helm/v4/cmd/helm
 
 require (
 	dario.cat/mergo v1.0.1 // indirect

@@ -13,7 +13,7 @@ __all__ = ["VALUES", "defaults", "schema"]
 
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 VERSION = r"^[^\s\"'\\@/]+/[^\s\"'\\@]+:[^\s\"'\\@/:]+$"  # REGISTRY/NAME:VERSION
-PATH = r"^/[^\u0000-\u001f:]*[^\u0000-\u001f:/]$"
+PATH = r"^/[^\x00-\x1f:]*[^\x00-\x1f:/]$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
