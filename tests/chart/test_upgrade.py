@@ -15,13 +15,30 @@ from imagematrix.kubernetes.install import service_names
 SPACE = "space"
 ANNOTATION = "imagematrix.io/renew-after"
 VALUES = {"images": ["reg.example.com/ml/t:v1"], "program": "reg.example.com/imagematrix:1"}
-SECRETS = {
-    "name": "secrets",
-    "singularName": "secret",
-    "namespaced": True,
-    "kind": "Secret",
-    "verbs": ["get"],
+KINDS = {  # by group and version, those of the chart
+    "v1": ("Secret", "Service", "ServiceAccount"),
+    "admissionregistration.k8s.io/v1": ("MutatingWebhookConfiguration",),
+    "apps/v1": ("DaemonSet", "Deployment"),
+    "coordination.k8s.io/v1": ("Lease",),
+    "policy/v1": ("PodDisruptionBudget",),
+    "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
 }
+WHOLE = ("ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration")  # in no namespace
+
+
+def resources(version):
+    """Return the list of resources of a group's version."""
+    listed = [
+        {"name": f"{kind.lower()}s", "kind": kind, "namespaced": kind not in WHOLE, "verbs": ["get"]}
+        for kind in KINDS[version]
+    ]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": listed}
+
+
+def group(version):
+    """Return a group with one version."""
+    only = {"groupVersion": version, "version": version.partition("/")[2]}
+    return {"name": version.partition("/")[0], "versions": [only], "preferredVersion": only}
 
 
 class Api(ThreadingHTTPServer):
@@ -37,8 +54,13 @@ class Api(ThreadingHTTPServer):
         return {
             "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.2"},
             "/api": {"kind": "APIVersions", "versions": ["v1"]},
-            "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
-            "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [SECRETS]},
+            "/apis": {
+                "kind": "APIGroupList",
+                "apiVersion": "v1",
+                "groups": [group(each) for each in KINDS if "/" in each],
+            },
+            "/api/v1": resources("v1"),
+            **{f"/apis/{version}": resources(version) for version in KINDS if "/" in version},
             f"/api/v1/namespaces/{SPACE}/secrets/imagematrix-webhook": self.secret,
         }.get(path)
 
@@ -92,6 +114,7 @@ def render(helm, chart, api, tmp_path):
         "--kube-version",
         "1.37.2",
         "--dry-run=server",
+        "--disable-openapi-validation",
         "--kube-apiserver",
         f"http://127.0.0.1:{api.server_port}",
     )
