@@ -69,15 +69,12 @@ def command(
 
     if dry_run:
         groups = slices.chunks(slices.devices(probed(), {}))
-        items = [
+        made = [
             slices.slice_object(node, None, index, count=len(groups), generation=1, listed=group)
             for index, group in enumerate(groups)
         ]
-        print_text(dump(*items))
+        print_text(dump(*made))
         return
-    from imagematrix.allocation import pods
-    from imagematrix.allocation.survey import node_leases, opened_outside_pods, survey_outside_pods
-    from imagematrix.allocation.usage import combined
     from imagematrix.kubelet import sockets
     from imagematrix.kubernetes import kubeconfig as kubeconfigs
     from imagematrix.kubernetes.api import inside
@@ -88,25 +85,71 @@ def command(
             f"the device plugin offers this node's GPUs, at {other}",
             remedy="run one of `kubernetes device-plugin` and `kubernetes dra-driver` on a node",
         )
-
-    def usage(gpus: tuple[Gpu, ...]) -> Usage:
-        if host:  # it may be that of another node
-            return {}
-        if root:  # in a container, which has the lock folder of the node
-            return combined(node_leases(), opened_outside_pods(gpus, str(root)))
-        return survey_outside_pods(gpus)
-
-    def plugins(gpus: tuple[Gpu, ...]) -> Usage:
-        return {} if host or root else pods.usage(gpus)
-
-    api = kubeconfigs.load(kubeconfig) if kubeconfig else inside("give --kubeconfig FILE")
+    seen = _InFile() if host else _InContainer(root) if root else _OnNode()
     settings = DriverSettings(
         node=node,
-        api=api,
+        api=kubeconfigs.load(kubeconfig) if kubeconfig else inside("give --kubeconfig FILE"),
         probe=probed,
-        usage=usage,
-        plugins=plugins,
+        usage=seen.usage,
+        plugins=seen.plugins,
+        require=seen.require,
         kubelet=kubelet,
         cdi_root=cdi_root or cdi.FOLDER,
     )
     serve(settings, note=info)
+
+
+class _OnNode:
+    """What a process on the node sees of its GPUs."""
+
+    def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
+        from imagematrix.allocation.survey import survey_outside_pods
+
+        return survey_outside_pods(gpus)
+
+    def plugins(self, gpus: tuple[Gpu, ...]) -> Usage:
+        from imagematrix.allocation import pods
+
+        return pods.usage(gpus)
+
+    def require(self, paths: tuple[str, ...]) -> None:
+        from imagematrix.launcher import devices
+
+        devices.require(paths)
+
+
+class _InContainer:
+    """What a container sees that has the node's /proc and /dev under a root, and its lock folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
+        from imagematrix.allocation.survey import node_leases, opened_outside_pods
+        from imagematrix.allocation.usage import combined
+
+        return combined(node_leases(), opened_outside_pods(gpus, str(self._root)))
+
+    def plugins(self, _: tuple[Gpu, ...]) -> Usage:
+        return {}
+
+    def require(self, paths: tuple[str, ...]) -> None:
+        from imagematrix.launcher.devices import DevicesError, absent
+
+        # It may not open the nodes.
+        missing = absent(path for path in paths if not (self._root / path.removeprefix("/")).exists())
+        if missing:
+            raise DevicesError(missing)
+
+
+class _InFile:
+    """What is seen of a saved host, which may be another node."""
+
+    def usage(self, _: tuple[Gpu, ...]) -> Usage:
+        return {}
+
+    def plugins(self, _: tuple[Gpu, ...]) -> Usage:
+        return {}
+
+    def require(self, _: tuple[str, ...]) -> None:
+        pass

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.documents import Fields
 
-__all__ = ["AllocatedDevice", "ClaimError", "ClaimReference", "allocated"]
+__all__ = ["UID", "AllocatedDevice", "ClaimError", "ClaimReference", "allocated"]
 
 UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 NAME = re.compile(rf"{DNS_LABEL.pattern}(?:\.{DNS_LABEL.pattern})*", re.ASCII)

@@ -88,7 +88,8 @@ class SlicePublisher:
             self._changed.set()
 
     async def _publish(self) -> None:
-        if self._wanted is None or self._observed is None:
+        observed = self._observed
+        if self._wanted is None or observed is None:
             return
         wanted, names = self._wanted, [slices.slice_name(self._node, i) for i in range(len(self._wanted))]
         stored = [self._stored.get(name) for name in names]
@@ -96,35 +97,29 @@ class SlicePublisher:
             pair[1] if pair and pair[0] == listed else listed
             for listed, pair in zip(wanted, stored, strict=True)
         ]
-        plan = slices.plan(accepted, self._observed, self._node)
+        plan = slices.plan(accepted, observed, self._node)
         if plan.empty:
             self._failed(None)
             return
         if self._uid is None:
             self._uid = await self._node_uid()
         for name in plan.remove:
-            await self._remove(name)
+            with contextlib.suppress(NotFoundError):
+                await request(self._api, "DELETE", f"{SLICES}/{name}")
         for index in (*plan.update, *plan.create):
             name, listed = names[index], wanted[index]
             document = slices.slice_object(
                 self._node, self._uid, index, count=len(wanted), generation=plan.generation, listed=listed
             )
             if index in plan.update:
-                document["metadata"]["resourceVersion"] = self._observed[name].version
+                document["metadata"]["resourceVersion"] = observed[name].version
                 answer = await request(self._api, "PUT", f"{SLICES}/{name}", document)
             else:
                 answer = await request(self._api, "POST", SLICES, document)
-            self._observed[name] = actual = Published.read(answer)
-            if actual.devices != listed and self._stored.get(name) != (listed, actual.devices):
-                self._stored[name] = listed, actual.devices
+            # What is observed comes from the watch alone: the slice may have been removed again by now.
+            self._stored[name] = listed, Published.read(answer).devices
         self._failed(None)
         self._note(f"published {sum(map(len, wanted))} devices, generation {plan.generation}")
-
-    async def _remove(self, name: str) -> None:
-        with contextlib.suppress(NotFoundError):
-            await request(self._api, "DELETE", f"{SLICES}/{name}")
-        if self._observed:
-            self._observed.pop(name, None)
 
     async def _node_uid(self) -> str:
         node = await request(self._api, "GET", f"/api/v1/nodes/{self._node}")

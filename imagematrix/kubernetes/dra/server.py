@@ -23,10 +23,11 @@ from imagematrix.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATION, messag
 from imagematrix.kubelet.serving import listen, method
 from imagematrix.kubernetes.api import request
 from imagematrix.kubernetes.dra import cdi, slices
-from imagematrix.kubernetes.dra.claims import ClaimError, ClaimReference, allocated
+from imagematrix.kubernetes.dra.claims import UID, ClaimError, ClaimReference, allocated
 from imagematrix.kubernetes.dra.ledger import ClaimLedger, used
 from imagematrix.kubernetes.dra.publishing import SlicePublisher
 from imagematrix.kubernetes.dra.slices import DRIVER
+from imagematrix.launcher.devices import nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class DriverSettings:
     """The settings of the driver on the node named `node`.
 
     `probe` reads the node. `usage` returns the usage of GPUs outside of pods, and `plugins` that by pods that
-    got them from a device plugin; both raise ImagematrixError if it is unknown. `kubelet` is kubelet's root
-    directory, by default that of the kubelet that runs on this node. `cdi_root` is the folder of CDI specs.
+    got them from a device plugin; both raise ImagematrixError if it is unknown. `require` raises it if one of
+    some device nodes cannot be passed to a container. `kubelet` is kubelet's root directory, by default that
+    of the kubelet that runs on this node. `cdi_root` is the folder of CDI specs.
     """
 
     node: str
@@ -73,6 +75,7 @@ class DriverSettings:
     probe: Callable[[], Host]
     usage: Callable[[tuple[Gpu, ...]], Usage]
     plugins: Callable[[tuple[Gpu, ...]], Usage]
+    require: Callable[[tuple[str, ...]], object]
     kubelet: Path | None = None
     cdi_root: Path = cdi.FOLDER
     times: DriverTimes = field(default_factory=DriverTimes)
@@ -270,13 +273,15 @@ class DraDriver:
             requests[one.request] = (*requests.get(one.request, ()), unit)
 
         def survey() -> Usage:
+            for gpus in requests.values():
+                self._settings.require(nodes(host, gpus))
             return combined(self._settings.plugins(host.gpus), self._settings.usage(host.gpus))
 
         return self._ledger.give(reference, host, requests, survey)
 
     async def _unprepared(self, reference: ClaimReference) -> Any:
         answer = message("NodeUnprepareResourceResponse")
-        if not reference.valid:  # it was never prepared
+        if not UID.fullmatch(reference.uid):  # it was never prepared
             return answer()
         try:
             async with self._turn:

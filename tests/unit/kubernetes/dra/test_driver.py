@@ -18,14 +18,18 @@ from coroutines import until
 
 from imagematrix.allocation.survey import node_leases
 from imagematrix.allocation.usage import Consumer
+from imagematrix.cli.kubernetes.dra_driver import _InContainer
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.kubelet.messages import message
 from imagematrix.kubelet.sockets import answering
 from imagematrix.kubernetes import api
 from imagematrix.kubernetes.api import ApiServer
 from imagematrix.kubernetes.dra import cdi, publishing
+from imagematrix.kubernetes.dra.claims import ClaimError
+from imagematrix.kubernetes.dra.ledger import ClaimLedger
 from imagematrix.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
 from imagematrix.kubernetes.dra.slices import DRIVER, SLICES
+from imagematrix.launcher.devices import DevicesError, absent
 from imagematrix.record import replace
 
 TIMES = DriverTimes(probe=0.02, usage=0.02, stop=1)
@@ -46,9 +50,11 @@ class FakeCluster:
         self.claims = {}
         self.version = 0
         self.status = 200
+        self.refused: dict[str, int] = {}  # the status by method
         self.calls = []
         self.drop: tuple[str, ...] = ()  # attributes that it does not know
-        self.watches = []
+        self.watches: list[asyncio.Queue[Any]] = []
+        self.history: list[tuple[int, Any]] = []  # versions and events
 
     def application(self):
         application = web.Application(middlewares=[self.check])
@@ -65,8 +71,9 @@ class FakeCluster:
     @web.middleware
     async def check(self, request, handler):
         self.calls.append((request.method, request.path))
-        if self.status != 200:
-            return web.json_response({"message": "no"}, status=self.status)
+        status = self.refused.get(request.method, self.status)
+        if status != 200:
+            return web.json_response({"message": "no"}, status=status)
         return await handler(request)
 
     async def node(self, _request):
@@ -82,6 +89,9 @@ class FakeCluster:
             response = web.StreamResponse()
             await response.prepare(request)
             events: asyncio.Queue[Any] = asyncio.Queue()
+            for version, event in self.history:
+                if version > int(request.query["resourceVersion"]):
+                    events.put_nowait(event)
             self.watches.append(events)
             while (event := await events.get()) is not None:
                 await response.write(json.dumps(event).encode() + b"\n")
@@ -101,8 +111,10 @@ class FakeCluster:
         return web.json_response(one, status=201 if kind == "ADDED" else 200)
 
     def tell(self, kind, one):
+        event = {"type": kind, "object": json.loads(json.dumps(one))}
+        self.history.append((self.version, event))
         for watch in self.watches:
-            watch.put_nowait({"type": kind, "object": one})
+            watch.put_nowait(event)
 
     async def create(self, request):
         one = await request.json()
@@ -148,6 +160,7 @@ class Node:
         self.error = None
         self.unknown = None  # the error if the usage outside of pods cannot be read
         self.used, self.plugins = {}, {}
+        self.missing = ()  # device nodes
         self.notes = []
         self.names = [gpu.uuid.lower() for gpu in host.gpus]
 
@@ -162,6 +175,11 @@ class Node:
             raise self.unknown
         return self.used
 
+    def require(self, paths):
+        problems = absent(path for path in paths if path in self.missing)
+        if problems:
+            raise DevicesError(problems)
+
     def lose(self, index):
         gpus = tuple(replace(gpu, state="lost") if gpu.index == index else gpu for gpu in self.host.gpus)
         self.host = replace(self.host, gpus=gpus)
@@ -175,6 +193,7 @@ class Node:
             probe=self.probe,
             usage=self.usage,
             plugins=lambda _: self.plugins,
+            require=self.require,
             kubelet=self.root,
             cdi_root=self.cdi_root,
             times=TIMES,
@@ -352,6 +371,49 @@ def test_an_api_server_that_fails_is_tried_again(node, play):
     assert len([note for note in node.notes if "slices cannot be read" in note]) == 1
 
 
+@pytest.mark.parametrize("status", [403, 409])
+def test_devices_that_cannot_be_published_are_published_later(node, play, status):
+    node.cluster.refused = {"POST": status}
+    failure = "devices cannot be published: the API server answered"
+
+    async def scenario(driver):
+        async with driver():
+            await until(lambda: any(failure in note for note in node.notes))
+            await asyncio.sleep(0.2)
+            node.cluster.refused = {}
+            await until(lambda: len(node.cluster.published) == 8)
+
+    play(scenario)
+    assert len([note for note in node.notes if failure in note]) == 1
+
+
+def test_a_claim_that_cannot_be_unprepared_stays(node, play, monkeypatch):
+    node.cluster.allocate(1, node.names[0])
+
+    async def scenario(driver):
+        async with driver():
+            await node.prepare(Claims.reference(1))
+            with monkeypatch.context() as patch:
+                patch.setattr(ClaimLedger, "take_back", raising(ClaimError("it cannot be removed")))
+                failed = await node.unprepare(Claims.reference(1))
+            return failed, node.specs, await node.unprepare(Claims.reference(1))
+
+    failed, left, done = play(scenario)
+    assert failed[Claims.uid(1)].error == "it cannot be removed"
+    assert left == {Claims.uid(1): ["/dev/nvidia0"]}
+    assert done[Claims.uid(1)].error == ""
+    assert "claim default/claim-1: not unprepared: it cannot be removed" in node.notes
+
+
+def raising(error):
+    """Return a function that raises an error."""
+
+    def fail(*_):
+        raise error
+
+    return fail
+
+
 def test_pods_that_name_one_claim_share_its_gpu_and_other_claims_do_not_get_it(node, play):
     for number in (1, 2):
         node.cluster.allocate(number, node.names[0])
@@ -411,6 +473,7 @@ def test_claims_that_are_prepared_at_once_do_not_get_one_gpu(node, play):
         (lambda node: setattr(node, "used", {"nvidia0": (PROCESS,)}), "in use by process python3"),
         (lambda node: setattr(node, "plugins", {"nvidia0": (PROCESS,)}), "in use by process python3"),
         (lambda node: setattr(node, "unknown", EngineError("no answer")), "no answer"),
+        (lambda node: setattr(node, "missing", ("/dev/nvidia-uvm",)), "/dev/nvidia-uvm: not found"),
     ],
 )
 def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason(node, play, change, why):
@@ -621,6 +684,20 @@ def test_a_node_has_a_driver_or_a_plugin_but_not_both(kubelet_root, profiles, wo
         )
     assert done.returncode == 2
     assert f"offers this node's GPUs, at {path}" in done.stderr
+
+
+def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
+    host = hosts["genoa-h200"]
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    seen = _InContainer(tmp_path)
+    seen.require(("/dev/nvidia0",))
+    with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
+        seen.require(("/dev/nvidia0", "/dev/nvidia1"))
+    assert seen.usage(host.gpus) == seen.plugins(host.gpus) == {}
+    ClaimLedger(cdi_root).give(claims.reference(1), host, {"gpu": host.gpus[:1]}, dict)
+    assert [str(one) for one in seen.usage(host.gpus)["nvidia0"]] == ["container default/claim-1 (claim)"]
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):
