@@ -43,7 +43,7 @@ def load(path: Path) -> list[object]:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class PlainLoader(yaml.SafeLoader):
         """Refuses aliases."""
 
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -59,7 +59,7 @@ def load(path: Path) -> list[object]:
     if len(raw) > LIMIT:
         raise UsageError(f"{path}: exceeds {LIMIT // 2**20} MiB, too large for manifests")
     try:
-        return list(yaml.load_all(raw, Loader=Loader))
+        return list(yaml.load_all(raw, Loader=PlainLoader))
     except RecursionError as error:
         raise UsageError(f"{path}: nested too deeply") from error
     except (yaml.YAMLError, ValueError) as error:  # such as a date that does not exist

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["ABSENT", "SKIPPED", "Each", "Joined", "When", "depending", "repeating"]
 
 
-class _Mark:
+class _Missing:
     """A part that is not there."""
 
 
-ABSENT = _Mark()  # a part that is left out if a condition does not hold
-SKIPPED = _Mark()  # an item of a list that an Each before it stands for
+ABSENT = _Missing()  # a part that is left out if a condition does not hold
+SKIPPED = _Missing()  # an item of a list that an Each before it stands for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
