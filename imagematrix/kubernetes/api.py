@@ -47,7 +47,7 @@ SILENCE_S = 30
 ANSWER_S = 10  # for a single request
 PAUSE_S, LONGEST_S = 1.0, 30.0  # before a retry; each pause is twice as long as the last
 OK, CREATED, NOT_FOUND, CONFLICT, GONE = 200, 201, 404, 409, 410
-EXCERPT = 500  # bytes of an answer in an error
+EXCERPT = 500  # characters of an answer in an error
 # The last two are for a line that is too long: which one depends on the release of aiohttp.
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError, HttpProcessingError, ValueError)
 
@@ -306,9 +306,18 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
     if answer.status == GONE:
         raise _GoneError
     if answer.status not in (OK, CREATED):
-        text = (await answer.content.read(EXCERPT)).decode(errors="replace")
+        text = _message(await answer.content.read(LINE))
         kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
         raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
+
+
+def _message(raw: bytes) -> str:
+    """Return the message in a Status, or the start of any other answer."""
+    with contextlib.suppress(UsageError):
+        text = documents.Fields(documents.parse(raw, "status"), "status").text_or_none("message")
+        if text:
+            return text[:EXCERPT]
+    return raw[:EXCERPT].decode(errors="replace").strip()
 
 
 def _unreadable(error: Exception) -> EngineError:

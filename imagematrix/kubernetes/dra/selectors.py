@@ -1,7 +1,8 @@
 """Needs as device selectors for this driver: CEL about one device with the attributes in `slices`.
 
 They compare drivers as texts, and all facts of a GPU that rules read. CPUs are not devices: node affinity
-covers CPU needs.
+covers CPU needs. To read an attribute that a device lacks is an error, for which the scheduler gives up the
+node. A selector has at most 10 KiB (CELSelectorExpressionMaxLength), so the attributes have a short name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
     from imagematrix.needs.need import Need
 
-__all__ = ["selector"]
+__all__ = ["NAME", "selector"]
+
+NAME = "gpu"  # of the attributes, within a selector
 
 
 def selector(needs: Iterable[Need]) -> str | None:
@@ -30,7 +33,9 @@ def selector(needs: Iterable[Need]) -> str | None:
         return None
     groups = dict.fromkeys(tuple(_conditions(need)) for need in ways if need.loaded is not False)
     alternatives = [" && ".join(conditions) or "true" for conditions in groups]
-    return f'device.driver == "{DRIVER}" && {either(alternatives)}' if alternatives else "false"
+    if not alternatives:
+        return "false"
+    return f'device.driver == "{DRIVER}" && cel.bind({NAME}, {ATTRIBUTES}, {either(alternatives)})'
 
 
 def _conditions(need: Need) -> Iterator[str]:
@@ -47,8 +52,12 @@ def _conditions(need: Need) -> Iterator[str]:
 
 def _driver(need: Need) -> Iterator[str]:
     driver, version = _attribute("driver"), _attribute("driverVersion")
+    if need.driver or need.other_than:
+        yield _has("driver")
     if need.driver:
         yield f'{driver} == "{need.driver}"'
+    if need.oldest or need.below:
+        yield _has("driverVersion")
     if need.oldest:
         yield f"{version}.compareTo({semver(need.oldest)}) >= 0"
     if need.below:
@@ -87,11 +96,11 @@ def _one_of(name: str, values: tuple[str | None, ...] | None, absent: str | None
 
 
 def _attribute(name: str) -> str:
-    return f"{ATTRIBUTES}.{name}"
+    return f"{NAME}.{name}"
 
 
 def _has(name: str) -> str:
-    return f'"{name}" in {ATTRIBUTES}'
+    return f'"{name}" in {NAME}'
 
 
 def _lacks(name: str) -> str:

@@ -7,6 +7,7 @@ selectors on attributes of NVIDIA's DRA driver, admit no node or GPU that it doe
 from __future__ import annotations
 
 import json
+import re
 from functools import cache, partial
 from random import Random
 from typing import Any
@@ -185,7 +186,15 @@ def test_a_selector_for_our_driver_admits_a_gpu_if_and_only_if_the_variant_fits(
         attributes = own_attributes(device)
         for variant, (cpu, expression) in own_selectors().items():
             seen = bool(expression) and admitted(cpu, labels) and admits_device(expression, attributes)
+            assert len(expression or "") < 10 * 1024
             assert seen == (variant.reference in right) or (unordered and not seen) or not variant.gpu
+
+
+BIND = re.compile(
+    re.escape(f'device.driver == "{slices.DRIVER}" && ').join(["(", ")"])
+    + re.escape(f"cel.bind({selectors.NAME}, {slices.ATTRIBUTES}, ")
+    + r"(.*)\)"
+)
 
 
 def own_attributes(device):
@@ -213,11 +222,11 @@ def own_attributes(device):
 
 
 def admits_device(expression, device):
-    """Whether an expression admits a device; the scheduler skips devices for which it fails."""
-    try:
-        return bool(cel(expression, device=device))
-    except CELEvalError:
-        return False
+    """Whether an expression admits a device. An error would fail the test, as it would fail the scheduler."""
+    # The library has no cel.bind, which gives a value a name in an expression.
+    bound = BIND.fullmatch(expression)
+    gpu = device["attributes"][celtypes.StringType(slices.DRIVER)]
+    return bool(cel(bound[1] + bound[2] if bound else expression, device=device, gpu=gpu))
 
 
 def listed(cluster, host):
@@ -301,7 +310,7 @@ def test_a_selector_for_our_driver_compares_texts(make):
     variant = make.variant(driver=make.umd("exact", "580.65.06"))
     expression = selectors.selector(needs(variant))
     assert expression.startswith('device.driver == "gpu.imagematrix.io" && ')
-    assert 'device.attributes["gpu.imagematrix.io"].driver == "580.65.06"' in expression
+    assert 'gpu.driver == "580.65.06"' in expression
     assert selectors.selector(needs(make.cpu_variant())) is None
     assert selectors.selector([]) is None
     assert selectors.selector([Need(arch="amd64", gpus=True, loaded=False)]) == "false"
