@@ -67,7 +67,7 @@ class RandomPods:
         key = self._rng.choice(self._keys)
         operator = self._rng.choice(["In", "In", "In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"])
         if operator in {"Gt", "Lt"}:
-            key, values = self._rank, [self._rng.choice(["-1", "0", "30", "60", "100"])]
+            key, values = self._rank, [self._rng.choice(["0", "10", "30", "60", "100"])]
         else:
             others = self._rng.choices(self._nodes, k=self._rng.randrange(3))
             listed = [self._value(other, key) for other in others]

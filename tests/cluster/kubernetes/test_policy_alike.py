@@ -179,7 +179,7 @@ def tried(cluster, pods):
     given = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
     words = ("create", "-f", "-", "--dry-run=server", "-o", "json")
     done = cluster.kubectl(*words, input=given, check=False)
-    errors = iter([line for line in done.stderr.splitlines() if line.startswith("Error from server")])
+    errors = iter([line for line in done.stderr.splitlines() if line.startswith(("Error", "The "))])
     found, text = {}, done.stdout.lstrip()
     while text:
         made, end = json.JSONDecoder().raw_decode(text)
