@@ -10,6 +10,7 @@
 # make test-engines run the engine tests with other releases of Docker; NAMES=docker-28.5 for only one
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
+# make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -20,7 +21,7 @@ NAMES := docker-28.5 docker-29
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-chart test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -122,6 +123,14 @@ test-kubernetes: packages $(VENV)/.dev
 	for release in 1.37.2 1.20.2; do \
 	    ci/kubernetes $$release || exit; \
 	    IMAGEMATRIX_KUBERNETES=$$release $(BIN)/python -m pytest tests/cluster/kubernetes || exit; done
+
+# Needs Go and its published modules. Not part of `make test`.
+test-chart: $(VENV)/.dev .cache/helm/helm3 .cache/helm/helm4
+	$(BIN)/python -m pytest tests/chart
+
+.cache/helm/%: ci/modules/%/go.mod ci/modules/%/go.sum ci/modules/build
+	ci/modules/build $* $(CURDIR)/$@
+	touch $@
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev

@@ -51,6 +51,7 @@ CALLS = (
     (f"kubernetes device-plugin --by product --vram --dry-run --host {HOST}", 0),
     ("kubernetes render prepull training:v1 --nodes nodes.json --catalog catalog.json", 3),
     ("kubernetes render install reg.example.com/t:v1 --program p --device-plugin", 0),
+    ("kubernetes render chart -o chart", 0),
     # The TLS files do not exist.
     ("kubernetes webhook --catalog catalog.json --nodes nodes.json --tls-cert x --tls-key y", 2),
     ("kubernetes explain pod.json --nodes nodes.json --catalog catalog.json", 3),

@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Tls", "load", "make"]
+__all__ = ["VALID", "Tls", "ends", "load", "make", "require_valid", "together"]
 
 VALID = dt.timedelta(days=365)
 SKEW = dt.timedelta(hours=1)  # greatest difference between the clocks of a cluster
@@ -34,9 +34,9 @@ class Tls:
     authorities: bytes
 
 
-def make(names: Sequence[str]) -> Tls:
-    """Return a new certificate for DNS names, valid for a year, signed by a new authority."""
-    now = dt.datetime.now(dt.UTC)
+def make(names: Sequence[str], now: dt.datetime | None = None) -> Tls:
+    """Return a new certificate for DNS names, valid for a year from now, signed by a new authority."""
+    now = now or dt.datetime.now(dt.UTC)
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook authority")])
 
@@ -81,6 +81,16 @@ def make(names: Sequence[str]) -> Tls:
 def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
     """Load a certificate from files; raise UsageError if the key does not match or it is not for `name`."""
     tls = Tls(chain=_read(chain), key=_read(key), authorities=_read(authorities))
+    require_valid(tls, (str(chain), str(key), str(authorities)), name)
+    return tls
+
+
+def require_valid(tls: Tls, where: tuple[str, str, str], name: str) -> None:
+    """Raise UsageError if a certificate is invalid, its key does not match, or it is not for `name`.
+
+    `where` names the chain, the key and the authorities in messages.
+    """
+    chain, key, authorities = where
     try:
         first, *_ = x509.load_pem_x509_certificates(tls.chain)
         x509.load_pem_x509_certificates(tls.authorities)
@@ -92,7 +102,35 @@ def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
         raise UsageError(f"{key} is not the key of {chain}")
     if name not in names.value.get_values_for_type(x509.DNSName):
         raise UsageError(f"{chain} is not for {name}", remedy="the API server connects to this name")
-    return tls
+
+
+def ends(tls: Tls) -> dt.datetime | None:
+    """Return when clients stop to trust a valid certificate, or None if they do not trust it at all."""
+    chain = x509.load_pem_x509_certificates(tls.chain)
+    authorities = x509.load_pem_x509_certificates(tls.authorities)
+    trusted = [each for each in authorities if each == chain[-1] or _issued(chain[-1], each)]
+    if not trusted:
+        return None
+    return min(each.not_valid_after_utc for each in (*chain, max(trusted, key=_end)))
+
+
+def together(authorities: Sequence[bytes], now: dt.datetime) -> bytes:
+    """Return all authorities in some PEM texts that have not expired, without duplicates."""
+    every = [each for text in authorities for each in x509.load_pem_x509_certificates(text)]
+    valid = dict.fromkeys(each for each in every if each.not_valid_after_utc > now)
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in valid)
+
+
+def _end(certificate: x509.Certificate) -> dt.datetime:
+    return certificate.not_valid_after_utc
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, TypeError, ValueError):
+        return False
+    return True
 
 
 def _signing() -> x509.KeyUsage:

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.authority import Tls
     from imagematrix.kubernetes.manifests import Manifest
 
-__all__ = ["Installation", "install", "service_names"]
+__all__ = ["HOOK", "NAME", "Installation", "install", "service_names"]
 
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
 DRA = "imagematrix-dra-driver"
+PART_OF, PRODUCT = "app.kubernetes.io/part-of", "imagematrix"
 NAMED = "kubernetes.io/metadata.name"  # the label with the name of a namespace
 HOOK = "images.imagematrix.io"
 PORT = 8443  # below 1024, it would need a capability, and it has none
@@ -89,13 +90,26 @@ def service_names(namespace: str) -> tuple[str, ...]:
     return f"{NAME}.{namespace}.svc", f"{NAME}.{namespace}.svc.cluster.local"
 
 
-def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
-    """Yield the manifests in the order in which to apply them."""
+def install(installation: Installation, tls: Tls, *, upgrade: bool = False) -> Iterator[Manifest]:
+    """Yield the manifests in the order in which to apply them, also to `upgrade` another installation.
+
+    All have a label by which they can be found.
+    """
+    configuration = _configuration(installation, tls)
+    # Before there is a webhook, it must not be asked. Before one gets a new certificate, it must be trusted.
+    made = _running(installation, tls)
+    for each in (configuration, *made) if upgrade else (*made, configuration):
+        each["metadata"].setdefault("labels", {})[PART_OF] = PRODUCT
+        yield each
+
+
+def _running(installation: Installation, tls: Tls) -> Iterator[Manifest]:
+    """Yield the webhook, and what runs on the nodes."""
     space, metadata = installation.namespace, _metadata(installation.namespace)
     # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
     yield manifest("v1", "Namespace", space, labels={NAMED: space})
     yield from _permissions(installation)
-    keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)}
+    keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key), "ca.crt": _base64(tls.authorities)}
     yield manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
     yield _deployment(installation)
     budget = {"minAvailable": 1, "selector": {"matchLabels": {LABEL: NAME}}}
@@ -107,7 +121,6 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
         yield _plugin(installation)
     if installation.dra:
         yield from _dra_driver(installation)
-    yield _configuration(installation, tls)
 
 
 def _permissions(installation: Installation) -> Iterator[Manifest]:
@@ -187,7 +200,9 @@ def _deployment(installation: Installation) -> Manifest:
         "containers": [container],
         "volumes": volumes,
     }
-    spec = {"replicas": 2, **_selecting(NAME, pod)}
+    # An old replica ends only after a new one is ready.
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    spec = {"replicas": 2, "strategy": strategy, **_selecting(NAME, pod)}
     return manifest("apps/v1", "Deployment", NAME, **_metadata(installation.namespace), spec=spec)
 
 
@@ -285,7 +300,7 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
     space = installation.namespace
     # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
     # starting.
-    outside = sorted({"kube-system", space, *installation.excluded})
+    outside = ["kube-system", space, *installation.excluded]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
     using = " || ".join(used(AdmissionPolicy(name=name, classes=())) for name in installation.names)
     selector = {"key": NAMED, "operator": "NotIn", "values": outside}

@@ -1,14 +1,19 @@
-"""Documents as YAML in the style that people write."""
+"""Documents as YAML: written in the style that people write, and read without trust."""
 
 from __future__ import annotations
 
+from imagematrix.errors import UsageError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import yaml
 
-__all__ = ["dump"]
+__all__ = ["dump", "load"]
 
 WIDTH = 110
+LIMIT = 1 << 20  # bytes of a file; an installation has 20,000
 
 
 def dump(*documents: object) -> str:
@@ -29,6 +34,36 @@ def dump(*documents: object) -> str:
         documents, Dumper=Dumper, sort_keys=False, width=WIDTH, allow_unicode=False, default_flow_style=False
     )
     return written.rstrip("\n")
+
+
+def load(path: Path) -> list[object]:
+    """Return the documents in a file; raise UsageError if it cannot be read, or is no plain YAML.
+
+    A file with aliases is refused: few of them can stand for more nodes than memory has room for.
+    """
+    import yaml
+
+    class PlainLoader(yaml.SafeLoader):
+        """Refuses aliases."""
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.composer.ComposerError(problem="aliases are not supported")
+            return super().compose_node(parent, index)
+
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LIMIT + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if len(raw) > LIMIT:
+        raise UsageError(f"{path}: exceeds {LIMIT // 2**20} MiB, too large for manifests")
+    try:
+        return list(yaml.load_all(raw, Loader=PlainLoader))
+    except RecursionError as error:
+        raise UsageError(f"{path}: nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # such as a date that does not exist
+        raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -39,6 +39,7 @@ PODS = "/api/v1/pods"
 PENDING = {"fieldSelector": "status.phase=Pending"}
 PATIENCE_S = 10.0  # for which a pod has to be pending: most get a node at once
 LOOK_S = 5.0
+AGE_S = 30.0  # of explanations; in a large cluster, some node always changes
 KEPT_S = 600.0  # after which an Event is written again; an API server drops Events after an hour
 MOST = 500  # Events of one look; the others follow with the next
 SOURCE = "imagematrix-webhook"
@@ -61,7 +62,7 @@ class _Memory:
     """What this process knows of earlier looks.
 
     The pods; since when each is known to be pending; when each Event was written; the explanations of each
-    shape, for the `views` and `nodes` that they follow from.
+    shape, for the `views` and `nodes` that they follow from, and when these were read.
     """
 
     pods: tuple[PendingPod, ...] = ()
@@ -70,6 +71,7 @@ class _Memory:
     explained: dict[str, tuple[Explanation, ...]] = field(default_factory=dict)
     views: tuple[View, ...] = ()
     nodes: tuple[ClusterNode, ...] = ()
+    at: float = 0.0
 
 
 class Events:
@@ -105,8 +107,9 @@ class Events:
         memory.since = {pod.uid: memory.since.get(pod.uid, now) for pod in pods}
         waiting = [pod for pod in pods if now - memory.since[pod.uid] >= PATIENCE_S]
         memory.written = {key: at for key, at in memory.written.items() if now - at < KEPT_S}
-        if memory.views is not state.views or memory.nodes is not state.nodes:
-            memory.views, memory.nodes, memory.explained = state.views, state.nodes, {}
+        stale = memory.nodes is not state.nodes and now - memory.at >= AGE_S
+        if memory.views is not state.views or stale:
+            memory.views, memory.nodes, memory.at, memory.explained = state.views, state.nodes, now, {}
         memory.explained = await asyncio.to_thread(_explained, {pod.shape for pod in waiting}, memory)
         due = []
         for pod in waiting:

@@ -10,7 +10,6 @@ import asyncio
 import datetime as dt
 import random
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from imagematrix import documents
@@ -128,6 +127,6 @@ class _Holding:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end; to suppress its CancelledError would also suppress our own."""
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task])

@@ -89,7 +89,7 @@ async def _serve(
 
 
 class Server:
-    """Answers reviews by the current policies; `ending` makes it unready, so that it gets no new connections.
+    """Answers reviews by the current policies; `ending` makes it unready, and it gets no new connections.
 
     Until the nodes and all catalogs are known, it answers reviews with 503, so that the failurePolicy of the
     webhook's configuration applies.
@@ -122,6 +122,8 @@ class Server:
             self._telemetry.reviewed("invalid", time.perf_counter() - start)
             return web.Response(status=400, text=f"{error}\n")
         response = web.json_response(review.document)
+        if self.ending:  # the client would send its next review to a server that may have ended
+            response.force_close()
         self._telemetry.reviewed(review.outcome, time.perf_counter() - start, review.pod, review.reason)
         return response
 

@@ -6,5 +6,5 @@ __all__ = ["COMMANDS"]
 
 COMMANDS = (
     *("job", "deployment", "daemonset", "jobset", "leaderworkerset"),
-    *("prepull", "flavors", "policy", "compatibility", "install"),
+    *("prepull", "flavors", "policy", "compatibility", "install", "chart"),
 )

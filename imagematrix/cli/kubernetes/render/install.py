@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +14,16 @@ import typer
 from imagematrix.cli.kubernetes.options import OnUnknown, denies, kinds
 from imagematrix.cli.kubernetes.render.options import PullSecret, print_manifests
 from imagematrix.cli.options import AllowCpu, Image, Where
+from imagematrix.cli.output import info, warn
 from imagematrix.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.kubernetes.previous import Resource
+
 __all__ = ["command"]
+
+WORD = re.compile("[A-Za-z0-9][-.A-Za-z0-9]*", re.ASCII)
 
 
 def command(
@@ -43,6 +54,14 @@ def command(
     tls: Annotated[
         tuple[Path, Path, Path] | None,
         typer.Option("--tls", metavar="CERT KEY CA", help="The webhook's certificate; default: a new one."),
+    ] = None,
+    previous: Annotated[
+        Path | None,
+        typer.Option(
+            "--previous",
+            metavar="FILE",
+            help="Upgrade the installation in FILE: keep its certificate, until 60 days before its end.",
+        ),
     ] = None,
     conditions: Annotated[
         bool,
@@ -93,6 +112,7 @@ def command(
     from imagematrix.kubelet.sockets import ROOT_DIR
     from imagematrix.kubernetes import authority
     from imagematrix.kubernetes.install import Installation, install, service_names
+    from imagematrix.kubernetes.previous import read, renewed
     from imagematrix.selection.question import parse
 
     parse(where or ())  # an invalid condition would end the webhook
@@ -101,7 +121,7 @@ def command(
         names=tuple(map(_registry_name, dict.fromkeys([image, *(more or ())]))),
         program=program,
         namespace=namespace,
-        excluded=tuple(exclude or ()),
+        excluded=tuple(dict.fromkeys(exclude or ())),
         deny=denies(on_unknown),
         timeout_s=timeout,
         pull_secret=pull_secret,
@@ -113,7 +133,28 @@ def command(
         events=events,
     )
     names = service_names(installation.namespace)
-    print_manifests(install(installation, authority.load(*tls, names[0]) if tls else authority.make(names)))
+    given = authority.load(*tls, names[0]) if tls else None
+    if previous is None:
+        print_manifests(install(installation, given or authority.make(names)))
+        return
+    before = read(previous, installation.namespace)
+    certificate = renewed(before.tls, given, names, dt.datetime.now(dt.UTC))
+    made = list(install(installation, certificate, upgrade=True))
+    print_manifests(made)
+    kept = certificate.chain == before.tls.chain
+    info("the certificate is kept" if kept else "the certificate is new; both authorities are trusted")
+    for resource in before.without(made):
+        warn(f"no longer part of the installation: {resource}", _removal(resource))
+
+
+def _removal(resource: Resource) -> str | None:
+    """Return how to remove a resource; None if its names are not those of a cluster's object."""
+    if not all(map(WORD.fullmatch, filter(None, dataclasses.astuple(resource)))):
+        return None
+    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+    namespace = ["-n", resource.namespace] if resource.namespace else []
+    words = shlex.join(["kubectl", "delete", *namespace, kind.lower(), resource.name])
+    return f"once the upgrade is complete, remove it with `{words}`"
 
 
 def _registry_name(name: str) -> str:

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from api_server import FakeApiServer
 from coroutines import running, until
 
+from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.api import ApiServer
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
@@ -26,13 +27,14 @@ NAME = "reg/t:v1"
 
 @pytest.fixture(autouse=True)
 def quick_events(monkeypatch):
-    """Shorten all intervals; a lease expires after a second."""
+    """Shorten all intervals; a lease expires after 3 seconds."""
     monkeypatch.setattr(events, "PATIENCE_S", 0.1)
     monkeypatch.setattr(events, "LOOK_S", 0.02)
-    monkeypatch.setattr(lease, "RETRY_S", 0.05)
+    monkeypatch.setattr(events, "AGE_S", 0.1)
+    monkeypatch.setattr(lease, "RETRY_S", 0.1)
     monkeypatch.setattr(lease, "PAUSE_S", 0.1)
-    monkeypatch.setattr(lease, "DURATION_S", 1)
-    monkeypatch.setattr(lease, "RENEWED_S", 0.6)
+    monkeypatch.setattr(lease, "DURATION_S", 3)
+    monkeypatch.setattr(lease, "RENEWED_S", 2.0)
 
 
 @pytest.fixture
@@ -42,8 +44,14 @@ def fake():
 
 @pytest.fixture
 def account(tmp_path):
+    """Return the path of a token, with an authority beside it: to load all of the machine's takes long."""
     (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_bytes(authority.make(["x"]).authorities)
     return tmp_path / "token"
+
+
+def api_server(url, account):
+    return ApiServer(url=str(url), token=account, authorities=account.with_name("ca.crt"))
 
 
 def pending(name, *images, space="ml", **spec):
@@ -56,7 +64,7 @@ class Webhooks:
     """Webhooks that share a cluster and an API server, each with its own state."""
 
     def __init__(self, url, account, telemetry, catalog, listed):
-        self._api = ApiServer(url=url, token=account, authorities=None)
+        self._api = api_server(url, account)
         self._telemetry = telemetry
         self._catalog = catalog
         self._listed = listed
@@ -202,7 +210,7 @@ def test_one_webhook_writes_and_another_takes_over_when_it_dies(fake, webhooks, 
             await started.start("w1")
             await until(lambda: len(fake.events) == 1)
             await started.start("w2")
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3.5)
             assert fake.holder == "w1"
             assert fake.lease["spec"]["leaseTransitions"] == 1
             assert "w2 leads" not in telemetry.lines
@@ -370,3 +378,31 @@ def test_a_long_message_and_name_are_shortened(fake, webhooks):
     assert len(one["metadata"]["name"]) <= 253
     assert one["involvedObject"]["name"] == "p" * 253
     assert json.dumps(one).isascii()
+
+
+def test_a_webhook_that_ends_while_it_stops_to_lead_ends(fake, account, telemetry):
+    """The task that leads takes its time to end, and the webhook is cancelled meanwhile."""
+    leading = asyncio.Event()
+
+    async def lead():
+        leading.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+
+    async def run():
+        async with TestServer(fake.application()) as server:
+            api = api_server(server.make_url("/"), account)
+            leadership = Leadership(api=api, namespace="space", name="l", identity="w1")
+            task = asyncio.create_task(leadership.follow(lead, telemetry))
+            await asyncio.wait_for(leading.wait(), 10)
+            version = str(int(fake.lease["metadata"]["resourceVersion"]) + 1)
+            fake.lease = {"metadata": {"resourceVersion": version}, "spec": {"holderIdentity": "w9"}}
+            await until(lambda: "w1 leads no longer" in telemetry.lines)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=5)
+            assert done
+            assert task.cancelled()
+
+    asyncio.run(run())

@@ -14,7 +14,7 @@ from coroutines import running, until
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import api
-from imagematrix.kubernetes.api import ApiServer, inside
+from imagematrix.kubernetes.api import ApiServer, inside, namespace
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.webhook import state
@@ -237,3 +237,7 @@ def test_the_api_server_of_a_pod(tmp_path):
     assert found == expected
     with pytest.raises(UsageError, match="not running in a pod"):
         inside("do", {})
+    with pytest.raises(UsageError, match="namespace cannot be read"):
+        namespace(tmp_path)
+    (tmp_path / "namespace").write_text("space\n")
+    assert namespace(tmp_path) == "space"

@@ -187,6 +187,7 @@ def test_without_policies_it_is_not_ready_and_answers_503(telemetry):
             assert (await client.get("/readyz")).status == 200
             server.ending = True
             assert (await client.get("/readyz")).status == 503
-            assert (await client.post(PATH, data=raw(pod(NAME)))).status == 200
+            answered = await client.post(PATH, data=raw(pod(NAME)))
+            assert (answered.status, answered.headers["Connection"]) == (200, "close")
 
     asyncio.run(run())

@@ -162,6 +162,8 @@ def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
         (["--on-unknown", "x"], "invalid --on-unknown"),
         (["--nodes", "cluster"], "not running in a pod"),
         (["--tls-key", "/nowhere"], "No such file"),
+        (["--events", "x"], "--events is for --nodes cluster"),
+        (["--nodes", "cluster", "--events", "a/../b"], "invalid --events: 'a/../b'"),
     ],
 )
 def test_invalid_options_are_rejected(files, words, expected, monkeypatch):
@@ -170,3 +172,12 @@ def test_invalid_options_are_rejected(files, words, expected, monkeypatch):
         error = process.communicate(timeout=60)[1]
     assert process.returncode == 2
     assert expected in error
+
+
+def test_events_need_the_namespace_of_a_pod(files, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with run_command(*files, "--nodes", "cluster", "--events", "l") as process:
+        error = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert "serviceaccount/namespace cannot be read" in error

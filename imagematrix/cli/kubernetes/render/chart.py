@@ -1,0 +1,35 @@
+"""`imagematrix kubernetes render chart`: a Helm chart with everything that `install` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.output import info, writing
+from imagematrix.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Write the chart to this folder.")
+    ],
+) -> None:
+    """Write a Helm chart that installs what `render install` writes, with a value for each of its options."""
+    from imagematrix.kubernetes.chart.files import files
+
+    with writing():
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            # Helm would also install what an earlier chart has left there.
+            raise UsageError(f"{output} is not an empty folder", remedy="remove it, or choose another folder")
+        for name, text in files().items():
+            path = output / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    info(f"wrote {output}")
+    info(
+        f"next: `helm install imagematrix {output} --namespace imagematrix --create-namespace -f VALUES.yaml`"
+    )

@@ -1,0 +1,1 @@
+"""A Helm chart of an installation, made from the same manifests as `render install`."""
