@@ -43,10 +43,12 @@ class Engine:
         self._processes = []
 
     def start(self):
-        config = {"features": {"containerd-snapshotter": self.store == "containerd", "cdi": True}}
+        config = {
+            "features": {"containerd-snapshotter": self.store == "containerd", "cdi": True},
+            "experimental": True,  # CDI is experimental before Docker 27
+        }
         if not self.programs:  # Docker 20.10 does not know the setting
-            config |= {"cdi-spec-dirs": [f"{self.folder}/cdi"]}
-            config |= {"experimental": True}  # CDI is experimental before Docker 27
+            config["cdi-spec-dirs"] = [f"{self.folder}/cdi"]
         (self.folder / "daemon.json").write_text(json.dumps(config))
         plugins = {"cliPluginsExtraDirs": [f"{self.programs}/plugins"]} if self.programs else {}
         (self.folder / "config.json").write_text(json.dumps(plugins))
