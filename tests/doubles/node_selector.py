@@ -10,7 +10,7 @@ import sys
 class Chooser(http.server.BaseHTTPRequestHandler):
     """Answers AdmissionReviews."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
         selector = json.loads(request["object"]["metadata"]["annotations"]["choose"])
         patch = json.dumps([{"op": "add", "path": "/spec/nodeSelector", "value": selector}])
