@@ -1,6 +1,7 @@
 """Random pods that an API server accepts, most of them for a few of a cluster's nodes."""
 
 import random
+from typing import Any
 
 from imagematrix.kubernetes.labels import CLASS
 
@@ -23,7 +24,7 @@ class RandomPods:
         rng, node = self._rng, self._rng.choice(self._nodes)
         images = rng.choices(self._images, k=rng.randint(1, 3))
         containers = [{"name": f"c{number}", "image": image} for number, image in enumerate(images)]
-        spec = {"containers": containers}
+        spec: dict[str, Any] = {"containers": containers}
         if self._often(0.3):
             spec["initContainers"] = [{"name": "init", "image": rng.choice(self._images)}]
         if self._often(0.5):

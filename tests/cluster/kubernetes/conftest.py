@@ -71,14 +71,8 @@ def publish(cluster, builder, tmp_path_factory):
         for version in matrix["axes"]["driver"]:
             library(context, "libcuda", version)
         image = f"127.0.0.1:5000/{name}"
-        described = {
-            image: {
-                "version": "v1",
-                "template": "image.j2",
-                "context": "context",
-                "device_code": "claim",  # its program has none
-            }
-        }
+        files = {"template": "image.j2", "context": "context"}
+        described = {image: {"version": "v1", "device_code": "claim", **files}}  # it has no kernel
         (folder / "matrix.yaml").write_text(json.dumps({**matrix, "images": described}))
         for words in (("build", "--push"), ("publish", f"{image}:v1")):
             done = builder.imagematrix(*words, cwd=folder)

@@ -1,6 +1,7 @@
 """The admission policy of `render policy` in an API server: pods of all kinds run the image of their node."""
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -92,7 +93,7 @@ def test_pods_of_all_kinds_run_the_image_of_their_node(cluster, create, training
         ("matchFields", "metadata.name", "n1"),
         ("matchExpressions", HOST, "n9"),
     )
-    specs = {
+    specs: dict[str, tuple[str, dict[str, Any]]] = {
         "selecting": ("n1", {"nodeSelector": {HOST: "n1"}}),
         "starting": ("n1", {"nodeSelector": {CLASS: label}, "initContainers": init}),
         "named": ("n2", {"nodeName": "n2"}),
