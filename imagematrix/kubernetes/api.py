@@ -179,7 +179,7 @@ async def watch(
 
     While the API server cannot be read, `failed` gets the errors, and reading is tried again.
     """
-    watched = _Watched(api, collection, failed)
+    watched = _WatchedCollection(api, collection, failed)
     pause = PAUSE_S
     while True:
         before = watched.version
@@ -198,7 +198,7 @@ async def watch(
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
 
 
-class _Watched(Generic[T]):
+class _WatchedCollection(Generic[T]):
     """The objects of a collection, and the version at which they were read."""
 
     def __init__(self, api: ApiServer, collection: Collection[T], failed: Failed) -> None:

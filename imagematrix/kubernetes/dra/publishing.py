@@ -11,7 +11,7 @@ import contextlib
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.kubernetes.api import Collection, ConflictError, NotFoundError, request, watch
 from imagematrix.kubernetes.dra import slices
-from imagematrix.kubernetes.dra.slices import SLICES, Published
+from imagematrix.kubernetes.dra.slices import SLICES, StoredSlice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SlicePublisher:
         self._failed = failed
         self._uid: str | None = None  # of the Node
         self._wanted: tuple[tuple[Device, ...], ...] | None = None
-        self._observed: dict[str, Published] | None = None  # until they are listed
+        self._observed: dict[str, StoredSlice] | None = None  # until they are listed
         # What the API server has made of slices. It may leave out what it does not know, and writes
         # quantities in its own way: they would differ forever.
         self._stored: dict[str, tuple[tuple[Device, ...], tuple[Any, ...]]] = {}
@@ -56,7 +56,7 @@ class SlicePublisher:
 
     async def follow(self) -> None:
         """Publish the devices whenever they, or the slices of the API server, change, until cancelled."""
-        collection = Collection(SLICES, "slices", Published.read, query=slices.query(self._node))
+        collection = Collection(SLICES, "slices", StoredSlice.read, query=slices.query(self._node))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch(self._api, collection, self._observe, self._note, self._unread))
             tasks.create_task(self._publish_changes())
@@ -64,7 +64,7 @@ class SlicePublisher:
     def _unread(self, error: ImagematrixError) -> None:
         self._failed(f"slices cannot be read: {error}")
 
-    def _observe(self, observed: Mapping[str, Published]) -> None:
+    def _observe(self, observed: Mapping[str, StoredSlice]) -> None:
         self._observed = dict(observed)
         self._changed.set()
 
@@ -117,7 +117,7 @@ class SlicePublisher:
             else:
                 answer = await request(self._api, "POST", SLICES, document)
             # What is observed comes from the watch alone: the slice may have been removed again by now.
-            self._stored[name] = listed, Published.read(answer).devices
+            self._stored[name] = listed, StoredSlice.read(answer).devices
         self._failed(None)
         self._note(f"published {sum(map(len, wanted))} devices, generation {plan.generation}")
 

@@ -35,8 +35,8 @@ __all__ = [
     "MIG",
     "NODE_NAME",
     "SLICES",
-    "Published",
     "SlicePlan",
+    "StoredSlice",
     "chunks",
     "devices",
     "named",
@@ -60,7 +60,7 @@ PARTS = 3  # numbers in a semantic version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class StoredSlice:
     """A ResourceSlice of this driver and node as the API server has it; `version` is its resource version."""
 
     name: str
@@ -69,7 +69,7 @@ class Published:
     devices: tuple[Any, ...]
 
     @classmethod
-    def read(cls, item: Fields) -> Published:
+    def read(cls, item: Fields) -> StoredSlice:
         """Return the slice that an object describes; raise UsageError if it is invalid."""
         metadata, spec = item.object_or_none("metadata"), item.object_or_none("spec")
         if metadata is None or spec is None:
@@ -135,7 +135,7 @@ def chunks(listed: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
     return tuple(tuple(listed[start : start + IN_SLICE]) for start in starts)
 
 
-def plan(wanted: Sequence[tuple[Device, ...]], observed: Mapping[str, Published], node: str) -> SlicePlan:
+def plan(wanted: Sequence[tuple[Device, ...]], observed: Mapping[str, StoredSlice], node: str) -> SlicePlan:
     """Return the requests that make the observed slices those with the `wanted` devices.
 
     The generation of the pool is raised whenever that takes more than one update, so that the scheduler does

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from imagematrix.documents import Fields
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.dra import slices
-from imagematrix.kubernetes.dra.slices import Published, chunks, devices, named, plan, slice_object
+from imagematrix.kubernetes.dra.slices import StoredSlice, chunks, devices, named, plan, slice_object
 from imagematrix.node.host import Driver
 from imagematrix.record import replace
 
@@ -121,7 +121,7 @@ class Server:
         self.version = 0
 
     def observed(self):
-        return {name: Published.read(Fields(one, name)) for name, one in self.kept.items()}
+        return {name: StoredSlice.read(Fields(one, name)) for name, one in self.kept.items()}
 
     def publish(self, wanted):
         """Carry out a plan."""
@@ -184,11 +184,11 @@ def test_slices_of_others_with_our_driver_and_node_are_removed():
 )
 def test_an_invalid_slice_is_an_error(item):
     with pytest.raises(UsageError):
-        Published.read(Fields(item, "slices"))
+        StoredSlice.read(Fields(item, "slices"))
 
 
 def test_an_invalid_generation_counts_as_none():
-    read = Published.read(
+    read = StoredSlice.read(
         Fields({"metadata": {"name": "x", "resourceVersion": "1"}, "spec": {"pool": {"generation": "9"}}}, "")
     )
     assert read.generation == 0
