@@ -7,7 +7,7 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
-# make test-engines run the engine tests with other releases of Docker; NAMES=docker-28.5 for only one
+# make test-engines run the engine tests with other releases of Docker; NAMES=docker-forky for only one
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
@@ -16,7 +16,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-NAMES := docker-28.5 docker-29
+NAMES := docker-forky docker-29
 
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE

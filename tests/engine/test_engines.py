@@ -1,4 +1,4 @@
-"""The oldest and the newest Docker: images that another engine built are listed, chosen, pulled and run."""
+"""The oldest and the newest Docker of Debian: images that another engine built are listed, chosen, pulled and run."""
 
 import json
 import subprocess
@@ -29,8 +29,8 @@ CMD ["cat", "/variant"]
 COPY libcuda.so.{{ driver }} /usr/lib/
 {% endif %}
 """
-OLD = "docker-20.10"
-ENGINES = ((OLD, "classic"), ("docker-28.5", "containerd"), ("docker-28.5", "classic"))
+OLD = "docker-bookworm"
+ENGINES = ((OLD, "classic"), ("docker-forky", "containerd"), ("docker-forky", "classic"))
 
 
 def name(compression):
