@@ -1,4 +1,4 @@
-"""The oldest and the newest Docker of Debian: images that another engine built are listed, chosen, pulled and run."""
+"""The oldest and the newest Docker of Debian list, choose, pull and run images that another one built."""
 
 import json
 import subprocess
