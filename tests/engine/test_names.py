@@ -87,7 +87,8 @@ def test_one_of_two_builders_gets_all_cells_of_a_version(either, write, tmp_path
     assert set(names(either, image)) == built
     assert len(built) == 2
     assert "from other inputs" in results[loser][2]
-    assert all(name in results[loser][2] for name in built)
+    # Both of the loser's cells may end before the winner names its second image.
+    assert any(name in results[loser][2] for name in built)
     assert either.imagematrix("run", "--rm", f"{image}:v1").stdout == f"{winner}\n"
     assert either.docker("volume", "ls", "-q").stdout == ""
     assert "imagematrix-held" not in either.docker("images").stdout
