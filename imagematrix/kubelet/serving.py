@@ -1,6 +1,9 @@
-"""Serving the calls of a kubelet at a socket on its node."""
+"""Serving the calls of a kubelet at a socket on its node, until a signal ends the process."""
 
 from __future__ import annotations
+
+import asyncio
+import signal
 
 import grpc
 
@@ -9,12 +12,48 @@ from imagematrix.kubelet.messages import message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
     from pathlib import Path
     from typing import Any
 
-__all__ = ["SOCKET_PATH", "listen", "method"]
+__all__ = ["SOCKET_PATH", "every", "listen", "method", "together", "until_signal"]
 
 SOCKET_PATH = 107  # bytes without the terminating zero: sun_path, unix(7)
+
+
+def until_signal(run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run `run` with an event that SIGINT or SIGTERM sets."""
+
+    async def main() -> None:
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await run(ended)
+
+    asyncio.run(main())
+
+
+async def together(*work: Coroutine[Any, Any, object]) -> None:
+    """Run coroutines until the first of them ends, then cancel the others; raise the first error."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def every(seconds: float, action: Callable[[], Awaitable[None]], *, at_once: bool = False) -> None:
+    """Call `action` again and again, with pauses; the first time after a pause, or `at_once`."""
+    if at_once:
+        await action()
+    while True:
+        await asyncio.sleep(seconds)
+        await action()
 
 
 async def listen(path: Path, *handlers: Any) -> Any:

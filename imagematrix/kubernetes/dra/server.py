@@ -7,7 +7,6 @@ Neither socket nor slices have to be made anew for a kubelet that starts again.
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from imagematrix.allocation.usage import combined
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.kubelet import sockets
 from imagematrix.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATION, message
-from imagematrix.kubelet.serving import listen, method
+from imagematrix.kubelet.serving import every, listen, method, together, until_signal
 from imagematrix.kubernetes.api import request
 from imagematrix.kubernetes.dra import cdi, slices
 from imagematrix.kubernetes.dra.claims import UID, ClaimError, ClaimReference, allocated
@@ -31,7 +30,7 @@ from imagematrix.launcher.devices import nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from imagematrix.allocation.usage import Usage
@@ -86,14 +85,7 @@ def serve(settings: DriverSettings, note: Callable[[str], None]) -> None:
 
     Raises ImagematrixError if the node cannot be probed at the start, or the sockets cannot be created.
     """
-    asyncio.run(_serve(settings, note))
-
-
-async def _serve(settings: DriverSettings, note: Callable[[str], None]) -> None:
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await DraDriver(settings, note).run(ended)
+    until_signal(DraDriver(settings, note).run)
 
 
 class DraDriver:
@@ -128,21 +120,12 @@ class DraDriver:
             # The registration last, because kubelet then calls the driver.
             await self._listen(stack, self._socket, self._driver_service())
             await self._listen(stack, self._registration, self._registration_service())
-            tasks = [
-                asyncio.create_task(ended.wait()),
-                asyncio.create_task(self._publisher.follow()),
-                asyncio.create_task(_every(times.probe, self._probe)),
-                asyncio.create_task(_every(times.usage, self._survey)),
-            ]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+            await together(
+                ended.wait(),
+                self._publisher.follow(),
+                every(times.probe, self._probe),
+                every(times.usage, self._survey),
+            )
 
     def _prepare_folders(self) -> None:
         require_shared(folder())
@@ -293,12 +276,6 @@ class DraDriver:
         if existed:
             self._note(f"claim {reference}: unprepared")
         return answer()
-
-
-async def _every(seconds: float, action: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        await action()
 
 
 def _reference(claim: Any) -> ClaimReference:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from imagematrix.errors import ImagematrixError
 from imagematrix.files import stamp
 from imagematrix.kubelet import sockets
 from imagematrix.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
-from imagematrix.kubelet.serving import SOCKET_PATH, listen, method
+from imagematrix.kubelet.serving import SOCKET_PATH, every, listen, method, together, until_signal
 from imagematrix.kubernetes.plugin import offer as offers
 
 TYPE_CHECKING = False
@@ -88,14 +87,7 @@ def serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
 
     Raises ImagematrixError if the node cannot be probed at the start.
     """
-    asyncio.run(_serve(settings, note))
-
-
-async def _serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await Plugin(settings, note).run(ended)
+    until_signal(Plugin(settings, note).run)
 
 
 class Plugin:
@@ -125,23 +117,16 @@ class Plugin:
             self._note("no GPU to offer on this node")
         await self._read_pods()
         await self._survey()
-        tasks = [
-            asyncio.create_task(ended.wait()),
-            asyncio.create_task(_every(times.probe, self._probe)),
-            asyncio.create_task(_every(times.pods, self._read_pods)),
-            asyncio.create_task(_every(times.usage, self._survey)),
-            asyncio.create_task(_every(times.watch, self._register, at_once=True)),
-        ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await together(
+                ended.wait(),
+                every(times.probe, self._probe),
+                every(times.pods, self._read_pods),
+                every(times.usage, self._survey),
+                every(times.watch, self._register, at_once=True),
+            )
         finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
 
     async def _probe(self) -> None:
         try:
@@ -348,14 +333,6 @@ class Plugin:
                 for path in grant.devices
             ],
         )
-
-
-async def _every(seconds: float, action: Callable[[], Any], *, at_once: bool = False) -> None:
-    if at_once:
-        await action()
-    while True:
-        await asyncio.sleep(seconds)
-        await action()
 
 
 def _options(resource: str) -> Any:
