@@ -111,6 +111,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * factor:.3g} {unit}"
 
 
+def megabytes(size: int) -> str:
+    """Format a number of bytes."""
+    return f"{size / 1e6:,.0f} MB"
+
+
 def _median(costs: Sequence[Cost]) -> Cost:
     return Cost(seconds=median(cost.seconds for cost in costs), memory=median(cost.memory for cost in costs))
 

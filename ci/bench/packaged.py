@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pulling
 import serving
-from measure import Row, duration
+from measure import Row, duration, megabytes
 from pulling import DRIVER, FAT, MATCHED, SAID
-from samples import IMAGEMATRIX, ROOT
+from samples import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,15 +170,15 @@ def _sizes(engine: Engine, framework: Framework, images: dict[str, str]) -> Iter
         theirs = _size(engine, images[rival], framework.compute)
         yield Row(
             what=f"{framework.name} for {framework.compute}: to pull",
-            ours=_megabytes(ours),
+            ours=megabytes(ours),
             ratio=f"{ours / theirs:.2f} x",
-            instead=f"{INSTEAD[rival]}: {_megabytes(theirs)}",
+            instead=f"{INSTEAD[rival]}: {megabytes(theirs)}",
         )
     sizes = pulling.weighed(engine, f"{images[MATCHED]}:v1")
     if len(sizes["variants"]) > 1:
         yield Row(
             what=f"all {len(sizes['variants'])} variants in a registry, shared layers counted once",
-            ours=_megabytes(sizes["total"]),
+            ours=megabytes(sizes["total"]),
         )
 
 
@@ -204,12 +203,8 @@ def _cold(taken: dict[str, list[float]], rival: str, limit: float | None = None)
 
 def _starter(template: str, project: Path, image: str, kind: str) -> tuple[str, ...]:
     """Write a starter with another name for its image; rivals have their own template, and gzip layers."""
-    subprocess.run([IMAGEMATRIX, "init", "--template", template, project], check=True, capture_output=True)
+    options = pulling.starter(template, project, {template: image})
     matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
-    certificates = os.environ.get("PIP_CERT")
-    secrets = "    secrets: [ca]\n" if certificates else ""
-    matrix.write_text(matrix.read_text().replace(f"  {template}:\n", f"  {image}:\n{secrets}", 1))
-    options = ("--secret", f"id=ca,src={certificates}") if certificates else ()
     if kind == MATCHED:
         return options
     matrix.write_text(f"{matrix.read_text()}\ncompression: gzip\n")
@@ -243,7 +238,3 @@ def _untrimmed(template: str) -> str:
     if not count:
         raise SystemExit("the template trims nothing")
     return text
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"

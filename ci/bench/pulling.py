@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,7 @@ __all__ = [
     "published",
     "pulled",
     "simulated_node",
+    "starter",
     "weighed",
 ]
 
@@ -157,6 +159,23 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
     described = {"version": "v1", "template": "training/Dockerfile.j2", "context": "templates/training"}
     (folder / "matrix.yaml").write_text(json.dumps({**CELL, "images": {image: described}}))  # JSON is YAML
     return folder
+
+
+def starter(template: str, project: Path, names: dict[str, str], version: str = "v1") -> tuple[str, ...]:
+    """Write a starter with other `names` for its images; return options of its build.
+
+    If PIP_CERT is set, builds get these certificates.
+    """
+    subprocess.run([IMAGEMATRIX, "init", "--template", template, project], check=True, capture_output=True)
+    matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
+    certificates = os.environ.get("PIP_CERT")
+    secrets = "    secrets: [ca]\n" if certificates else ""
+    text = matrix.read_text().replace("    version: v1", f"{secrets}    version: {version}")
+    for old, new in names.items():
+        text = text.replace(f"\n  {old}:", f"\n  {new}:", 1)  # an axis may have the same name
+        dockerfile.write_text(dockerfile.read_text().replace(f'images["{old}"]', f'images["{new}"]'))
+    matrix.write_text(text)
+    return ("--secret", f"id=ca,src={certificates}") if certificates else ()
 
 
 def published(engine: Engine, project: Path, version: str, *options: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 import building
 import pulling
 from conftest import Registry
-from measure import Row
-from samples import IMAGEMATRIX, ROOT
+from measure import Row, megabytes
+from samples import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,18 +55,28 @@ def rows(folder: Path) -> Iterator[Row]:
         stack.callback(registry.remove)
         prefix = f"{registry.address}/bench"
         first = f"{prefix}/pytorch:v1"
-        _publish(engine, _starter(folder / "v1", "pytorch", prefix, "v1"), first)
+        _published(engine, folder / "v1", "pytorch", first)
         for version, upgrade in UPGRADES.items():
-            project = _starter(folder / version, "pytorch", prefix, version)
-            _upgraded(project, upgrade)
             name = f"{prefix}/pytorch:{version}"
-            _publish(engine, project, name)
+            _published(engine, folder / version, "pytorch", name, upgrade)
             yield _row(engine, name, first, upgrade.what)
         for template in OTHERS:
-            project = _starter(folder / template, template, prefix, "v1")
             name = f"{prefix}/{template}:v1"
-            _publish(engine, project, name)
+            _published(engine, folder / template, template, name)
             yield _row(engine, name, first, f"{template} beside it")
+
+
+def _published(
+    engine: Engine, project: Path, template: str, name: str, upgrade: Upgrade | None = None
+) -> None:
+    """Build and publish a starter's variant for one GPU as a version; vLLM's builds on PyTorch's image."""
+    image, _, version = name.rpartition(":")
+    prefix = image.rpartition("/")[0]
+    names = {each: f"{prefix}/{each}" for each in dict.fromkeys(("pytorch", template))}
+    options = pulling.starter(template, project, names, version)
+    if upgrade:
+        _upgraded(project, upgrade)
+    pulling.published(engine, project, name, "--only", f"compute={COMPUTE}", *options)
 
 
 def _row(engine: Engine, new: str, old: str, what: str) -> Row:
@@ -77,31 +86,10 @@ def _row(engine: Engine, new: str, old: str, what: str) -> Row:
     (variant,) = (one for one in json.loads(done.stdout)["variants"] if one["cubins"])
     return Row(
         what=f"a node with PyTorch {TORCH} pulls: {what}",
-        ours=f"{variant['from'] / 1e6:,.0f} MB",
+        ours=megabytes(variant["from"]),
         ratio=f"{variant['from'] / variant['size']:.2f} x",
-        instead=f"the whole image: {variant['size'] / 1e6:,.0f} MB",
+        instead=f"the whole image: {megabytes(variant['size'])}",
     )
-
-
-def _publish(engine: Engine, project: Path, name: str) -> None:
-    certificates = os.environ.get("PIP_CERT")
-    secret = ("--secret", f"id=ca,src={certificates}") if certificates else ()
-    only = ("--only", f"compute={COMPUTE}", *secret)
-    building.run(lambda: engine.imagematrix("build", "--push", "-f", project / "matrix.yaml", *only))
-    building.run(lambda: engine.imagematrix("publish", name))
-
-
-def _starter(project: Path, template: str, prefix: str, version: str) -> Path:
-    """Write a starter whose images have the prefix and the version."""
-    subprocess.run([IMAGEMATRIX, "init", "--template", template, project], check=True, capture_output=True)
-    matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
-    secrets = "    secrets: [ca]\n" if os.environ.get("PIP_CERT") else ""
-    text = matrix.read_text().replace("    version: v1", f"{secrets}    version: {version}")
-    for image in {"pytorch", template}:
-        text = text.replace(f"\n  {image}:", f"\n  {prefix}/{image}:")
-    matrix.write_text(text)
-    dockerfile.write_text(dockerfile.read_text().replace('images["', f'images["{prefix}/'))
-    return project
 
 
 def _upgraded(project: Path, upgrade: Upgrade) -> None:
