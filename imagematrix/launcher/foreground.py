@@ -43,6 +43,7 @@ FORWARDED = frozenset(
     }
 )
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+AGAIN_S = 0.5  # at most this long after its end, the command's end is noticed without its SIGCHLD
 SIGNALLED = 128  # a shell's exit code for a command that signal N ended is 128 + N
 
 
@@ -75,11 +76,12 @@ def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> 
         ):
             on_start()
             while (code := process.poll()) is None:
-                received = signal.sigwaitinfo({signal.SIGCHLD, *FORWARDED}).si_signo
-                if received == signal.SIGCHLD:
+                # A caller's other thread may take and ignore a SIGCHLD that arrives before this wait.
+                received = signal.sigtimedwait({signal.SIGCHLD, *FORWARDED}, AGAIN_S)
+                if received is None or received.si_signo == signal.SIGCHLD:
                     _stop_with(process)
-                elif not witness.saw(received):
-                    process.send_signal(received)
+                elif not witness.saw(received.si_signo):
+                    process.send_signal(received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return SIGNALLED - code if code < 0 else code

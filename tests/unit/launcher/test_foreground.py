@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,26 @@ def test_a_missing_command():
     with pytest.raises(FileNotFoundError):
         run(["/no/such/program"])
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_the_end_is_noticed_if_another_thread_takes_its_signal(monkeypatch):
+    """The kernel gives SIGCHLD to any thread that does not block it, where it is ignored."""
+    ended = subprocess.Popen.poll
+
+    def late(process):
+        """Return the state before the command's end, after its end."""
+        monkeypatch.setattr(subprocess.Popen, "poll", ended)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(subprocess.Popen, "poll", late)
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        assert run(["true"]) == 0
+    finally:
+        over.set()
+        other.join()
 
 
 def test_on_start_is_called():
