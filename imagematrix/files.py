@@ -5,17 +5,46 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["named", "replace", "stamp", "stamp_of", "write"]
+__all__ = ["cache_folder", "make_private", "named", "private", "replace", "stamp", "stamp_of", "write"]
 
 # The file can be written but not replaced: its folder is not writable, or it is a mount of its own.
 IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
 STREAMS = ("/dev/", "/proc/")  # such as /dev/stdout, which may lead to a file that a shell has open
+
+
+def cache_folder(name: str) -> Path | None:
+    """Return the folder `name` in the cache (XDG Base Directory Specification); None if there is no home."""
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        base = configured if configured.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "imagematrix" / name
+
+
+def private(folder: Path) -> Path:
+    """Return `folder` if only this user can access it, as for a cache; raise OSError otherwise."""
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "others can access this folder", str(folder))
+    return folder
+
+
+def make_private(folder: Path) -> Path:
+    """Return `private(folder)`, creating it if needed; raise OSError."""
+    if not folder.exists():
+        parent = next(parent for parent in folder.parents if parent.exists())
+        if parent.stat().st_uid != os.geteuid():  # under sudo, HOME may belong to another user
+            raise PermissionError(errno.EPERM, "this folder belongs to another user", str(parent))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return private(folder)
 
 
 @contextlib.contextmanager

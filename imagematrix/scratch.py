@@ -35,17 +35,20 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def owned(prefix: str) -> Iterator[Path]:
-    """Yield a new folder, locked within the context; the kernel releases the lock of a killed process."""
+def owned(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder, locked within the context; the kernel releases the lock of a killed process.
+
+    It is in `parent`, by default where large files belong (`disk`).
+    """
     # Only a locked folder gets a name that `abandoned` looks for.
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=disk()))
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent or disk()))
     with _locked(unlocked):
         yield unlocked.rename(unlocked.with_name(unlocked.name[1:]))
 
 
-def abandoned(prefix: str) -> Iterator[Path]:
+def abandoned(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield this user's folders of processes that ended without removing them, each locked until the next."""
-    for folder in disk().glob(f"{prefix}*"):
+    for folder in (parent or disk()).glob(f"{prefix}*"):
         with _locked(folder) as dead:
             if dead:
                 yield folder

@@ -30,13 +30,14 @@ from imagematrix.audit.host_code import Carriers, HostCode
 from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
 from imagematrix.audit.notes import Compat
 from imagematrix.audit.objects import File
+from imagematrix.files import make_private, private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.resources.abc import Traversable
 
-__all__ = ["Cache", "dump", "load", "place"]
+__all__ = ["Cache", "dump", "load"]
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
 LARGEST = 64 << 20  # bytes of an entry before compression
@@ -62,16 +63,6 @@ SCALARS = (str, int, bool, float)
 
 T = TypeVar("T")
 Read = Callable[[Any], Any]
-
-
-def place() -> Path | None:
-    """Return the cache folder (XDG Base Directory Specification), or None if there is no home folder."""
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        base = configured if configured.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return base / "imagematrix" / "layers"
 
 
 class Cache:
@@ -104,19 +95,11 @@ class Cache:
         """Return the folder; raise OSError if it does not exist, or if others can access it."""
         if self._folder is None:
             raise FileNotFoundError
-        state = self._folder.lstat()
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
-            raise PermissionError
-        return self._folder
+        return private(self._folder)
 
     def _created(self) -> Path:
         """Return the folder, creating it if needed; raise OSError."""
-        if self._folder and not self._folder.exists():
-            parent = next(parent for parent in self._folder.parents if parent.exists())
-            if parent.stat().st_uid != os.geteuid():  # under sudo, HOME may belong to another user
-                raise PermissionError
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return self._own()
+        return self._own() if self._folder is None else make_private(self._folder)
 
     def _name(self, digest: str) -> str:
         return f"{digest.removeprefix('sha256:')}.{self._rules}"

@@ -41,13 +41,14 @@ Platform = Annotated[
 
 def audited(references: Sequence[str], system: str | None, optional: Sequence[str] = ()) -> list[Audit]:
     """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
-    from imagematrix.audit.cache import Cache, place
+    from imagematrix.audit.cache import Cache
     from imagematrix.audit.layers import Layers
     from imagematrix.audit.report import audit
     from imagematrix.audit.sources import read
+    from imagematrix.files import cache_folder
 
     with progress() as watch:
-        layers = Layers(Cache(place()), watch)
+        layers = Layers(Cache(cache_folder("layers")), watch)
         wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
         images = (image for reference in references for image in read(reference, wanted, layers))
         return [audit(image, optional) for image in images]

@@ -44,7 +44,7 @@ def command(
         def resolve(name: str) -> str:
             return engine().newest(name) if upgrade else engine().resolve(name)
 
-        planned = plan(matrix, Against(resolve=resolve, locked={} if upgrade else locked))
+        planned = plan(matrix, Against(resolve=resolve, locked={} if upgrade else locked, note=info))
     for error in planned.unresolved.values():
         raise error
     bases = lock.renew(path, locked, planned.bases)

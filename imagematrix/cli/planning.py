@@ -99,15 +99,16 @@ def workshop(
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
-    from imagematrix.audit.cache import Cache, place
+    from imagematrix.audit.cache import Cache
     from imagematrix.audit.layers import Layers
+    from imagematrix.files import cache_folder
     from imagematrix.stores.engine import EngineStore
     from imagematrix.stores.registry import RegistryStore
 
     wanted = [_builder_and_jobs(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(EngineStore())
-        layers = Layers(Cache(place()))
+        layers = Layers(Cache(cache_folder("layers")))
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
         yield Workshop(wanted, attest, given, engine, remote, layers, stack)
 
@@ -149,6 +150,7 @@ def planned(
         locked=lock.read(lock.beside(file)),
         frozen=frozen,
         recorded=partial(context.recorded, file.parent / context.STATE),
+        note=info,
     )
     try:
         return plan(matrix, against, expression=only)

@@ -126,8 +126,9 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
 
     Raises TagMovedError if the registry has a cell with other inputs that was not chosen.
     """
-    from imagematrix.audit.cache import Cache, place
+    from imagematrix.audit.cache import Cache
     from imagematrix.audit.layers import Layers
+    from imagematrix.files import cache_folder
     from imagematrix.stores.engine import EngineStore
     from imagematrix.stores.registry import RegistryStore
 
@@ -136,7 +137,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
     except EngineError as error:
         info(f"{error}: publishing only what is in the registry")
         return
-    with engine, RegistryStore(engine, Layers(Cache(place()))) as remote:
+    with engine, RegistryStore(engine, Layers(Cache(cache_folder("layers")))) as remote:
         in_engine = engine.present(image, version)
         in_registry = remote.present(image, version)
         # Once a cell has a final image, its remaining development images do not count.

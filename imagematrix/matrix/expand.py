@@ -204,6 +204,6 @@ def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
 def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
     properties: dict[str, str] = {}
     for axis, value in point.items():
-        properties.update(matrix.properties.get(axis, {}).get(value, {}))
+        properties.update(matrix.properties_of(axis, value))
     properties.update(extra)
     return Cell(image=image, axes=point, properties=properties, facts=matrix.facts)

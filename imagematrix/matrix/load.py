@@ -338,25 +338,18 @@ class _MatrixReader(Shapes):
                 continue
             properties[axis] = {}
             for value, at, fields in self._entries(by_value, f"the properties of {axis}"):
-                if value not in axes[axis]:
+                if words.is_glob(value):
+                    if not any(words.covers(value, axis, one) for one in axes[axis]):
+                        self._problem(f"no value of the axis {axis} matches {value}", at)
+                elif value not in axes[axis]:
                     remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 own = self._own(fields, f"the properties of {axis} {value}", axes)
-                if words.DRIVER_FROM in own and isinstance(fields, document.Mapping):
-                    self._driver_from(axis, value, own[words.DRIVER_FROM], *fields.entries[words.DRIVER_FROM])
+                misplaced = axis != "driver" or value == words.HOST_DRIVER
+                if words.DRIVER_FROM in own and misplaced and isinstance(fields, document.Mapping):
+                    self._problem(MISPLACED, fields.entries[words.DRIVER_FROM][0])
                 properties[axis][value] = own
         return properties
-
-    def _driver_from(self, axis: str, value: str, name: str, mark: Mark, node: document.Node) -> None:
-        """Check the folder that a driver's files come from."""
-        folder = self.path.parent / name
-        if axis != "driver" or value == words.HOST_DRIVER:
-            self._problem(MISPLACED, mark)
-        elif not os.path.isdir(folder):  # noqa: PTH112
-            nearby = (path for level in ("*", "*/*") for path in sorted(self.path.parent.glob(level)))
-            folders = [str(path.relative_to(self.path.parent)) for path in nearby if path.is_dir()]
-            message = f"the folder {folder} of the driver {value} not found"
-            self._problem(message, node.mark, nearest(name, folders))
 
     def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         texts = {}
@@ -377,7 +370,7 @@ class _MatrixReader(Shapes):
             )
         elif name != words.DRIVER_FROM and (guess := nearest(name, [words.DRIVER_FROM], likeness=TYPO)):
             self._problem(f"{name!r} is not a known property", mark, guess)
-        elif bad := words.unsafe(text):
+        elif bad := words.unsafe(words.PLACEHOLDER.sub("", text) if name == words.DRIVER_FROM else text):
             remedy = "write it in the template itself"
             self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
         else:

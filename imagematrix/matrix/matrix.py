@@ -9,7 +9,7 @@ from imagematrix.catalog.catalog import HARDWARE
 from imagematrix.compression import DEFAULT, Compression
 from imagematrix.facts import device_code
 from imagematrix.matrix.facts import MatrixFacts
-from imagematrix.matrix.words import HOST_DRIVER
+from imagematrix.matrix.words import HOST_DRIVER, covers
 from imagematrix.reference import word
 
 TYPE_CHECKING = False
@@ -91,8 +91,8 @@ class Include:
 class Matrix:
     """A whole matrix.yaml. `axes` keep the order of the file, as do their values.
 
-    `properties` are given by axis and value: `properties["cuda"]["12.4"]["base"]`. `text` is the content of
-    the file, for error messages.
+    `properties` are given by axis and value, or glob of values: `properties["cuda"]["12.4"]["base"]`. `text`
+    is the content of the file, for error messages.
     """
 
     path: Path
@@ -104,6 +104,13 @@ class Matrix:
     include: tuple[Include, ...] = ()
     facts: MatrixFacts = field(default_factory=MatrixFacts)
     text: str = field(default="", repr=False)
+
+    def properties_of(self, axis: str, value: str) -> Mapping[str, str]:
+        """Return the properties of a value: its own, or those of the first glob that matches it."""
+        by_value = self.properties.get(axis, {})
+        if value in by_value:
+            return by_value[value]
+        return next((own for glob, own in by_value.items() if covers(glob, axis, value)), {})
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, because id is cached

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from fnmatch import fnmatchcase
 
 from imagematrix.catalog.catalog import VALUE
 from imagematrix.facts import cuda, macros, marches, versions
@@ -23,6 +24,8 @@ __all__ = [
     "RESERVED",
     "check",
     "check_flag",
+    "covers",
+    "is_glob",
     "unsafe",
 ]
 
@@ -32,7 +35,8 @@ RESERVED = frozenset(
     | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
 )
 HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
-DRIVER_FROM = "driver_from"  # the property of a driver with the folder that has its files
+DRIVER_FROM = "driver_from"  # the property of a driver with the folder or the installer that has its files
+PLACEHOLDER = re.compile(r"\{(?:version|arch)\}")  # in `driver_from`
 PLATFORMS = ("linux/amd64", "linux/arm64")
 GLOB = re.compile(r"[!-~]{1,200}", re.ASCII)  # of files
 GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and SSH agents
@@ -96,6 +100,17 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
     others = [word for word in flags if _series(word) != _series(flag)]
     guess = nearest(flag, others, likeness=FLAG_SLIP)
     return (f"unknown CPU flag {flag!r}", guess) if guess else None
+
+
+def is_glob(value: str) -> bool:
+    """Whether this key of an axis' properties stands for several values."""
+    return "*" in value
+
+
+def covers(glob: str, axis: str, value: str) -> bool:
+    """Whether the properties of `glob` hold for `value`; the driver mode `host` is no version of a driver."""
+    is_version = axis != "driver" or value != HOST_DRIVER
+    return is_glob(glob) and is_version and fnmatchcase(value, glob)
 
 
 def unsafe(text: str) -> str | None:

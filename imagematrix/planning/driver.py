@@ -1,7 +1,7 @@
 """A user-mode driver from a folder that the matrix names: its files, checked, and a copy for a build.
 
-Distributions package few of NVIDIA's drivers. The files of any other driver are in the folder that its
-installer creates with `-x`, and on every node that has the driver.
+Distributions package few of NVIDIA's drivers. The files of any other driver are in its installer, and on
+every node that has the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.elf import Elf
 
-__all__ = ["CONTEXT", "DriverFolder", "put", "read"]
+__all__ = ["CONTEXT", "DriverFolder", "located", "put", "read"]
 
 CONTEXT = "imagematrix-driver"  # the named build context with it
 # The libraries that libcuda loads for compute programs, and NVML; as in NVIDIA's package cuda-compat 590.
@@ -40,24 +40,35 @@ SHOWN = 5  # files that a message names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFolder:
-    """The user-mode driver in `folder`: its `files` and `links` by their paths in an image.
+    """The user-mode driver of `source`: its `files` and `links` by their paths in an image.
 
     `listing` has the digests of all.
     """
 
-    folder: Path
+    source: Path
     files: Mapping[str, Path]
     links: Mapping[str, str]
     listing: Listing
 
 
-def read(folder: Path, version: str, platform: str) -> DriverFolder:
-    """Return the driver `version` for `platform` in `folder`.
+def located(name: str, version: str, platform: str) -> str:
+    """Return `driver_from` for a version and a platform, with its placeholders filled in as NVIDIA does.
+
+    On 64-bit Arm `{arch}` is aarch64 in the names of installers, and sbsa in those of archives.
+    """
+    arch = ARCHES[platform]
+    if arch == "aarch64" and ".tar" in name:
+        arch = "sbsa"
+    return name.replace("{version}", version).replace("{arch}", arch)
+
+
+def read(folder: Path, version: str, platform: str, source: Path | None = None) -> DriverFolder:
+    """Return the driver `version` for `platform` in `folder`, to which it was unpacked from `source`, if any.
 
     Raises UsageError if a file cannot be read, is missing, or belongs to another driver or platform.
     """
     try:
-        return _read(folder, version, ARCHES[platform])
+        return _read(folder, version, ARCHES[platform], source or folder)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
 
@@ -76,14 +87,14 @@ def put(driver: DriverFolder, parent: Path) -> Path:
         raise BuildError(f"{error.filename or target}: {error.strerror}") from error
     if placed.digest != driver.listing.digest:
         raise BuildError(
-            f"the files of {driver.folder} changed after the plan was made: "
+            f"the files of {driver.source} changed after the plan was made: "
             + ", ".join(placed.changed(driver.listing)),
             remedy="build again; images built so far are kept",
         )
     return target
 
 
-def _read(folder: Path, version: str, arch: str) -> DriverFolder:
+def _read(folder: Path, version: str, arch: str, source: Path) -> DriverFolder:
     present = {path.name: path.resolve() for path in folder.iterdir() if path.is_file()}
     names = [f"{name}.so.{version}" for name in (*REQUIRED, *OPTIONAL)] + list(UNVERSIONED)
     queue = [name for name in names if name in present]
@@ -94,7 +105,7 @@ def _read(folder: Path, version: str, arch: str) -> DriverFolder:
     while queue:
         name = queue.pop()
         files[f"{libraries}/{name}"] = present[name]
-        headers = _checked(present[name], name, version, arch)
+        headers = _checked(present[name], source / name, version, arch)
         if headers.soname and headers.soname != name:
             links[f"{libraries}/{headers.soname}"] = name
         for need in filter(OWN.fullmatch, headers.needed):
@@ -105,36 +116,37 @@ def _read(folder: Path, version: str, arch: str) -> DriverFolder:
             elif f"{libraries}/{file}" not in files and file not in queue:
                 queue.append(file)
     if missing:
-        raise _incomplete(folder, version, sorted(missing), present)
-    return DriverFolder(folder=folder, files=files, links=links, listing=_laid_out(files, links, None))
+        raise _incomplete(source, version, sorted(missing), present)
+    return DriverFolder(source=source, files=files, links=links, listing=_laid_out(files, links, None))
 
 
-def _checked(path: Path, name: str, version: str, arch: str) -> Elf:
-    """Return the headers of a library of the driver; raise UsageError if they contradict its name."""
+def _checked(path: Path, shown: Path, version: str, arch: str) -> Elf:
+    """Return the headers of a library, shown as `shown`; raise UsageError if they contradict its name."""
+    name = shown.name
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
         headers = elf.read(window)
         if headers is None or headers.damaged or headers.machine != MACHINES[arch]:
-            raise UsageError(f"{path} is not a library for {arch}")
+            raise UsageError(f"{shown} is not a library for {arch}")
         match = OWN.fullmatch(headers.soname or "")
         if match is None or match[1] != name.partition(".so")[0]:
-            raise UsageError(f"{path} has the soname {headers.soname}")
+            raise UsageError(f"{shown} has the soname {headers.soname}")
         own = driver_file.driver(name, headers, window)
     if own and own.kind != "exact":
         kind = "from cuda-compat" if own.kind == "compat" else "a stub to link with"
-        raise UsageError(f"{path} is {kind}, not from the driver {version}")
+        raise UsageError(f"{shown} is {kind}, not from the driver {version}")
     if own and own.version != version:
-        raise UsageError(f"{path} is from the driver {own.version}, not {version}")
+        raise UsageError(f"{shown} is from the driver {own.version}, not {version}")
     return headers
 
 
-def _incomplete(folder: Path, version: str, missing: list[str], present: Mapping[str, Path]) -> UsageError:
+def _incomplete(source: Path, version: str, missing: list[str], present: Mapping[str, Path]) -> UsageError:
     lost = {name.partition(".so")[0] for name in missing}
     others = sorted(name for name in present if name.partition(".so")[0] in lost)
     has = f"; it has {shortened(others, SHOWN, more=', …')}" if others else ""
     return UsageError(
-        f"the driver {version} in {folder} is not complete: it lacks {', '.join(missing)}{has}",
-        remedy="unpack NVIDIA's installer there with -x, or copy the files from a node with this driver",
+        f"the driver {version} in {source} is not complete: it lacks {', '.join(missing)}{has}",
+        remedy="name NVIDIA's installer instead, or copy the files from a node with this driver",
     )
 
 

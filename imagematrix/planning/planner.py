@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -9,7 +10,7 @@ from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.matrix.expand import Excluded, expand, only
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.words import DRIVER_FROM
-from imagematrix.planning import context, driver, flags, identity
+from imagematrix.planning import context, driver, flags, identity, installer
 from imagematrix.planning.given import Given
 from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus
 from imagematrix.render import dockerfile as dockerfiles
@@ -43,7 +44,8 @@ class Against:
     Images belong in `store`; missing ones are adopted from `engine` if it has them, or built. `locked` are
     the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError or
     EngineError; without it, or if the lock is `frozen`, nothing is resolved. `recorded` returns the listing
-    of the context with a digest, if it was recorded. `given` are the inputs from the command line.
+    of the context with a digest, if it was recorded. `given` are the inputs from the command line. `note` is
+    told what takes long.
     """
 
     resolve: Callable[[str], str] | None = None
@@ -53,6 +55,7 @@ class Against:
     frozen: bool = False
     recorded: Callable[[str], Listing | None] | None = None
     given: Given | None = None
+    note: Callable[[str], None] = lambda _: None
 
 
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
@@ -258,30 +261,42 @@ class _Planner:
         return self.contexts[image.context]
 
     def _driver(self, cell: Cell, named: Collection[str], *, stacked: bool) -> DriverFolder | None:
-        """Return the driver that a cell takes from a folder, or None; raise UsageError if it cannot.
+        """Return the driver that a cell takes from `driver_from`, or None; raise UsageError if it cannot.
 
         `named` are the images and contexts that its Dockerfile names. If it is `stacked` on another image of
         the matrix, it can get the driver from that image.
         """
-        folder = cell.properties.get(DRIVER_FROM)
+        name = cell.properties.get(DRIVER_FROM)
         wanted = driver.CONTEXT in named
-        if wanted and folder is None:
+        if wanted and name is None:
             version = cell.axes.get("driver")
             raise UsageError(f"the driver {version} has neither driver_base nor {DRIVER_FROM}")
-        if not wanted and folder and not stacked:
+        if not wanted and name and not stacked:
             raise UsageError(f"the template takes the driver from elsewhere, not from {DRIVER_FROM}")
-        if not wanted or folder is None:
+        if not wanted or name is None:
             return None
-        key = self._where.parent / folder, cell.axes["driver"], cell.platform
+        version = cell.axes["driver"]
+        key = self._where.parent / driver.located(name, version, cell.platform), version, cell.platform
         if key not in self._drivers:
             try:
-                self._drivers[key] = driver.read(*key)
+                self._drivers[key] = self._read_driver(*key)
             except UsageError as error:
                 self._drivers[key] = error
         result = self._drivers[key]
         if isinstance(result, UsageError):
             raise result
         return result
+
+    def _read_driver(self, source: Path, version: str, platform: str) -> DriverFolder:
+        if source.is_dir():
+            return driver.read(source, version, platform)
+        if not source.exists():
+            near = (path for level in ("*", "*/*") for path in sorted(self._where.parent.glob(level)))
+            names = [str(path.relative_to(self._where.parent)) for path in near]
+            name = os.path.relpath(source, self._where.parent)
+            raise UsageError(f"{source} of the driver {version} not found", remedy=nearest(name, names))
+        folder = installer.unpacked(source, version, platform, self._against.note)
+        return driver.read(folder, version, platform, source)
 
     def _base(self, name: str) -> str | None:
         if name not in self.bases and name not in self.unresolved:

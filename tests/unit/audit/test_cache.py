@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from images import Parts, archived, hardlink, layout, link, tar
 
 from imagematrix.audit import cache, layer
-from imagematrix.audit.cache import Cache, place
+from imagematrix.audit.cache import Cache
 from imagematrix.audit.device_code import DeviceCode
 from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
@@ -25,6 +25,7 @@ from imagematrix.audit.notes import Compat
 from imagematrix.audit.objects import File
 from imagematrix.audit.sources import read
 from imagematrix.errors import AuditError
+from imagematrix.files import cache_folder
 
 CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
 MEMBERS = (
@@ -280,16 +281,16 @@ def test_interrupted_write_leaves_no_file(kept, entry, monkeypatch):
 
 def test_cache_location_follows_xdg(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
-    assert place() == Path("/var/caches/imagematrix/layers")
+    assert cache_folder("layers") == Path("/var/caches/imagematrix/layers")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert place() == Path("/home/someone/.cache/imagematrix/layers")
+    assert cache_folder("layers") == Path("/home/someone/.cache/imagematrix/layers")
 
     def homeless():
         raise RuntimeError
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert place() is None
+    assert cache_folder("layers") is None
     Cache(None).put(FULL)
     assert Cache(None).get(DIGEST) is None
 

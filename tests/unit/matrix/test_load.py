@@ -36,10 +36,10 @@ def test_audit_strictness_is_read(project, text, strict):
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
-        (
-            "driver: {550.163.01: {driver_from: driver/550.163.01}}",
-            "/driver/550.163.01 of the driver 550.163.01 not found\n  did you mean 'drivers/550.163.01'?",
-        ),
+        ("driver: {'6*': {driver_from: new}}", "13:12: no value of the axis driver matches 6*"),
+        ("march: {'z*': {driver_from: new}}", "driver_from belongs to a version of the axis driver"),
+        ("driver: {'*': {driver_from: 'new/{versoin}'}}", "driver_from: '{' could break out"),
+        ("driver: {'*': {driver_base: 'debian:{version}'}}", "driver_base: '{' could break out"),
         (
             "driver: {550.163.01: {driver_form: drivers/550.163.01}}",
             "13:25: 'driver_form' is not a known property\n  did you mean 'driver_from'?",
@@ -52,8 +52,7 @@ def test_audit_strictness_is_read(project, text, strict):
         ("driver: {550.163.01: {driver_from: 'a$b'}}", "driver_from: '$' could break out"),
     ],
 )
-def test_driver_folder_is_checked_with_a_position(project, tmp_path, properties, expected):
-    (tmp_path / "drivers" / "550.163.01").mkdir(parents=True)
+def test_driver_from_is_checked_with_a_position(project, tmp_path, properties, expected):
     path = project(("properties:\n", f"properties:\n  {properties}\n"))
     assert expected in message(path).replace(str(tmp_path), "DIR")
 
@@ -66,8 +65,17 @@ def test_driver_from_requires_a_version_of_the_driver_axis(project, tmp_path):
     assert misplaced in message(project(("exclude:\n", "include:\n  - {driver_from: new}\nexclude:\n")))
 
 
-def test_driver_may_come_from_a_folder(project, tmp_path):
-    (tmp_path / "new").mkdir()
+def test_properties_of_a_glob_hold_for_values_without_their_own(project):
+    globs = "driver: {'55*': {driver_from: a}, 550.163.01: {driver_from: b}, '*': {driver_from: c, more: d}}"
+    drivers = ("550.163.01]", "host, 550.163.01, 550.54.15, 580.159.04]")
+    matrix = load(project(drivers, ("properties:\n", f"properties:\n  {globs}\n")))
+    assert matrix.properties_of("driver", "550.163.01") == {"driver_from": "b"}
+    assert matrix.properties_of("driver", "550.54.15") == {"driver_from": "a"}
+    assert matrix.properties_of("driver", "580.159.04") == {"driver_from": "c", "more": "d"}
+    assert matrix.properties_of("driver", "host") == {}
+
+
+def test_driver_may_come_from_a_folder(project):
     matrix = load(project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n")))
     assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}
 

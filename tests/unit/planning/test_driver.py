@@ -46,6 +46,11 @@ def built(backend, silent, tmp_path_factory):
     return call
 
 
+def driver_of(plan):
+    (item,) = plan.with_status("build")
+    return item.identity.components["driver"]
+
+
 def refusal(folder, platform="linux/amd64"):
     with pytest.raises(UsageError) as caught:
         read(folder, VERSION, platform)
@@ -97,7 +102,7 @@ def test_missing_libraries_are_named(folder):
         f"the driver {VERSION} in DIR is not complete: it lacks libcuda.so.{VERSION}, "
         f"libnvidia-nvvm.so.{VERSION}; it has libcuda.so.580.95.05"
     )
-    assert "-x" in remedy
+    assert "NVIDIA's installer" in remedy
 
 
 @pytest.mark.parametrize(
@@ -177,6 +182,38 @@ def test_invalid_folder_fails_only_its_own_cells(planned, folder):
     assert {item.cell.axes["driver"] for item in failed} == {VERSION}
     assert {item.why.partition(" in ")[0] for item in failed} == {f"the driver {VERSION}"}
     assert len(found.with_status("build")) > len(failed)
+
+
+def test_missing_folder_or_installer_fails_only_its_own_cells(planned, tmp_path):
+    (tmp_path / "drivers" / "new.run").mkdir(parents=True)
+    found = planned(
+        FROM_FOLDER[0], (FROM_FOLDER[1][0], FROM_FOLDER[1][1].replace("new", "nev.run")), template=TEMPLATE
+    )
+    failed = found.with_status("failed")
+    assert {item.cell.axes["driver"] for item in failed} == {VERSION}
+    assert {item.why for item in failed} == {f"{tmp_path}/drivers/nev.run of the driver {VERSION} not found"}
+    assert {item.error.remedy for item in failed} == {"did you mean 'drivers/new.run'?"}
+    assert len(found.with_status("build")) > len(failed)
+
+
+def test_one_line_for_the_installers_of_all_versions(planned, tmp_path, unpacked, monkeypatch):
+    """Its image is that of a folder with the same files, also for a version that only `include` names."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / ".dockerignore").write_text("drivers\ncache\n*.gz\n")
+    folder = shutil.copytree(unpacked, tmp_path / "drivers" / "new")
+    expected = driver_of(planned(*FROM_FOLDER, only=NEW, template=TEMPLATE))
+    (folder / ".manifest").write_text(f"NVIDIA\n{VERSION}\n")
+    archive = tmp_path / "payload.tar.gz"
+    subprocess.run(["tar", "-C", folder, "-czf", archive, "."], check=True)
+    installer = tmp_path / "drivers" / f"NVIDIA-Linux-x86_64-{VERSION}.run"
+    installer.write_bytes(b"#!/bin/sh\nskip=3\n" + archive.read_bytes())
+    shutil.rmtree(folder)
+    line = "  driver: {'*': {driver_from: 'drivers/NVIDIA-Linux-{arch}-{version}.run'}}\nexclude:\n"
+    found = planned(FROM_FOLDER[0], ("exclude:\n", line), only=NEW, template=TEMPLATE)
+    assert driver_of(found) == expected
+    included = ("exclude:\n", line.replace("exclude", f"include:\n  - {{{NEW.replace('=', ': ')}}}\nexclude"))
+    found = planned(included, only=NEW, template=TEMPLATE)
+    assert driver_of(found) == expected
 
 
 @pytest.mark.parametrize(
