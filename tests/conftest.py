@@ -8,7 +8,7 @@ from hypothesis import settings
 # Python itself ignores these, and subprocess gives them back to what it starts.
 PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 
-pytest_plugins = ["building", "choosing", "drivers", "publishing"]  # of tests/doubles
+pytest_plugins = ["building", "choosing", "downloading", "drivers", "publishing"]  # of tests/doubles
 
 settings.register_profile("imagematrix", deadline=None)  # a busy machine is no failure
 settings.load_profile("imagematrix")

@@ -18,9 +18,12 @@ from imagematrix.builder.rewrite import labelled
 from imagematrix.compression import libzstd
 from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
 from imagematrix.oci import layout
+from imagematrix.once import Once
 from imagematrix.planning import driver, labels
 from imagematrix.planning.backend import Order
+from imagematrix.planning.driver import DriverFolder
 from imagematrix.planning.plan import PlanStatus
+from imagematrix.planning.remote_driver import RemoteDriver
 from imagematrix.render.dockerfile import beginning
 from imagematrix.trim import program
 
@@ -79,7 +82,7 @@ class Maker:
         self._pins: dict[str, str | None] = {}
         self._missing: dict[str, UsageError] = {}  # bases that cannot be had
         self._program: Path | None = None  # the folder with the program for builds that trim
-        self._drivers: dict[str, Path] = {}  # the folders of drivers, by their digests
+        self._drivers: Once[str, Path] = Once()  # the folders of drivers, by their digests
 
     def __enter__(self) -> Self:
         return self
@@ -90,19 +93,21 @@ class Maker:
     def prepare(self) -> None:
         """Pin the bases and copy the contexts; their cells report what is missing.
 
-        All contexts are copied at the start, because their files may be edited during the builds. Raises
-        EngineError.
+        All contexts, and drivers that are not downloaded, are copied at the start, because their files may be
+        edited during the builds. Raises EngineError.
         """
         for name in dict.fromkeys(name for item in self._items for name in item.bases):
             try:
                 self._pins[name] = self._builder.held(name, self._bases[name])
             except UsageError as error:
                 self._missing[name] = error
-        drivers = {item.driver.listing.digest: item.driver for item in self._to_build if item.driver}
         trims = any(item.trims for item in self._to_build)
         folder = self._snapshots.folder
         self._program = program.put(folder) if trims else None
-        self._drivers = {digest: driver.put(files, folder) for digest, files in drivers.items()}
+        for item in self._to_build:
+            if isinstance(item.driver, DriverFolder):
+                with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
+                    self._driver(item.driver)
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.of(context)
@@ -142,7 +147,7 @@ class Maker:
         """
         if item.status is PlanStatus.ADOPT and not self._verify:
             return self._adopted(item)
-        sources = self._sources(item)
+        sources = self._sources(item, step)
         # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
         promised = cache(
             lambda: labels.variant(item.cell, self._compilers.flags(item, sources), item.reference)
@@ -240,7 +245,7 @@ class Maker:
         if differs:
             raise BuildError(f"not reproducible: the second build differs: {differs}")
 
-    def _sources(self, item: Planned) -> BuildSources:
+    def _sources(self, item: Planned, step: Callable[[str], None] = lambda _: None) -> BuildSources:
         for name in item.bases:
             if name in self._missing:
                 raise self._missing[name]
@@ -257,9 +262,20 @@ class Maker:
         if item.trims:
             images[program.CONTEXT] = str(self._program)
         if item.driver:
-            images[driver.CONTEXT] = str(self._drivers[item.driver.listing.digest])
+            images[driver.CONTEXT] = str(self._driver(item.driver, step))
         context = self._snapshots.of(item.cell.image.context)
         return self._given.sources(item.cell, context, images)
+
+    def _driver(
+        self, source: DriverFolder | RemoteDriver, step: Callable[[str], None] = lambda _: None
+    ) -> Path:
+        """Return the copy of a driver for builds, downloaded if needed; `step` is told of that."""
+
+        def copied() -> Path:
+            found = source.folder(step) if isinstance(source, RemoteDriver) else source
+            return driver.put(found, self._snapshots.folder)
+
+        return self._drivers(source.digest, copied)
 
     def _proven(
         self, item: Planned, image: layout.LayoutImage, promised: Variant

@@ -1,9 +1,9 @@
-"""`imagematrix lock`: resolve the digests of the base images, and keep them next to the matrix."""
+"""`imagematrix lock`: resolve the digests of base images and drivers, and keep them next to the matrix."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,17 +23,18 @@ def command(
     allow_context: AllowContext = None,
     json: Json = False,
 ) -> None:
-    """Write imagematrix.lock: the digest of every base image, which builds use until the next upgrade.
+    """Write imagematrix.lock: the digests of base images and of drivers to download.
 
-    Locked digests stay, except for images that no cell uses any more.
+    Builds use them until the next upgrade. Locked digests stay, except for those that no cell uses any more.
     """
     from imagematrix.matrix.load import load
     from imagematrix.planning import lock
     from imagematrix.planning.planner import Against, plan
+    from imagematrix.planning.remote_driver import resolved
     from imagematrix.stores.engine import EngineStore
 
     path = lock.beside(file)
-    locked = lock.read(path)
+    locked, drivers = lock.read(path), lock.read_drivers(path)
     matrix = load(file, contexts=allow_context or ())
     with ExitStack() as stack:
 
@@ -44,13 +45,24 @@ def command(
         def resolve(name: str) -> str:
             return engine().newest(name) if upgrade else engine().resolve(name)
 
-        planned = plan(matrix, Against(resolve=resolve, locked={} if upgrade else locked, note=info))
+        against = Against(
+            resolve=resolve,
+            locked={} if upgrade else locked,
+            drivers={} if upgrade else drivers,
+            resolve_driver=partial(resolved, note=info),
+            note=info,
+        )
+        planned = plan(matrix, against)
     for error in planned.unresolved.values():
         raise error
-    bases = lock.renew(path, locked, planned.bases)
-    for name in sorted({*bases, *locked}):
-        if bases.get(name) != locked.get(name):
-            info(f"{name}: {locked.get(name, 'new')} -> {bases.get(name, 'removed')}")
-    info(f"{path}: {counted(len(bases), 'base image')}")
+    bases = lock.renew(path, locked, planned.bases, planned.drivers)
+    before = {**locked, **{address: one.file for address, one in drivers.items()}}
+    after = {**bases, **{address: one.file for address, one in planned.drivers.items()}}
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            info(f"{name}: {before.get(name, 'new')} -> {after.get(name, 'removed')}")
+    counts = [counted(len(bases), "base image")]
+    counts += [counted(len(planned.drivers), "driver")] if planned.drivers else []
+    info(f"{path}: {', '.join(counts)}")
     if json:
-        print_json(lock.document(bases))
+        print_json(lock.document(bases, planned.drivers))

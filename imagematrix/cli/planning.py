@@ -148,6 +148,7 @@ def planned(
     against = replace(
         against,
         locked=lock.read(lock.beside(file)),
+        drivers=lock.read_drivers(lock.beside(file)),
         frozen=frozen,
         recorded=partial(context.recorded, file.parent / context.STATE),
         note=info,

@@ -345,11 +345,19 @@ class _MatrixReader(Shapes):
                     remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 own = self._own(fields, f"the properties of {axis} {value}", axes)
-                misplaced = axis != "driver" or value == words.HOST_DRIVER
-                if words.DRIVER_FROM in own and misplaced and isinstance(fields, document.Mapping):
-                    self._problem(MISPLACED, fields.entries[words.DRIVER_FROM][0])
+                if words.DRIVER_FROM in own and isinstance(fields, document.Mapping):
+                    self._driver_from(axis, value, *fields.entries[words.DRIVER_FROM])
                 properties[axis][value] = own
         return properties
+
+    def _driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
+        scheme, separator, _ = (self._text(node, words.DRIVER_FROM) or "").partition("://")
+        if axis != "driver" or value == words.HOST_DRIVER:
+            self._problem(MISPLACED, mark)
+        elif separator and scheme != "https":
+            self._problem(
+                f"{words.DRIVER_FROM}: {scheme}:// is not supported", node.mark, "use https://, or a path"
+            )
 
     def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         texts = {}

@@ -45,10 +45,15 @@ class DriverFolder:
     `listing` has the digests of all.
     """
 
-    source: Path
+    source: Path | str
     files: Mapping[str, Path]
     links: Mapping[str, str]
     listing: Listing
+
+    @property
+    def digest(self) -> str:
+        """The digest of its files in an image."""
+        return self.listing.digest
 
 
 def located(name: str, version: str, platform: str) -> str:
@@ -62,7 +67,7 @@ def located(name: str, version: str, platform: str) -> str:
     return name.replace("{version}", version).replace("{arch}", arch)
 
 
-def read(folder: Path, version: str, platform: str, source: Path | None = None) -> DriverFolder:
+def read(folder: Path, version: str, platform: str, source: Path | str | None = None) -> DriverFolder:
     """Return the driver `version` for `platform` in `folder`, to which it was unpacked from `source`, if any.
 
     Raises UsageError if a file cannot be read, is missing, or belongs to another driver or platform.
@@ -79,13 +84,13 @@ def put(driver: DriverFolder, parent: Path) -> Path:
     The folder's name is the digest, because BuildKit caches sent files by the folder's name. Raises
     BuildError if the files differ from the listing.
     """
-    name = driver.listing.digest.removeprefix("sha256:")
+    name = driver.digest.removeprefix("sha256:")
     target = Path(tempfile.mkdtemp(dir=parent), name)
     try:
         placed = _laid_out(driver.files, driver.links, target)
     except OSError as error:
         raise BuildError(f"{error.filename or target}: {error.strerror}") from error
-    if placed.digest != driver.listing.digest:
+    if placed.digest != driver.digest:
         raise BuildError(
             f"the files of {driver.source} changed after the plan was made: "
             + ", ".join(placed.changed(driver.listing)),
@@ -94,7 +99,7 @@ def put(driver: DriverFolder, parent: Path) -> Path:
     return target
 
 
-def _read(folder: Path, version: str, arch: str, source: Path) -> DriverFolder:
+def _read(folder: Path, version: str, arch: str, source: Path | str) -> DriverFolder:
     present = {path.name: path.resolve() for path in folder.iterdir() if path.is_file()}
     names = [f"{name}.so.{version}" for name in (*REQUIRED, *OPTIONAL)] + list(UNVERSIONED)
     queue = [name for name in names if name in present]
@@ -105,7 +110,7 @@ def _read(folder: Path, version: str, arch: str, source: Path) -> DriverFolder:
     while queue:
         name = queue.pop()
         files[f"{libraries}/{name}"] = present[name]
-        headers = _checked(present[name], source / name, version, arch)
+        headers = _checked(present[name], name, source, version, arch)
         if headers.soname and headers.soname != name:
             links[f"{libraries}/{headers.soname}"] = name
         for need in filter(OWN.fullmatch, headers.needed):
@@ -120,9 +125,9 @@ def _read(folder: Path, version: str, arch: str, source: Path) -> DriverFolder:
     return DriverFolder(source=source, files=files, links=links, listing=_laid_out(files, links, None))
 
 
-def _checked(path: Path, shown: Path, version: str, arch: str) -> Elf:
-    """Return the headers of a library, shown as `shown`; raise UsageError if they contradict its name."""
-    name = shown.name
+def _checked(path: Path, name: str, source: Path | str, version: str, arch: str) -> Elf:
+    """Return the headers of a library of `source`; raise UsageError if they contradict its name."""
+    shown = f"{source}/{name}"
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
         headers = elf.read(window)
@@ -140,7 +145,9 @@ def _checked(path: Path, shown: Path, version: str, arch: str) -> Elf:
     return headers
 
 
-def _incomplete(source: Path, version: str, missing: list[str], present: Mapping[str, Path]) -> UsageError:
+def _incomplete(
+    source: Path | str, version: str, missing: list[str], present: Mapping[str, Path]
+) -> UsageError:
     lost = {name.partition(".so")[0] for name in missing}
     others = sorted(name for name in present if name.partition(".so")[0] in lost)
     has = f"; it has {shortened(others, SHOWN, more=', …')}" if others else ""

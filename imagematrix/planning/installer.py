@@ -50,8 +50,12 @@ PIECE = 1 << 20
 DRAFT = "draft-"
 
 
-def unpacked(file: Path, version: str, platform: str, note: Callable[[str], None]) -> Path:
+def unpacked(
+    file: Path, version: str, platform: str, note: Callable[[str], None], digest: str | None = None
+) -> Path:
     """Return the folder with the libraries of the driver in the installer or archive `file`.
+
+    `digest` is that of the file, if it is known.
 
     They are unpacked once, to the cache, if they are a complete driver `version` for `platform`; `note` is
     told before that, because it takes up to a minute. Raises UsageError if they are not, or if `file` is
@@ -62,7 +66,8 @@ def unpacked(file: Path, version: str, platform: str, note: Callable[[str], None
         raise UsageError(f"there is no folder to unpack {file} to", remedy="set XDG_CACHE_HOME")
     try:
         with file.open("rb") as stream:
-            target = cache / hashlib.file_digest(stream, "sha256").hexdigest()
+            name = digest or hashlib.file_digest(stream, "sha256").hexdigest()
+            target = cache / name.removeprefix("sha256:")
             if not target.is_dir():
                 note(f"unpacking {file}")
                 _fill(target, file, stream, version, platform)

@@ -1,7 +1,7 @@
-"""imagematrix.lock: the digest of every base image, resolved once and kept beside the matrix.
+"""imagematrix.lock: the digests of base images and of drivers to download, kept beside the matrix.
 
-Like every lock file it is committed: all builds of the same matrix use the same bases, even after their tags
-have moved.
+They are resolved once. Like every lock file it is committed: all builds of the same matrix use the same bases
+and drivers, even after tags have moved and files were replaced.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 from imagematrix import documents, files
 from imagematrix.errors import UsageError
 from imagematrix.planning.context import LOCK
+from imagematrix.planning.remote_driver import LockedDriver
 from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["SCHEMA", "beside", "document", "extend", "read", "renew"]
+__all__ = ["SCHEMA", "beside", "document", "extend", "read", "read_drivers", "renew"]
 
 SCHEMA = "imagematrix.lock/v1"
 
@@ -35,19 +36,34 @@ def read(path: Path) -> dict[str, str]:
 
     Raises UsageError if it is damaged.
     """
+    return _read(path)[0]
+
+
+def read_drivers(path: Path) -> dict[str, LockedDriver]:
+    """Return the digests of drivers by https address, as `read` does those of base images."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
     if not path.exists():
-        return {}
+        return {}, {}
     try:
-        return _bases(documents.Fields(documents.read(path), str(path)))
+        fields = documents.Fields(documents.read(path), str(path))
+        fields.schema(SCHEMA)
+        return _bases(fields), _drivers(fields)
     except UsageError as error:
         remedy = error.remedy or "restore it from version control, or delete it and run `imagematrix lock`"
         raise UsageError(str(error), remedy=remedy) from error
 
 
-def document(bases: Mapping[str, str]) -> dict[str, object]:
+def document(bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]) -> dict[str, object]:
     """Return the Lock document."""
     listed = [{"name": name, "digest": digest} for name, digest in sorted(bases.items())]
-    return {"schema": SCHEMA, "bases": listed}
+    downloaded = [
+        {"address": address, "file": one.file, "driver": one.driver}
+        for address, one in sorted(drivers.items())
+    ]
+    return {"schema": SCHEMA, "bases": listed, **({"drivers": downloaded} if downloaded else {})}
 
 
 def extend(path: Path, bases: Mapping[str, str]) -> bool:
@@ -58,22 +74,25 @@ def extend(path: Path, bases: Mapping[str, str]) -> bool:
     locked = read(path)
     if not bases.keys() <= locked.keys():
         with _alone(path):
-            locked = {**bases, **read(path)}
-            _write(path, locked)
+            locked, drivers = _read(path)
+            locked = {**bases, **locked}
+            _write(path, locked, drivers)
     return bases.items() <= locked.items()
 
 
-def renew(path: Path, before: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
-    """Write `bases` to the lock file `path`, and return its new content.
+def renew(
+    path: Path, before: Mapping[str, str], bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]
+) -> dict[str, str]:
+    """Write `bases` and `drivers` to the lock file `path`, and return its new base images.
 
-    `before` is its content when `bases` were resolved: entries that others have added since then stay.
+    `before` are its base images when `bases` were resolved: those that others have added since then stay.
     """
     with _alone(path):
-        current = read(path)
+        current, current_drivers = _read(path)
         added = {name: digest for name, digest in current.items() if name not in before}
         locked = {**bases, **added}
-        if locked != current:
-            _write(path, locked)
+        if (locked, drivers) != (current, current_drivers):
+            _write(path, locked, drivers)
     return locked
 
 
@@ -88,10 +107,10 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, bases: Mapping[str, str]) -> None:
+def _write(path: Path, bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]) -> None:
     """Write the digests to `path` atomically; raise UsageError on failure."""
     try:
-        files.replace(_target(path), documents.dump(document(bases)).encode())
+        files.replace(_target(path), documents.dump(document(bases, drivers)).encode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 
@@ -102,12 +121,26 @@ def _target(path: Path) -> Path:
 
 
 def _bases(fields: documents.Fields) -> dict[str, str]:
-    fields.schema(SCHEMA)
     bases: dict[str, str] = {}
     for item in fields.objects("bases"):
-        digest = item.text("digest")
-        if not DIGEST.fullmatch(digest):
-            raise item.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+        digest = _digest(item, "digest")
         if bases.setdefault(item.text("name"), digest) != digest:
             raise item.fail("name", f"{item.text('name')} occurs twice")
     return bases
+
+
+def _drivers(fields: documents.Fields) -> dict[str, LockedDriver]:
+    drivers: dict[str, LockedDriver] = {}
+    for item in fields.objects("drivers") if fields.present("drivers") else ():
+        address = item.text("address")
+        if address in drivers:
+            raise item.fail("address", f"{address} occurs twice")
+        drivers[address] = LockedDriver(file=_digest(item, "file"), driver=_digest(item, "driver"))
+    return drivers
+
+
+def _digest(item: documents.Fields, key: str) -> str:
+    digest = item.text(key)
+    if not DIGEST.fullmatch(digest):
+        raise item.fail(key, f"{digest[:80]!r} is not a sha256 digest")
+    return digest

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.planning.context import Listing
     from imagematrix.planning.driver import DriverFolder
     from imagematrix.planning.identity import Identity
+    from imagematrix.planning.remote_driver import LockedDriver, RemoteDriver
 
 __all__ = ["SCHEMA", "Difference", "DropStatus", "Dropped", "Plan", "PlanStatus", "Planned", "naming"]
 
@@ -73,7 +74,7 @@ class Planned:
     needs: tuple[str, ...] = ()
     identity: Identity | None = None
     difference: Difference | None = None
-    driver: DriverFolder | None = None
+    driver: DriverFolder | RemoteDriver | None = None
     error: ImagematrixError | None = None
 
     @property
@@ -124,8 +125,9 @@ class Plan:
 
     `shard` is the part that the plan was narrowed to, such as "2/8", or None.
     `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
-    copy from. `unresolved` are the errors of bases whose digest is unknown, which fail only their cells.
-    `lost` are the references of published images that the registry lost and no item rebuilds.
+    copy from. `unresolved` are the errors of bases and drivers whose digest is unknown, which fail only
+    their cells. `lost` are the references of published images that the registry lost and no item rebuilds.
+    `drivers` are those at https addresses.
     """
 
     items: tuple[Planned | Dropped, ...]
@@ -135,6 +137,7 @@ class Plan:
     shard: str | None = None
     unresolved: Mapping[str, ImagematrixError] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    drivers: Mapping[str, LockedDriver] = field(default_factory=dict)
 
     def with_status(self, *statuses: PlanStatus) -> tuple[Planned, ...]:
         """Return the feasible cells with one of the statuses."""

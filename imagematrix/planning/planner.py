@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,8 +10,10 @@ from imagematrix.matrix.expand import Excluded, expand, only
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.words import DRIVER_FROM
 from imagematrix.planning import context, driver, flags, identity, installer
+from imagematrix.planning.download import HTTPS
 from imagematrix.planning.given import Given
 from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus
+from imagematrix.planning.remote_driver import RemoteDriver
 from imagematrix.render import dockerfile as dockerfiles
 from imagematrix.render.render import Renderer, completed
 from imagematrix.spelling import nearest
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from imagematrix.planning.context import Listing
     from imagematrix.planning.driver import DriverFolder
     from imagematrix.planning.identity import Identity
+    from imagematrix.planning.remote_driver import LockedDriver
 
 __all__ = ["Against", "plan"]
 
@@ -45,7 +47,8 @@ class Against:
     the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError or
     EngineError; without it, or if the lock is `frozen`, nothing is resolved. `recorded` returns the listing
     of the context with a digest, if it was recorded. `given` are the inputs from the command line. `note` is
-    told what takes long.
+    told what takes long. `drivers` are the locked drivers by https address; `resolve_driver` returns any
+    other, from its address, version and platform, or raises UsageError or EngineError.
     """
 
     resolve: Callable[[str], str] | None = None
@@ -56,6 +59,8 @@ class Against:
     recorded: Callable[[str], Listing | None] | None = None
     given: Given | None = None
     note: Callable[[str], None] = lambda _: None
+    drivers: Mapping[str, LockedDriver] = field(default_factory=dict)
+    resolve_driver: Callable[[str, str, str], RemoteDriver] | None = None
 
 
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
@@ -73,6 +78,7 @@ def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> 
         items=items,
         bases=planner.bases,
         contexts=planner.contexts,
+        drivers=planner.drivers,
         given=against.given or Given(),
         unresolved=planner.unresolved,
         lost=tuple(
@@ -95,7 +101,8 @@ class _Planner:
         self._against = against
         self._given = against.given or Given()
         self._renderer = renderer
-        self._drivers: dict[tuple[Path, str, str], DriverFolder | UsageError] = {}
+        self.drivers: dict[str, LockedDriver] = {}
+        self._drivers: dict[tuple[str, str, str], DriverFolder | RemoteDriver | ImagematrixError] = {}
         self._changed_files: dict[tuple[Path | None, str], tuple[str, ...]] = {}
         self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
         self._planned: dict[tuple[str, str], Planned | None] = {}  # None while it is being planned
@@ -142,8 +149,11 @@ class _Planner:
             bases=tuple(name for name in names if name not in own),
             needs=tuple(name for name in names if name in own),
         )
-        # Before anything can fail, because a lock keeps the bases of cells that fail.
+        # Before anything can fail, because a lock keeps the bases and drivers of cells that fail.
         digests = {name: self._base(name) for name in item.bases}
+        source = self._driver_source(cell)
+        if source in self._against.drivers:
+            self.drivers[source] = self._against.drivers[source]
         try:
             flags.require_source(cell, text)
         except UsageError as error:
@@ -151,7 +161,7 @@ class _Planner:
         if driver.CONTEXT in named or DRIVER_FROM in cell.properties:
             try:
                 item = replace(item, driver=self._driver(cell, named, stacked=bool(own)))
-            except UsageError as error:  # fails only the cells with this driver
+            except (EngineError, UsageError) as error:  # fails only the cells with this driver
                 return _failed(item, error)
         digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
         hindrance = next(self._hindrances(names, own), None)
@@ -173,7 +183,7 @@ class _Planner:
             context_digest,
             self._given,
             trims=trims,
-            driver=item.driver.listing.digest if item.driver else None,
+            driver=item.driver.digest if item.driver else None,
         )
         item = replace(item, identity=made, reference=f"{cell.image.name}:{identity.tag(cell, made)}")
         return self._compared(item, made)
@@ -260,40 +270,64 @@ class _Planner:
                 raise self._unread[image.context] from error
         return self.contexts[image.context]
 
-    def _driver(self, cell: Cell, named: Collection[str], *, stacked: bool) -> DriverFolder | None:
-        """Return the driver that a cell takes from `driver_from`, or None; raise UsageError if it cannot.
+    def _driver(
+        self, cell: Cell, named: Collection[str], *, stacked: bool
+    ) -> DriverFolder | RemoteDriver | None:
+        """Return the driver that a cell takes from `driver_from`, or None; raise an error if it cannot.
 
         `named` are the images and contexts that its Dockerfile names. If it is `stacked` on another image of
         the matrix, it can get the driver from that image.
         """
-        name = cell.properties.get(DRIVER_FROM)
+        name = self._driver_source(cell)
         wanted = driver.CONTEXT in named
-        if wanted and name is None:
+        if wanted and not name:
             version = cell.axes.get("driver")
             raise UsageError(f"the driver {version} has neither driver_base nor {DRIVER_FROM}")
         if not wanted and name and not stacked:
             raise UsageError(f"the template takes the driver from elsewhere, not from {DRIVER_FROM}")
-        if not wanted or name is None:
+        if not wanted or not name:
             return None
-        version = cell.axes["driver"]
-        key = self._where.parent / driver.located(name, version, cell.platform), version, cell.platform
+        key = name, cell.axes["driver"], cell.platform
         if key not in self._drivers:
+            read = self._remote_driver if name.startswith(HTTPS) else self._local_driver
             try:
-                self._drivers[key] = self._read_driver(*key)
-            except UsageError as error:
+                self._drivers[key] = read(*key)
+            except (EngineError, UsageError) as error:
                 self._drivers[key] = error
         result = self._drivers[key]
-        if isinstance(result, UsageError):
+        if isinstance(result, ImagematrixError):
             raise result
         return result
 
-    def _read_driver(self, source: Path, version: str, platform: str) -> DriverFolder:
+    @staticmethod
+    def _driver_source(cell: Cell) -> str:
+        """Return the path or address that the driver of a cell comes from, empty if it has none."""
+        name = cell.properties.get(DRIVER_FROM)
+        return driver.located(name, cell.axes["driver"], cell.platform) if name else ""
+
+    def _remote_driver(self, address: str, version: str, platform: str) -> RemoteDriver:
+        locked = self._against.drivers.get(address)
+        if locked:
+            found = RemoteDriver(address=address, version=version, platform=platform, locked=locked)
+        elif self._against.resolve_driver:
+            try:
+                found = self._against.resolve_driver(address, version, platform)
+            except (EngineError, UsageError) as error:
+                self.unresolved[address] = error
+                raise
+        else:
+            remedy = "run `imagematrix lock`, and commit the file"
+            raise UsageError(f"{address} not found in the lock file", remedy=remedy)
+        self.drivers[address] = found.locked
+        return found
+
+    def _local_driver(self, name: str, version: str, platform: str) -> DriverFolder:
+        source = self._where.parent / name
         if source.is_dir():
             return driver.read(source, version, platform)
         if not source.exists():
             near = (path for level in ("*", "*/*") for path in sorted(self._where.parent.glob(level)))
             names = [str(path.relative_to(self._where.parent)) for path in near]
-            name = os.path.relpath(source, self._where.parent)
             raise UsageError(f"{source} of the driver {version} not found", remedy=nearest(name, names))
         folder = installer.unpacked(source, version, platform, self._against.note)
         return driver.read(folder, version, platform, source)

@@ -44,7 +44,7 @@ def test_lock_round_trips(path, conforms):
     conforms(document)
     assert [base["name"] for base in document["bases"]] == ["a:1", "b:1"]
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
-    lock.renew(path, lock.read(path), {})
+    lock.renew(path, lock.read(path), {}, {})
     assert lock.read(path) == {}
 
 
@@ -116,7 +116,7 @@ def test_linked_lock_stays_a_link(tmp_path):
     path = tmp_path / "imagematrix.lock"
     path.symlink_to(shared / "our.lock")
     assert lock.extend(path, {"debian:bookworm": f"sha256:{'1' * 64}"})
-    lock.renew(path, lock.read(path), {"debian:trixie": f"sha256:{'2' * 64}"})
+    lock.renew(path, lock.read(path), {"debian:trixie": f"sha256:{'2' * 64}"}, {})
     assert path.is_symlink()
     assert lock.read(shared / "our.lock") == {"debian:trixie": f"sha256:{'2' * 64}"}
     assert [*shared.iterdir()] == [shared / "our.lock"]
@@ -149,7 +149,7 @@ def test_entries_added_during_a_lookup_are_kept(path):
     lock.extend(path, {"old:1": ONE, "a:1": ONE})
     before = lock.read(path)
     lock.extend(path, {"b:1": ONE})
-    assert lock.renew(path, before, {"a:1": TWO}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
+    assert lock.renew(path, before, {"a:1": TWO}, {}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
 
 
 def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkeypatch, backend):

@@ -1,0 +1,101 @@
+"""An https server for files, with the faults of servers and connections."""
+
+import contextlib
+import hashlib
+import re
+import ssl
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory):
+    """The files of a certificate for this machine and of its key."""
+    return certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def downloads(tls, monkeypatch, tmp_path):
+    """A server whose certificate is trusted; what is downloaded from it goes to a new cache."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls[0]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0.01)
+    server = Downloads(tls)
+    yield server
+    server.close()
+
+
+def certificate(folder):
+    """Make a certificate for this machine, which is its own authority; return the files of it and its key."""
+    files = folder / "ca.pem", folder / "key.pem"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    uses = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
+    subprocess.run(["openssl", *words, *uses], check=True, capture_output=True)
+    return files
+
+
+class Downloads:
+    """The server at `address`; `files` are the contents by path, `requests` the paths and ranges asked for.
+
+    `cut` is the number of bytes after which the next answers end, one for each; `validator` is the name of
+    the header that tells contents apart, None for none; `ranges` states whether parts are sent, `sized`
+    whether their length is stated; `redirect` is the address to which all requests are sent.
+    """
+
+    def __init__(self, tls):
+        self.files = {}
+        self.requests = []
+        self.cut = []
+        self.validator = "ETag"
+        self.ranges = True
+        self.sized = True
+        self.redirect = None
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.address = f"https://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(downloads):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.0"
+
+        def do_GET(self):
+            content = downloads.files.get(self.path)
+            wanted = self.headers.get("Range", "")
+            downloads.requests.append((self.path, wanted))
+            if downloads.redirect or content is None:
+                self.send_response(302 if downloads.redirect else 404)
+                self.send_header("Location", downloads.redirect or "")
+                self.end_headers()
+                return
+            tag = '"' + hashlib.sha256(content).hexdigest() + '"'
+            begin = 0
+            if downloads.ranges and wanted and self.headers.get("If-Range") == tag:
+                begin = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
+            self.send_response(206 if begin else 200)
+            if downloads.sized:
+                self.send_header("Content-Length", str(len(content) - begin))
+            if downloads.validator:
+                self.send_header(downloads.validator, tag)
+            self.end_headers()
+            size = downloads.cut.pop(0) if downloads.cut else len(content)
+            with contextlib.suppress(OSError):  # the client has seen enough
+                self.wfile.write(content[begin:][:size])
+
+        def log_message(self, *_):
+            pass
+
+    return Handler
