@@ -113,7 +113,7 @@ def _moved(refused: Sequence[Planned]) -> TagMovedError:
     shown = shortened(lines, SHOWN, "\n  ", "\n  and {} more")
     return TagMovedError(
         f"a version never changes, and these cells would change:\n  {shown}",
-        remedy="raise the version in matrix.yaml, or revert the change",
+        remedy="raise the version with `imagematrix bump`, or revert the change",
     )
 
 

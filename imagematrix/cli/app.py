@@ -27,6 +27,7 @@ COMMANDS = (
     "plan",
     "render",
     "lock",
+    "bump",
     "build",
     "report",
     "publish",

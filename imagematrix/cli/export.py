@@ -95,7 +95,7 @@ class _MatrixFile:
             plan = planned(self._file, shop.against, self._only, contexts=self._contexts)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
-                remedy = "run `imagematrix plan` for details, and raise the version in matrix.yaml"
+                remedy = "run `imagematrix plan` for details, and raise the version with `imagematrix bump`"
                 message = f"a version would change in {counted(len(refused), 'cell')}"
                 raise TagMovedError(message, remedy=remedy)
             for item in plan.with_status(PlanStatus.FAILED):

@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SCHEMA", "load"]
+__all__ = ["SCHEMA", "load", "parsed"]
 
 SCHEMA = "imagematrix.matrix/v1"
 LIMIT = 16 * 1024 * 1024  # bytes
@@ -79,6 +79,11 @@ def load(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise MatrixError(str(path), [Problem("not UTF-8 text", Mark(line, 1))]) from error
+    return parsed(text, path, contexts)
+
+
+def parsed(text: str, path: Path, contexts: Sequence[Path] | None) -> Matrix:
+    """Return the matrix in a text, as `load` does for the file `path` with it."""
     reader = _MatrixReader(path, text, contexts)
     matrix = reader.matrix(document.parse(text, str(path)))
     if reader.problems:

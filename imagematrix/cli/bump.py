@@ -1,0 +1,111 @@
+"""`imagematrix bump`: raise the versions of images that have changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import AllowContext, BuildArgs, File, Proxy
+from imagematrix.cli.output import info, print_lines
+from imagematrix.cli.planning import planned, workshop
+from imagematrix.errors import UsageError
+from imagematrix.planning.plan import Planned, PlanStatus
+from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from imagematrix.planning.plan import Plan
+
+__all__ = ["command"]
+
+
+def command(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[IMAGE]...", help="Raise the versions of these images, changed or not."),
+    ] = None,
+    file: File = Path("matrix.yaml"),
+    minor: Annotated[
+        bool, typer.Option("--minor", help="Raise the second number: v1 to v1.1, v1.1 to v1.2.")
+    ] = False,
+    to: Annotated[str | None, typer.Option("--to", metavar="VERSION", help="Set this version.")] = None,
+    push: Annotated[
+        bool, typer.Option("--push", help="Compare with the registry, as `build --push` does.")
+    ] = False,
+    build_arg: BuildArgs = None,
+    proxy: Proxy = False,
+    allow_context: AllowContext = None,
+) -> None:
+    """Raise the versions of images whose cells have changed, or of the named images, in the matrix.
+
+    Nothing else in the file changes. Images that build on an image with a new version change, too. Prints
+    each image with its new version.
+    """
+    from imagematrix import files
+    from imagematrix.matrix.bump import raised, with_versions
+    from imagematrix.matrix.load import load, parsed
+    from imagematrix.planning.given import parse
+
+    if minor and to is not None:
+        raise UsageError("--minor and --to exclude each other")
+    contexts = allow_context or ()
+    matrix = load(file, contexts=contexts)
+    before = {image.name: image.version for image in matrix.images}
+    if images:
+        chosen = _known(images, before, file)
+    else:
+        given = parse(args=build_arg or (), proxy=proxy)
+        with workshop(push=push, given=given) as shop:
+            chosen = _changed(planned(file, shop.against, None, push=push, contexts=contexts))
+    wanted = {name: raised(before[name], minor=minor) if to is None else to for name in chosen}
+    text = with_versions(matrix.text, wanted, str(file))
+    after = {image.name: image.version for image in parsed(text, file, contexts).images}
+    for name, version in wanted.items():
+        if after[name] != version:  # such as one that YAML reads as a comment
+            raise UsageError(f"{version!r} is not a version such as v1")
+    if after == before:
+        info(f"{file}: no version changes")
+        return
+    if load(file, contexts=contexts).text != matrix.text:
+        raise UsageError(f"{file} was changed meanwhile", remedy="run this again")
+    try:
+        files.write(file, text.encode())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+    for name, version in after.items():
+        if version != before[name]:
+            info(f"{name}: {before[name]} -> {version}")
+            print_lines(f"{name}:{version}")
+
+
+def _known(images: Sequence[str], versions: Mapping[str, str], file: Path) -> list[str]:
+    for name in images:
+        if name not in versions:
+            remedy = nearest(name, versions) or f"it has {', '.join(versions)}"
+            raise UsageError(f"{file} has no image {name!r}", remedy=remedy)
+    return list(images)
+
+
+def _changed(plan: Plan) -> list[str]:
+    """Return the images that cannot keep their versions: their own cells have changed, or images below them.
+
+    Raises the error of a base whose digest is unknown, because its cells cannot be compared.
+    """
+    for error in plan.unresolved.values():
+        raise error
+    kept = plan.with_status(PlanStatus.UP_TO_DATE)
+    changed = {item.cell.image.name: None for item in plan.with_status(PlanStatus.REFUSED)}
+    while True:
+        references = {
+            item.reference
+            for item in plan.items
+            if isinstance(item, Planned) and item.cell.image.name in changed
+        }
+        above = {item.cell.image.name: None for item in kept if references.intersection(item.needs)}
+        if above.keys() <= changed.keys():
+            return list(changed)
+        changed |= above
