@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Self
 
 from imagematrix import record
@@ -15,12 +17,13 @@ from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import compare, difference
 from imagematrix.builder.result import ENGINE, BuildStatus, Result
 from imagematrix.builder.rewrite import labelled
+from imagematrix.catalog import labels as labels_of
 from imagematrix.compression import libzstd
 from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import driver, labels
-from imagematrix.planning.backend import Order
+from imagematrix.planning.backend import BuildSources, Order
 from imagematrix.planning.driver import DriverFolder
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.remote_driver import RemoteDriver
@@ -30,14 +33,13 @@ from imagematrix.trim import program
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from typing import TextIO
 
     from imagematrix.audit.layer import Layer
     from imagematrix.audit.layers import Layers
     from imagematrix.catalog.catalog import Variant
     from imagematrix.oci.parts import SizedLayer
-    from imagematrix.planning.backend import Builder, BuildSources, Made, Store
+    from imagematrix.planning.backend import Builder, Made, Store
     from imagematrix.planning.context import Snapshots
     from imagematrix.planning.plan import Plan, Planned
 
@@ -66,6 +68,7 @@ class Maker:
         verify: bool,
     ) -> None:
         self._items = items
+        self._needed = {need for item in items for need in item.needs}
         self._to_build = [item for item in items if verify or item.status is PlanStatus.BUILD]
         self._bases = plan.bases
         self._given = plan.given
@@ -76,7 +79,6 @@ class Maker:
         self._compilers = Compilers(self._to_build, builder)
         self._made: dict[str, Made] = {}
         self._together = frozenset(item.reference for item in items)
-        self._needed = {need for item in items for need in item.needs}
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}
@@ -146,7 +148,7 @@ class Maker:
         Raises ImagematrixError or OSError on failure.
         """
         if item.status is PlanStatus.ADOPT and not self._verify:
-            return self._adopted(item)
+            return self._taken_over(item, item.earlier) if item.earlier else self._adopted(item)
         sources = self._sources(item, step)
         # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
         promised = cache(
@@ -171,6 +173,28 @@ class Maker:
         digest = self._store.adopt(item.reference)
         compression = None if self._builder.reproducible else ENGINE
         return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
+
+    def _taken_over(self, item: Planned, earlier: str) -> Result:
+        """Store the image of an earlier version under the labels of this one, over the same layers."""
+        with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
+            folder = Path(name)
+            before = self._store.without_layers(earlier, folder / "layout")
+            assert before.layout is not None  # noqa: S101 - for the type checker
+            image = layout.LayoutImage(before.layout, before.digest)
+            own = image.configuration["config"]["Labels"]
+            if item.cell.image.budget is not None:
+                _require_budget(item.cell.image.budget, image.parts, compressed=True)
+            entry = labels_of.read(own, reference=item.reference, digest=None, size=None)
+            order = Order(
+                reference=item.reference,
+                dockerfile=item.dockerfile,
+                sources=BuildSources(context=folder, platform=item.cell.platform),
+                labels=labels.for_item(item, entry),
+                together=self._together,
+                compression=item.cell.image.compression,
+            )
+            digest = self._store.store(order, labelled(before, order.labels))
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest)
 
     def _stored(
         self,
@@ -222,7 +246,7 @@ class Maker:
         """Store a built image; an existing image that was only verified is unchanged."""
         if item.status is PlanStatus.UP_TO_DATE:
             return Result(item=item, status=BuildStatus.VERIFIED, digest=made.digest)
-        if item.status is PlanStatus.ADOPT:
+        if item.status is PlanStatus.ADOPT and not item.earlier:
             return self._adopted(item)
         return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, made))
 

@@ -79,7 +79,11 @@ class Workshop:
         from imagematrix.planning.planner import Against
 
         return Against(
-            resolve=self._engine.resolve, store=self.store, engine=self._adopting, given=self._given
+            resolve=self._engine.resolve,
+            store=self.store,
+            engine=self._adopting,
+            given=self._given,
+            adopts_earlier=not self._attest,  # attestations name the build of the image
         )
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "LayoutIndex",
     "blob_file",
     "solid",
+    "write_without_layers",
 ]
 
 MARK = "oci-layout"  # the file that marks a folder as a layout
@@ -222,6 +223,13 @@ class Blobs:
                     if not self._users[digest]:
                         del self._users[digest]
                         os.truncate(self._folder / digest.removeprefix("sha256:"), 0)
+
+
+def write_without_layers(folder: Path, manifest: bytes, config: bytes) -> None:
+    """Write an image to the new layout `folder`: its manifest and its configuration, but no layer."""
+    blob_file(folder, "").mkdir(parents=True)
+    for raw in (manifest, config):
+        blob_file(folder, digest_of(raw)).write_bytes(raw)
 
 
 def blob_file(folder: Path, digest: str) -> Path:

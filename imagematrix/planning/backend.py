@@ -188,6 +188,17 @@ class Store(Protocol):
         """Return the images of `image`:`version` that the store has."""
         ...
 
+    def earlier(self, image: str, cell: str, input_digest: str) -> str | None:
+        """Return the reference of an image of any version that was built from these inputs, if it has one.
+
+        A store that cannot give it another version without its layers has none.
+        """
+        ...
+
+    def without_layers(self, reference: str, folder: Path) -> Made:
+        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+        ...
+
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of a present image's identity; empty if its labels have none."""
         ...

@@ -62,7 +62,8 @@ class Planned:
     `bases` are the images it builds on, `needs` the images of this matrix among them. `identity` is None
     if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
     has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
-    from a folder, or None. `error` is why it failed; `why` has its message.
+    from a folder, or None. `earlier` is the reference of an image of another version, built from the same
+    inputs, whose layers it adopts. `error` is why it failed; `why` has its message.
     """
 
     cell: Cell
@@ -75,6 +76,7 @@ class Planned:
     identity: Identity | None = None
     difference: Difference | None = None
     driver: DriverFolder | RemoteDriver | None = None
+    earlier: str | None = None
     error: ImagematrixError | None = None
 
     @property
@@ -91,6 +93,7 @@ class Planned:
             "why": self.why,
             "reference": self.reference if self.identity else None,
             "input": self.identity.digest if self.identity else None,
+            "from": self.earlier,
             "changed": list(self.difference.components) if self.difference else [],
             "files": list(self.difference.files) if self.difference else [],
         }
@@ -114,6 +117,7 @@ class Dropped:
             "why": self.why,
             "reference": None,
             "input": None,
+            "from": None,
             "changed": [],
             "files": [],
         }

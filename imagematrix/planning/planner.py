@@ -48,7 +48,8 @@ class Against:
     EngineError; without it, or if the lock is `frozen`, nothing is resolved. `recorded` returns the listing
     of the context with a digest, if it was recorded. `given` are the inputs from the command line. `note` is
     told what takes long. `drivers` are the locked drivers by https address; `resolve_driver` returns any
-    other, from its address, version and platform, or raises UsageError or EngineError.
+    other, from its address, version and platform, or raises UsageError or EngineError. With `adopts_earlier`,
+    images of earlier versions are taken over.
     """
 
     resolve: Callable[[str], str] | None = None
@@ -61,6 +62,7 @@ class Against:
     note: Callable[[str], None] = lambda _: None
     drivers: Mapping[str, LockedDriver] = field(default_factory=dict)
     resolve_driver: Callable[[str, str, str], RemoteDriver] | None = None
+    adopts_earlier: bool = True
 
 
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
@@ -236,8 +238,16 @@ class _Planner:
             status = PlanStatus.BUILD if replaceable else PlanStatus.REFUSED
             return replace(item, status=status, why=why, difference=difference)
         in_engine = _same(self._present_of(self._against.engine, cell), cell, made)
-        status = PlanStatus.ADOPT if in_engine else PlanStatus.BUILD
-        return replace(item, status=status, why="the registry lost it" if same else None)
+        if in_engine:
+            return replace(item, status=PlanStatus.ADOPT)
+        if same:
+            return replace(item, why="the registry lost it")
+        if self._against.store and self._against.adopts_earlier and not cell.image.development:
+            earlier = self._against.store.earlier(cell.image.name, cell.id, made.digest)
+            if earlier:
+                why = f"the same inputs as {earlier}"
+                return replace(item, status=PlanStatus.ADOPT, earlier=earlier, why=why)
+        return item
 
     def _difference(self, store: Store, reference: str, cell: Cell, made: Identity) -> tuple[Difference, str]:
         """Return how a cell differs from the image `reference`, as data and as a sentence."""

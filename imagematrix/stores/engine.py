@@ -15,8 +15,10 @@ from imagematrix.compression import ZSTD_REMEDY
 from imagematrix.engine import images, system, transport
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
+from imagematrix.oci.archive import ImageArchive
+from imagematrix.oci.manifest import Descriptor, ImageManifest, parse
 from imagematrix.oci.parts import SizedLayer, of_history
-from imagematrix.planning.backend import IMAGE, StoredImage
+from imagematrix.planning.backend import IMAGE, Made, StoredImage
 from imagematrix.reference import split
 from imagematrix.stores import bases
 from imagematrix.stores.names import Namer, TemporaryNames, present
@@ -24,11 +26,12 @@ from imagematrix.stores.names import Namer, TemporaryNames, present
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import docker
 
     from imagematrix.engine.transport import Transport
-    from imagematrix.planning.backend import Made, Order, Present
+    from imagematrix.planning.backend import Order, Present
 
 __all__ = ["EngineStore"]
 
@@ -57,6 +60,7 @@ class EngineStore:
         self._connecting = threading.RLock()  # of the three
         self._components: dict[str, Mapping[str, str]] = {}
         self._ids: dict[str, str] = {}  # of the images that are present
+        self._built: dict[str, list[Present]] = {}  # the images of all versions, by name
         self._loaded: set[str] = set()  # layers
         self._loading: set[str] = set()  # layers
         self._changed = threading.Condition()  # of the two
@@ -201,6 +205,35 @@ class EngineStore:
                 self._ids[one.reference] = str(entry["Id"])
                 found.append(one)
         return found
+
+    def earlier(self, image: str, cell: str, input_digest: str) -> str | None:
+        """Return the reference of an image of any version that was built from these inputs, if it has one.
+
+        The classic image store has none: it needs every layer in an archive to load.
+        """
+        if not self.has_manifests:
+            return None
+        if image not in self._built:
+            entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._over)
+            self._built[image] = [one for entry in entries for one in present(self._over, entry, image)]
+        found = (
+            one.reference
+            for one in self._built[image]
+            if (one.cell, one.input_digest, one.development) == (cell, input_digest, False)
+        )
+        return next(found, None)
+
+    def without_layers(self, reference: str, folder: Path) -> Made:
+        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+        digest = self.image(reference)
+        with self.save(digest) as exported:
+            archive = ImageArchive(exported, reference, lambda *_: None)
+            manifest = archive.blob(digest)
+            image = parse(manifest, reference, Descriptor)
+            assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - it was stored as one
+            layout.write_without_layers(folder, manifest, archive.blob(image.config.digest))
+        layers = layout.LayoutImage(folder, digest).layers
+        return Made(digest=digest, layout=folder, base_layers=frozenset(layers))
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""

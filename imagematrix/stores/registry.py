@@ -16,20 +16,21 @@ from imagematrix.catalog.engine import built_on
 from imagematrix.catalog.registry import entry_of
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.oci import layout
-from imagematrix.oci.manifest import INDEX, Descriptor, ImageManifest, parse
+from imagematrix.oci.manifest import INDEX, Descriptor, ImageManifest, digest_of, parse
 from imagematrix.oci.registry import Registry
 from imagematrix.once import Once
-from imagematrix.planning.backend import Present, StoredImage
+from imagematrix.planning.backend import Made, Present, StoredImage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from imagematrix.audit.layers import Layers
     from imagematrix.catalog.index import IndexEntry
     from imagematrix.oci.expanded import ByteStream
     from imagematrix.oci.manifest import Manifest
-    from imagematrix.planning.backend import Made, Order
+    from imagematrix.planning.backend import Order
     from imagematrix.stores.engine import EngineStore
 
 __all__ = ["Complete", "RegistryStore", "Survey", "attestations", "survey"]
@@ -49,6 +50,8 @@ class RegistryStore:
         self._layers = layers
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
+        self._tags: dict[str, list[str]] = {}  # of repositories, when they were listed for earlier versions
+        self._complete: dict[str, Complete] = {}  # by repository
         self._blobs: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
 
@@ -84,6 +87,42 @@ class RegistryStore:
             )
         return images
 
+    def earlier(self, image: str, cell: str, input_digest: str) -> str | None:
+        """Return the reference of an image of any version that was built from these inputs, if it has one.
+
+        An image without a label of its content, or with another content, is none.
+        """
+        registry = self.registry(image)
+        if image not in self._tags:
+            self._tags[image] = registry.tags()
+        suffix = labels.tag("", cell, input_digest)  # a version has no dash
+        for tag in self._tags[image]:
+            if tag.endswith(suffix) and "-" not in tag.removesuffix(suffix):
+                entry = entry_of(registry, tag)
+                if (
+                    entry
+                    and entry.ours
+                    and entry.tag == tag
+                    and self._is_intact(registry, entry, input_digest)
+                ):
+                    self._digests[f"{image}:{tag}"] = entry.digest
+                    return f"{image}:{tag}"
+        return None
+
+    def _is_intact(self, registry: Registry, entry: IndexEntry, input_digest: str) -> bool:
+        complete = self._complete.setdefault(registry.name, Complete(registry))
+        if entry.annotations[labels.INPUT] != input_digest or not complete(entry.digest):
+            return False
+        _, raw = _documents(registry, entry.digest, entry.tag)
+        return labels.CONTENT in labels.of_config(raw, entry.tag)
+
+    def without_layers(self, reference: str, folder: Path) -> Made:
+        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+        digest = self._digests[reference]
+        manifest, config = _documents(self.registry(reference.rpartition(":")[0]), digest, reference)
+        layout.write_without_layers(folder, manifest, config)
+        return Made(digest=digest, layout=folder)
+
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         image, _, _ = reference.rpartition(":")
@@ -100,15 +139,10 @@ class RegistryStore:
         image, _, _ = reference.rpartition(":")
         registry, digest = self.registry(image), self._digests[reference]
         entry = entry_of(registry, digest)
-        manifest = registry.manifest(entry.digest) if entry else None
-        if manifest is None:
-            raise UnknownImageError(f"{reference} is no longer in its registry")
-        found = parse(manifest.raw, reference, Descriptor)
-        assert isinstance(found, ImageManifest) and found.config  # noqa: S101, PT018 - as entry_of found
-        raw = registry.blob(found.config.digest)
+        manifest, raw = _documents(registry, entry.digest if entry else digest, reference)
         rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_none("rootfs")
         return StoredImage(
-            digest=manifest.digest,
+            digest=digest_of(manifest),
             layers=tuple(rootfs.texts("diff_ids")) if rootfs else (),
             content=labels.of_config(raw, reference).get(labels.CONTENT),
         )
@@ -240,6 +274,19 @@ class RegistryStore:
             f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
             remedy="build from the same inputs, or raise the version; `publish --choose` selects one of them",
         )
+
+
+def _documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, bytes]:
+    """Return the manifest of an image that the registry had, and its configuration.
+
+    Raises UnknownImageError if the image is gone.
+    """
+    manifest = registry.manifest(digest)
+    if manifest is None:
+        raise UnknownImageError(f"{reference} is no longer in its registry")
+    image = parse(manifest.raw, reference, Descriptor)
+    assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as entry_of found
+    return manifest.raw, registry.blob(image.config.digest)
 
 
 def _examine(reference: str, archive: ByteStream, layers: Layers) -> None:

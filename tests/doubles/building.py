@@ -12,7 +12,7 @@ import pytest
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
-from imagematrix.oci.layout import LayoutImage
+from imagematrix.oci.layout import LayoutImage, write_without_layers
 from imagematrix.oci.parts import SizedLayer
 from imagematrix.planning.backend import Made, Present, StoppedError, StoredImage
 from imagematrix.planning.planner import Against, plan
@@ -73,6 +73,7 @@ class FakeBackend:
         self.salt = ""
         self.images = {}
         self.kept = {}
+        self.raw = {}  # manifest and configuration of images in layouts
         self.keeps_layers = True
         self.calls = []
         self.hold = False
@@ -108,6 +109,16 @@ class FakeBackend:
             for reference, own in self.images.items()
             if (own[labels.IMAGE], own[labels.VERSION]) == (image, version)
         ]
+
+    def earlier(self, image, cell, input_digest):
+        wanted = (image, cell, input_digest)
+        keys = (labels.IMAGE, labels.CELL, labels.INPUT)
+        found = (name for name in self.raw if tuple(map(self.images[name].get, keys)) == wanted)
+        return next(found, None)
+
+    def without_layers(self, reference, folder):
+        write_without_layers(folder, *self.raw[reference])
+        return Made(digest=digest(self.raw[reference][0]), layout=folder)
 
     def components(self, reference):
         return labels.components(self.images[reference])
@@ -171,8 +182,11 @@ class FakeBackend:
             replaceable = labels.DEVELOPMENT in kept or labels.DEVELOPMENT in order.labels
             if replaceable and (kept[labels.IMAGE], kept[labels.CELL]) == own:
                 del self.images[old]
+                self.raw.pop(old, None)
         self.images[order.reference] = order.labels
         image = LayoutImage(made.layout, made.digest) if made.layout else None
+        if image:
+            self.raw[order.reference] = image.raw, image.blob(image.config).read_bytes()
         self.kept[order.reference] = StoredImage(
             digest=made.digest,
             layers=tuple(image.configuration["rootfs"]["diff_ids"]) if image else (),

@@ -101,6 +101,28 @@ def test_an_upgrade_costs_the_layers_that_differ(engine, folder, image):
     assert listed("v9").returncode == 4
 
 
+def test_a_new_version_pushes_no_layer_of_unchanged_cells(engine, folder, image, registry):
+    built = build(engine, folder)
+    assert built.returncode == 0, built.stderr
+    engine.imagematrix("publish", f"{image}:v1")
+    assert engine.imagematrix("bump", image, "--minor", cwd=folder).stdout == f"{image}:v1.1\n"
+    planned = json.loads(engine.imagematrix("plan", "--push", "--json", cwd=folder).stdout)["cells"]
+    assert [cell["from"] for cell in planned] == built.stdout.splitlines()
+    before = registry.log.count('"POST ')
+    done = build(engine, folder, "--json")
+    assert done.returncode == 0, done.stderr
+    assert [cell["status"] for cell in json.loads(done.stdout)["cells"]] == ["adopted"] * 2
+    assert registry.log.count('"POST ') - before == 2, "a configuration for each image"
+    published = engine.imagematrix("publish", f"{image}:v1.1")
+    assert published.returncode == 0, published.stderr
+    listed = json.loads(engine.imagematrix("ls", f"{image}:v1.1", "--from", "v1", "--json").stdout)
+    assert [row["from"] for row in listed["variants"]] == [0, 0]
+    ran = engine.imagematrix("run", "--rm", f"{image}:v1.1", "train", "--steps", "1")
+    assert ran.returncode == 0, ran.stderr
+    checked = engine.imagematrix("verify", *(cell["reference"] for cell in planned))
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_a_plain_pull_gets_the_variant_with_the_fewest_requirements(engine, folder, image):
     build(engine, folder)
     published = json.loads(engine.imagematrix("publish", f"{image}:v1", "--json").stdout)

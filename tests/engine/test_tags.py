@@ -56,6 +56,30 @@ def test_a_changed_template_under_the_same_version_is_refused(engine, project):
     assert len(build(engine, folder).stdout.split()) == 2
 
 
+def test_a_new_version_takes_over_what_has_not_changed(engine, project):
+    folder = project(CPU, image="raised")
+    first = build(engine, folder).stdout.split()
+    template = folder / "templates/training/Dockerfile.j2"
+    line = "{% if march == 'x86-64-v3' %}ENV CHANGED=yes\n{% endif %}CMD"
+    template.write_text(template.read_text().replace('CMD ["train"]', f'{line} ["train"]'))
+    bumped = engine.imagematrix("bump", "-f", folder / "matrix.yaml")
+    assert (bumped.returncode, bumped.stdout) == (0, "raised:v2\n")
+    # The build cache could hide that a step runs again.
+    engine.docker("buildx", "prune", "--all", "--force")
+    done = build(engine, folder, "--json")
+    assert done.returncode == 0, done.stderr
+    assert statuses(done) == {"cpu-x86-64-v2": "adopted", "cpu-x86-64-v3": "built"}
+    kept, _ = (cell["reference"] for cell in json.loads(done.stdout)["cells"])
+    (old,) = (reference for reference in first if "cpu-x86-64-v2" in reference)
+    assert engine.inspect(kept)["RootFS"] == engine.inspect(old)["RootFS"]
+    assert engine.inspect(kept)["Id"] != engine.inspect(old)["Id"]
+    assert engine.imagematrix("verify", kept).returncode == 0
+    ran = engine.docker("run", "--rm", kept, "train", "--steps", "1")
+    assert ran.returncode == 0, ran.stderr
+    engine.docker("image", "rm", old)
+    assert engine.docker("run", "--rm", kept, "train", "--steps", "1").returncode == 0
+
+
 def test_changes_during_a_build_do_not_affect_it(engine, project):
     folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="steady")
     template = folder / "templates/training/Dockerfile.j2"

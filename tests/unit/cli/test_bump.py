@@ -1,14 +1,16 @@
 """`imagematrix bump`: the images that changed get new versions, and the matrix stays as it is otherwise."""
 
+import json
+
 import pytest
 
 from imagematrix.builder import buildx
+from imagematrix.catalog import labels
 from imagematrix.errors import EngineError
 from imagematrix.stores import engine as local
 
 CPU = ("--only", "cuda=none")
 CHANGED = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
-TWO = "    context: .\n  other:\n    version: v7\n    template: Dockerfile.j2\n    context: .\n"
 
 
 @pytest.fixture
@@ -48,10 +50,8 @@ def test_images_on_a_changed_image_change_too(cli, matrix, project, backend):
     backend.local = True
     stacked = "FROM {{ images.training }}\n"
     change = ("axes:", "  child:\n    version: v4.1\n    template: child.j2\n    context: .\naxes:")
-    files = {"child": stacked}
     assert matrix == project(change)
     (matrix.parent / "templates" / "child.j2").write_text(stacked)
-    del files
     built = cli("build", "-f", matrix, *CPU)
     assert built.code == 0, built.err
     project(change, template=CHANGED)
@@ -109,3 +109,59 @@ def test_without_an_engine_nothing_can_be_compared(cli, matrix, monkeypatch):
     monkeypatch.setattr(local, "EngineStore", gone)
     assert cli("bump", "-f", matrix).code == 8
     assert cli("bump", "-f", matrix, "training").code == 0
+
+
+def test_cells_with_the_same_inputs_are_taken_over(cli, matrix, backend, tar, conforms):
+    """A new version costs what changed: the other images get its labels over the same layers."""
+    backend.layers = [tar(("etc/motd", b"hello"))]
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    first = dict(sorted(backend.kept.items()))  # cells are built in any order
+    assert cli("bump", "-f", matrix, "training").code == 0
+    document = json.loads(cli("plan", "-f", matrix, *CPU, "--json").out)
+    conforms(document)
+    assert {cell["status"] for cell in document["cells"]} == {"adopt"}
+    assert [cell["from"] for cell in document["cells"]] == list(first)
+    backend.calls.clear()
+    built = cli("build", "-f", matrix, *CPU)
+    assert built.code == 0, built.err
+    assert not backend.called("make")
+    assert built.out.splitlines() == [cell["reference"] for cell in document["cells"]]
+    for old, new in zip(first, built.out.splitlines(), strict=True):
+        assert backend.kept[new].layers == first[old].layers
+        assert backend.kept[new].digest != first[old].digest
+        own = backend.images[new]
+        assert own[labels.VERSION] == "v2"
+        assert labels.read(own, reference=new, digest=None, size=None).reference == new
+        raw = json.loads(backend.raw[new][1])["config"]["Labels"]
+        assert raw[labels.VERSION] == "v2"
+        assert raw["org.opencontainers.image.version"] == "v2"
+    assert cli("plan", "-f", matrix, *CPU).out.count(" up-to-date ") == len(first)
+
+
+def test_changed_cells_are_built(cli, matrix, project, backend, tar):
+    backend.layers = [tar(("etc/motd", b"hello"))]
+    project(template=CHANGED)
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    project(template=CHANGED + "{% if march == 'znver4' %}RUN true\n{% endif %}")
+    assert cli("bump", "-f", matrix).out == "training:v2\n"
+    statuses = [cell["status"] for cell in json.loads(cli("plan", "-f", matrix, *CPU, "--json").out)["cells"]]
+    assert sorted(statuses) == ["adopt", "build"]
+
+
+def test_verified_and_attested_images_are_built(cli, matrix, backend, tar):
+    backend.layers = [tar(("etc/motd", b"hello"))]
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    assert cli("bump", "-f", matrix, "training").code == 0
+    backend.calls.clear()
+    built = cli("build", "-f", matrix, *CPU, "--verify-reproducible")
+    assert built.code == 0, built.err
+    assert len(backend.called("make")) == 2 * len(built.out.splitlines())
+
+
+def test_budget_holds_for_what_is_taken_over(cli, matrix, project, backend, tar):
+    backend.layers = [tar(("etc/motd", bytes(3_000_000)))]
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    project(("version: v1\n", "version: v2\n    budget: 1MB\n"))
+    built = cli("build", "-f", matrix, *CPU)
+    assert built.code == 6
+    assert "budget" in built.err

@@ -42,6 +42,7 @@ def test_missing_images_are_to_be_built(planned, conforms):
         "why": None,
         "reference": item.reference,
         "input": item.identity.digest,
+        "from": None,
         "changed": [],
         "files": [],
     }

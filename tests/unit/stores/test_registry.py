@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from distribution import MANIFEST, digest, error
+from publishing import labels_of, tag
 
 from imagematrix.audit import layer
 from imagematrix.audit.layers import Layers
+from imagematrix.builder.rewrite import labelled
 from imagematrix.catalog import index as indexes
 from imagematrix.catalog import labels
 from imagematrix.catalog.labels import content
@@ -23,7 +25,7 @@ from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownIm
 from imagematrix.oci.manifest import INDEX
 from imagematrix.oci.registry import Registry
 from imagematrix.oci.retry import TRIES
-from imagematrix.planning.backend import Present, StoredImage
+from imagematrix.planning.backend import BuildSources, Order, Present, StoredImage
 from imagematrix.stores.publish import publish
 from imagematrix.stores.registry import Complete, RegistryStore, survey
 
@@ -537,3 +539,91 @@ def test_layers_that_registries_need_not_have_are_not_missed(is_complete):
 def test_damaged_manifests_of_images_are_errors(is_complete, layer):
     with pytest.raises(UsageError, match="layers"):
         is_complete(layer)
+
+
+def labelled_anew(remote, earlier, folder, version, made_of="1"):
+    """Take over an image under another version, as a build does."""
+    before = remote.without_layers(earlier, folder)
+    own = labels_of("a", made_of, version=version)
+    image, _, _ = earlier.rpartition(":")
+    order = Order(
+        reference=f"{image}:{tag(own)}",
+        dockerfile="",
+        sources=BuildSources(context=folder, platform="linux/amd64"),
+        labels=own,
+    )
+    return order, labelled(before, own)
+
+
+@pytest.fixture
+def earlier(remote, make_image):
+    """The reference of an image of version v1 in the registry, as `build` pushes one, and its digest."""
+    one = make_image("a")
+    made = labelled(one.made, one.order.labels)
+    remote.store(one.order, made)
+    return one.order.reference, made.digest
+
+
+def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
+    server, remote, repository, earlier, image, tmp_path
+):
+    reference, before = earlier
+    assert remote.earlier(image, "a", digest(b"2")) is None
+    assert remote.earlier(image, "b", digest(b"1")) is None
+    assert remote.earlier(image, "a", digest(b"1")) == reference
+    server.requests.clear()
+    order, made = labelled_anew(remote, reference, tmp_path / "taken", "v2")
+    stored = remote.store(order, made)
+    assert repository.tags[tag(order.labels)] == stored != before
+    uploads = [request for request in server.requests if request.method == "POST"]
+    assert len(uploads) == 1, "only the configuration"
+    entry = entry_of(remote.registry(image), tag(order.labels))
+    assert (entry.ours, entry.annotations[labels.VERSION]) == (True, "v2")
+    other = RegistryStore(remote, Layers())
+    assert other.earlier(image, "a", digest(b"1")) in (reference, order.reference)
+
+
+def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
+    remote, repository, earlier, image, make_image
+):
+    """The tag has only a part of the input digest, and says nothing of the blobs."""
+    reference, _ = earlier
+    assert remote.earlier(image, "a", f"{digest(b'1')[:-1]}0") is None
+    assert remote.earlier(image, "b-a", digest(b"1")) is None, "a cell whose name ends alike"
+    classic = make_image("classic")  # without a label of its content
+    remote.store(classic.order, classic.made)
+    for cell in ("classic", "none"):
+        assert RegistryStore(remote, Layers()).earlier(image, cell, digest(b"1")) is None
+    del repository.blobs[digest(b"two")]
+    assert RegistryStore(remote, Layers()).earlier(image, "a", digest(b"1")) is None
+    assert remote.registry(image).digest(reference.rpartition(":")[2])
+
+
+def test_image_built_on_an_earlier_one_is_not_taken_over(remote, repository, earlier, image, make_image):
+    reference, _ = earlier
+    derived = make_image("a", layers=(b"one", b"two", b"three"))
+    config = json.loads(repository.blobs[digest_of_config(repository, reference)])
+    inherited = labelled(derived.made, config["config"]["Labels"])
+    raw = json.loads((inherited.layout / "blobs/sha256" / inherited.digest[7:]).read_bytes())
+    blobs = inherited.layout / "blobs/sha256"
+    old = json.loads((blobs / raw["config"]["digest"][7:]).read_bytes())
+    old["config"]["Labels"][labels.CONTENT] = config["config"]["Labels"][labels.CONTENT]
+    changed = json.dumps(old).encode()
+    raw["config"] |= {"digest": digest(changed), "size": len(changed)}
+    repository.blobs |= {digest(changed): changed, digest(b"three"): b"three"}
+    repository.put(reference.rpartition(":")[2], json.dumps(raw).encode(), MANIFEST)
+    assert RegistryStore(remote, Layers()).earlier(image, "a", digest(b"1")) is None
+
+
+def digest_of_config(repository, reference):
+    manifest = repository.manifests[repository.tags[reference.rpartition(":")[2]]]
+    raw = manifest[1] if isinstance(manifest, tuple) else manifest
+    return json.loads(raw)["config"]["digest"]
+
+
+def test_earlier_image_that_was_deleted_is_reported(remote, repository, earlier, image, tmp_path):
+    reference, _ = earlier
+    assert remote.earlier(image, "a", digest(b"1")) == reference
+    repository.manifests.clear()
+    with pytest.raises(UnknownImageError, match="is no longer in its registry"):
+        remote.without_layers(reference, tmp_path / "taken")
