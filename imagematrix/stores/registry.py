@@ -106,10 +106,10 @@ class RegistryStore:
         found = parse(manifest.raw, reference, Descriptor)
         assert isinstance(found, ImageManifest) and found.config  # noqa: S101, PT018 - as entry_of found
         raw = registry.blob(found.config.digest)
-        rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_none("rootfs")
+        rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_empty("rootfs")
         return StoredImage(
             digest=manifest.digest,
-            layers=tuple(rootfs.texts("diff_ids")) if rootfs else (),
+            layers=rootfs.texts("diff_ids"),
             content=labels.of_config(raw, reference).get(labels.CONTENT),
         )
 
