@@ -5,13 +5,10 @@ Whatever an engine can be asked, it is asked (`system`). The tests have an engin
 
 from __future__ import annotations
 
-import re
-
+from imagematrix.documents import natural
 from imagematrix.record import Record
 
 __all__ = ["BUILDS", "OVERLAYS_WITH_GPUS", "ZSTD_LAYERS", "ZSTD_REMEDY", "Capability"]
-
-RELEASE = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?(?!\d)", re.ASCII)
 
 
 class Capability(Record):
@@ -26,8 +23,9 @@ class Capability(Record):
         True for None, another engine, and for what is no version: builds from the sources may have a name or
         a commit, and are taken for new.
         """
-        match = RELEASE.match(docker or "")
-        return match is None or not self.lost <= (int(match[1]), int(match[2] or 0)) < self.since
+        major, _, rest = (docker or "").partition(".")
+        number = natural(major)
+        return number is None or not self.lost <= (number, natural(rest.partition(".")[0]) or 0) < self.since
 
     def __str__(self) -> str:
         major, minor = self.since
