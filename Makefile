@@ -7,7 +7,7 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
-# make test-engines run the engine tests with other releases of Docker; NAMES=docker-forky for only one
+# make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
@@ -16,7 +16,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-NAMES := docker-forky docker-29
+NAMES := docker-forky docker-29 podman-forky
 
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
@@ -108,11 +108,14 @@ bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
 
-# The engine tests with the newest releases of Docker. Not part of `make test`, which runs test_engines.py with them.
+# The engine tests with the newest releases of Docker, and those of Podman. Not part of `make test`, which runs
+# test_engines.py with the oldest and the newest Docker of Debian.
 test-engines: bases $(VENV)/.dev
 	ci/engines $(NAMES)
-	for name in $(NAMES); do IMAGEMATRIX_TEST_ENGINE=$$name \
-	    $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine || exit; done
+	for name in $(NAMES); do \
+	    case $$name in podman-*) tests=tests/engine/test_podman.py ;; *) tests=tests/engine ;; esac; \
+	    IMAGEMATRIX_TEST_ENGINE=$$name \
+	    $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$tests || exit; done
 
 # Real swarms, in namespaces. Not part of `make test`.
 test-cluster: packages $(VENV)/.dev

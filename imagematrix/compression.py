@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix import deflate
-from imagematrix.documents import natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,20 +17,16 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT",
     "DEFAULT_LEVELS",
-    "DOCKER",
     "LEVELS",
     "ZSTD_REMEDY",
     "Compression",
     "compressed",
     "has_zstd",
     "libzstd",
-    "without_zstd",
 ]
 
 # What to do if an engine or a registry may not know zstd.
 ZSTD_REMEDY = "if it takes no layers compressed with zstd, set `compression: gzip` in matrix.yaml"
-# Docker before this release fails with "archive/tar: invalid tar header" once it has pulled such a layer.
-DOCKER = 23
 ZSTD = b".tar+zstd"  # in a manifest: a layer compressed with zstd
 LEVELS = {"zstd": range(1, 20), "gzip": range(1, 10)}
 DEFAULT_LEVELS = {"zstd": 3, "gzip": deflate.LEVEL}
@@ -67,18 +62,6 @@ def compressed(pieces: Iterable[bytes], compression: Compression, workers: int) 
 def has_zstd(manifest: bytes) -> bool:
     """Whether the manifest of an image names a layer that is compressed with zstd."""
     return ZSTD in manifest
-
-
-def without_zstd(docker: str | None) -> tuple[str, str] | None:
-    """Return why a release of Docker cannot unpack layers compressed with zstd, and the remedy, or None.
-
-    `docker` is its version, None for another engine: all that were tried can.
-    """
-    major = natural((docker or "").partition(".")[0])
-    if major is None or major >= DOCKER:
-        return None
-    why = f"Docker {docker} cannot unpack them, which Docker {DOCKER} and newer can"
-    return why, f"install Docker {DOCKER} or newer, or build the image with `compression: gzip`"
 
 
 def libzstd() -> str:

@@ -115,8 +115,8 @@ class Fields:
 
     def named_texts(self, key: str) -> dict[str, str]:
         """Return the strings in an object by name; none if the object is absent."""
-        inner = self.object_or_none(key)
-        return {name: text for name, text in inner.data.items() if type(text) is str} if inner else {}
+        inner = self.object_or_empty(key)
+        return {name: text for name, text in inner.data.items() if type(text) is str}
 
     def text(self, key: str) -> str:
         """Return a required string."""
@@ -175,6 +175,10 @@ class Fields:
     def object_or_none(self, key: str) -> Fields | None:
         """Return the object under `key`, or None if it is null or absent."""
         return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
+
+    def object_or_empty(self, key: str) -> Fields:
+        """Return the object under `key`, one without fields if it is null or absent."""
+        return self.object_or_none(key) or Fields({}, f"{self._where}: {key}")
 
     def cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
         """Return the result of `read` for a field; `cache` shares it among objects with an equal field."""

@@ -103,7 +103,7 @@ def image(
 ) -> AuditedImage:
     """Return the image with a `digest`, a configuration and layers; raise AuditError, UsageError."""
     fields = Fields(documents.parse(config, reference), reference)
-    inner = fields.object_or_none("config") or Fields({}, reference)
+    inner = fields.object_or_empty("config")
     pairs = (word.partition("=") for word in (inner.texts("Env") if inner.present("Env") else ()))
     platform = [
         fields.text_or_none("os"),

@@ -244,8 +244,8 @@ def _check(archive: ImageArchive[Layer], config: bytes, layers: tuple[str, ...])
     The digests in `layers` are those of their tars, or those of their blobs in a manifest.
     """
     digest = digest_of(config)
-    root = Fields(documents.parse(config, digest), digest).object_or_none("rootfs")
-    tars = root.texts("diff_ids") if root and root.present("diff_ids") else ()
+    root = Fields(documents.parse(config, digest), digest).object_or_empty("rootfs")
+    tars = root.texts("diff_ids") if root.present("diff_ids") else ()
     manifests = (manifest for _, manifest in archive.manifests.get(digest, ()))
     if layers not in (tars, *(tuple(layer.digest for layer in each.layers or ()) for each in manifests)):
         raise AuditError(f"the layers in the archive do not match its configuration {digest}")

@@ -24,8 +24,7 @@ from typing import Any, Self
 
 from imagematrix.builder import child
 from imagematrix.builder.rewrite import Rewriter
-from imagematrix.documents import natural
-from imagematrix.engine import endpoint, system
+from imagematrix.engine import endpoint, releases, system
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Buildx"]
 
-OLDEST = 23  # the first engine whose BuildKit supports COPY --link, SOURCE_DATE_EPOCH and OCI layouts
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
 OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
 GRACE = 10  # seconds until a stopped build is killed
@@ -124,12 +122,8 @@ class Buildx:
 
     def _require(self) -> str:
         """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
-        version = self._docker.version
-        # A build of Docker from its sources may have a name or a commit for a version, and is taken for new.
-        major = natural(version.partition(".")[0])
-        if self._builder is None and major is not None and major < OLDEST:
-            remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this version"
-            raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
+        if self._builder is None:
+            self._require_builds()
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store cannot keep attestations", remedy=remedy)
@@ -145,6 +139,15 @@ class Buildx:
         if "Err" in buildx or "Path" not in buildx:
             raise _broken(str(buildx.get("Err", "docker has no such plugin")))
         return str(buildx["Path"])
+
+    def _require_builds(self) -> None:
+        version = self._docker.version
+        if version is None:
+            remedy = "use Docker, or --builder; `select`, `pull` and `run` work with this engine"
+            raise EngineError("the engine is Podman, which has no BuildKit for builds", remedy=remedy)
+        if not releases.BUILDS.of(version):
+            remedy = f"install {releases.BUILDS} or newer; `select` and `run` work with this version"
+            raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
 
     def _in_a_context(self) -> bool:
         """Whether the builder is the engine of a docker context."""

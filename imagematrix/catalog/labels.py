@@ -178,8 +178,7 @@ def of(image: Mapping[str, Any]) -> Mapping[str, Any]:
 def of_config(raw: bytes, where: str) -> Mapping[str, str]:
     """Return the labels in an image's configuration; none if they are inherited from another image."""
     image = documents.Fields(documents.parse(raw, where), where)
-    inner = image.object_or_none("config")
-    return inner.named_texts("Labels") if inner and not inherited(image.data) else {}
+    return {} if inherited(image.data) else image.object_or_empty("config").named_texts("Labels")
 
 
 def inherited(image: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import typer
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import counted, info, print_json, print_text
 from imagematrix.cli.planning import never_pushed
-from imagematrix.compression import DOCKER
+from imagematrix.engine.releases import ZSTD_LAYERS
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
@@ -114,7 +114,7 @@ def _plain_pull(plain: PlatformDefault) -> str:
     if plain.variant is None:
         return f"{plain.platform}: `docker pull` gets nothing: {plain.why}"
     gpu = plain.variant.cuda and f"CUDA {plain.variant.cuda} and a GPU"
-    engine = f"Docker {DOCKER} or newer, or another engine that unpacks zstd" if plain.zstd else None
+    engine = f"{ZSTD_LAYERS} or newer, or another engine that unpacks zstd" if plain.zstd else None
     needs = ", ".join(filter(None, [gpu, *plain.needs, engine]))
     beyond = f"it needs {needs}" if needs else "it runs on every CPU"
     tag = plain.variant.reference.rpartition(":")[2]

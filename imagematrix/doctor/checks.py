@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.allocation import pods
-from imagematrix.compression import without_zstd
+from imagematrix.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.launcher.plan import SELECTED
 from imagematrix.node import fabric
 from imagematrix.node.nvidia import mismatch
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "SCHEMA", "Finding", "examine", "to_json"]
 
 SCHEMA = "imagematrix.doctor/v1"
-OLDEST_ENGINE = (20, 10)  # the first version with which select and run work
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
 DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
@@ -232,22 +231,19 @@ def _engine(facts: NodeFacts) -> Verdicts:
     if engine.error:
         yield _error(engine.error, engine.remedy)
         return
-    version = re.match(r"(\d+)\.(\d+)", engine.version, re.ASCII)
     name = f"podman {engine.version}" if engine.podman else engine.version
-    if not engine.podman and version and tuple(map(int, version.groups())) < OLDEST_ENGINE:
-        yield _error(
-            f"the engine is {engine.version}; selecting and running need 20.10 or newer",
-            "apt-get install --only-upgrade docker.io",
-        )
-    elif engine.machine and engine.machine != facts.machine and facts.host.gpus:
+    if engine.machine and engine.machine != facts.machine and facts.host.gpus:
         yield _error(
             f"the engine at {engine.address} runs on {engine.machine}, this is {facts.machine}: the probed "
             f"GPUs are not the engine's",
             "env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor",
         )
-    elif not engine.podman and (lacks := without_zstd(engine.version)):
-        saw = "layers compressed with zstd, which builds write by default"
-        yield _warning(f"the engine at {engine.address} is Docker {name}: it cannot unpack {saw}", lacks[1])
+    elif not engine.podman and not ZSTD_LAYERS.of(engine.version):
+        yield _warning(
+            f"the engine at {engine.address} is Docker {name}: it cannot unpack layers compressed with zstd, "
+            f"which builds write by default",
+            ZSTD_REMEDY,
+        )
     elif not engine.devices and facts.host.gpus:
         yield _error(
             f"the engine at {engine.address} is {name}, to which `docker` passes no devices, because it does "

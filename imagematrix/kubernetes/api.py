@@ -235,7 +235,7 @@ class _WatchedCollection(Generic[T]):
                 read = self._read(item)
                 if read is not None:
                     objects[_name(item)] = read
-            metadata = fields.object_or_none("metadata") or documents.Fields({}, f"{noun}: metadata")
+            metadata = fields.object_or_empty("metadata")
             following = metadata.text_or_none("continue")
             if not following:
                 self._objects = objects
@@ -256,12 +256,12 @@ class _WatchedCollection(Generic[T]):
             await _check(answer)
             async for line in answer.content:
                 event = documents.Fields(documents.parse(line, "watch"), "watch")
-                item = event.object_or_none("object") or documents.Fields({}, "watch: object")
+                item = event.object_or_empty("object")
                 if event.text("type") == "ERROR":
                     if item.integer_or_none("code") == GONE:
                         raise _GoneError
                     raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
-                metadata = item.object_or_none("metadata") or documents.Fields({}, "watch: metadata")
+                metadata = item.object_or_empty("metadata")
                 changed = self._apply(event.text("type"), item)
                 # Once the change is applied, because a watch that breaks off goes on from this version.
                 self.version = metadata.text("resourceVersion")
@@ -287,7 +287,7 @@ class _WatchedCollection(Generic[T]):
 
 
 def _name(item: documents.Fields) -> str:
-    metadata = item.object_or_none("metadata") or documents.Fields({}, "metadata")
+    metadata = item.object_or_empty("metadata")
     namespace = metadata.text_or_none("namespace")
     name = metadata.text_or_none("name") or ""
     return f"{namespace}/{name}" if namespace else name

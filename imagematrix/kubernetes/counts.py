@@ -179,8 +179,8 @@ def _requests(pods: Iterable[documents.Fields]) -> list[tuple[str | None, Counte
     """Return the node of each pod that has not ended, None if it waits for one, and the GPUs it requests."""
     requests = []
     for pod in pods:
-        spec, status = pod.object_or_none("spec"), pod.object_or_none("status")
-        if spec is not None and not (status and status.text_or_none("phase") in ENDED):
+        spec, status = pod.object_or_none("spec"), pod.object_or_empty("status")
+        if spec is not None and status.text_or_none("phase") not in ENDED:
             requests.append((spec.text_or_none("nodeName"), requested(spec)))
     return requests
 
@@ -193,17 +193,14 @@ def _sums(requests: Iterable[tuple[str | None, Counter[str]]]) -> dict[str | Non
 
 
 def _request(container: documents.Fields) -> Counter[str]:
-    resources = container.object_or_none("resources")
-    if resources is None:
-        return Counter()
+    resources = container.object_or_empty("resources")
     # For extended resources, a limit without a request is the request.
     return Counter(gpus(resources.named_texts("limits")) | gpus(resources.named_texts("requests")))
 
 
 def _node(node: ClusterNode, fields: documents.Fields, used: Mapping[str, int]) -> NodeCounts:
-    status = fields.object_or_none("status")
-    capacity = gpus(status.named_texts("capacity")) if status else {}
-    allocatable = gpus(status.named_texts("allocatable")) if status else {}
+    status = fields.object_or_empty("status")
+    capacity, allocatable = gpus(status.named_texts("capacity")), gpus(status.named_texts("allocatable"))
     schedulable = _schedulable(fields, status)
     return NodeCounts(
         name=node.name,
@@ -224,13 +221,13 @@ def _node(node: ClusterNode, fields: documents.Fields, used: Mapping[str, int]) 
     )
 
 
-def _schedulable(fields: documents.Fields, status: documents.Fields | None) -> bool:
-    spec = fields.object_or_none("spec")
-    if spec and spec.boolean("unschedulable"):
+def _schedulable(fields: documents.Fields, status: documents.Fields) -> bool:
+    if fields.object_or_empty("spec").boolean("unschedulable"):
         return False
-    conditions = status.objects("conditions") if status else ()
     return all(
-        each.text_or_none("status") == "True" for each in conditions if each.text_or_none("type") == "Ready"
+        each.text_or_none("status") == "True"
+        for each in status.objects("conditions")
+        if each.text_or_none("type") == "Ready"
     )
 
 

@@ -11,6 +11,7 @@ import binascii
 
 from imagematrix.documents import Fields
 from imagematrix.errors import UsageError
+from imagematrix.kubernetes import yaml
 from imagematrix.kubernetes.api import ApiServer
 
 TYPE_CHECKING = False
@@ -27,7 +28,10 @@ def load(path: Path) -> ApiServer:
 
     Raises UsageError if the file is invalid, or has other credentials than files.
     """
-    fields = Fields(_yaml(path), str(path))
+    found = yaml.load(path)
+    if len(found) != 1:
+        raise UsageError(f"{path}: expected one document, found {len(found)}", remedy=REMEDY)
+    fields = Fields(found[0], str(path))
     context = _entry(fields, "contexts", "context", fields.text("current-context"))
     cluster = _entry(fields, "clusters", "cluster", context.text("cluster"))
     user = _entry(fields, "users", "user", context.text("user"))
@@ -49,19 +53,9 @@ def load(path: Path) -> ApiServer:
     )
 
 
-def _yaml(path: Path) -> object:
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-
-
 def _entry(fields: Fields, listed: str, kind: str, name: str) -> Fields:
     for entry in fields.objects(listed):
-        inner = entry.object_or_none(kind)
-        if entry.text_or_none("name") == name and inner:
+        if entry.text_or_none("name") == name and (inner := entry.object_or_none(kind)):
             return inner
     raise fields.fail(listed, f"{name[:80]!r} not found")
 

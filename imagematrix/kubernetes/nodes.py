@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from typing import Any, BinaryIO
+    from typing import BinaryIO
 
     from imagematrix.node.host import Host
 
@@ -132,25 +132,27 @@ def _node(fields: documents.Fields) -> ClusterNode:
     if metadata is None:
         raise fields.fail("metadata", "is missing (expected an object)")
     labels, invalid = _labels(metadata.named_texts("labels"))
-    status = fields.object_or_none("status")
+    status = fields.object_or_empty("status")
+    capacity = status.named_texts("capacity")
     if own.ARCH in labels:
         described = labelled(labels)
         if not described.gpus:  # GPUs that somebody offers contradict labels without any
-            signs = (*described.accelerators, *offered(_capacity(status)))
+            signs = (*described.accelerators, *offered(capacity))
             described = replace(described, accelerators=signs)
     else:
-        described = discovered(labels, _architecture(status), _capacity(status))
+        architecture = status.object_or_empty("nodeInfo").text_or_none("architecture")
+        described = discovered(labels, architecture, capacity)
     if invalid:
         warning = f"{invalid} invalid labels were ignored"
         described = replace(described, warnings=(*described.warnings, warning))
-    spec = fields.object_or_none("spec")
+    spec = fields.object_or_empty("spec")
     return ClusterNode(
         name=metadata.text("name"),
         labels=labels,
         host=described,
-        cordoned=spec.boolean("unschedulable") if spec else False,
-        taints=tuple(map(_taint, spec.objects("taints"))) if spec else (),
-        allocatable=status.named_texts("allocatable") if status else {},
+        cordoned=spec.boolean("unschedulable"),
+        taints=tuple(map(_taint, spec.objects("taints"))),
+        allocatable=status.named_texts("allocatable"),
     )
 
 
@@ -172,12 +174,3 @@ def _valid_key(key: str) -> bool:
     if slash and not PREFIX.fullmatch(prefix):
         return False
     return bool(name) and own.valid(name)
-
-
-def _architecture(status: documents.Fields | None) -> str | None:
-    info = status.object_or_none("nodeInfo") if status else None
-    return info.text_or_none("architecture") if info else None
-
-
-def _capacity(status: documents.Fields | None) -> Mapping[str, Any]:
-    return status.named_texts("capacity") if status else {}

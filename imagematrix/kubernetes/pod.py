@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.admission import LISTS
 from imagematrix.kubernetes.affinity import REQUIRED, required
@@ -16,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+    from imagematrix import documents
 
     Json = Mapping[str, Any]
 
@@ -89,14 +90,14 @@ def parse(data: object, where: str) -> Pod:
             f"{where}: expected a Pod, found {kind[:80]!r}",
             remedy="write it with `kubectl get pod NAME -o json`",
         )
-    metadata, status = _part(fields, "metadata"), _part(fields, "status")
+    metadata, status = fields.object_or_empty("metadata"), fields.object_or_empty("status")
     name = metadata.text_or_none("name") or metadata.text_or_none("generateName") or UNNAMED
     namespace = metadata.text_or_none("namespace")
     return Pod(
         name=f"{namespace}/{name}" if namespace else name,
         phase=status.text_or_none("phase") or "Pending",
         document=reduced(fields),
-        gpus=dict(sorted(requested(_part(fields, "spec")).items())),
+        gpus=dict(sorted(requested(fields.object_or_empty("spec")).items())),
     )
 
 
@@ -105,7 +106,7 @@ def reduced(fields: documents.Fields) -> dict[str, Any]:
 
     Raises UsageError if that is invalid.
     """
-    metadata, spec = _part(fields, "metadata"), _part(fields, "spec")
+    metadata, spec = fields.object_or_empty("metadata"), fields.object_or_empty("spec")
     label = metadata.named_texts("labels").get(CLASS)
     selector = spec.named_texts("nodeSelector")
     tolerations = [_texts(each, "key", "operator", "value", "effect") for each in spec.objects("tolerations")]
@@ -125,7 +126,7 @@ def reduced(fields: documents.Fields) -> dict[str, Any]:
 
 
 def _terms(spec: documents.Fields) -> list[dict[str, Any]] | None:
-    selector = _part(_part(spec, "affinity"), "nodeAffinity").object_or_none(REQUIRED)
+    selector = spec.object_or_empty("affinity").object_or_empty("nodeAffinity").object_or_none(REQUIRED)
     if selector is None:
         return None
     return [
@@ -146,15 +147,10 @@ def _terms(spec: documents.Fields) -> list[dict[str, Any]] | None:
 
 
 def _container(fields: documents.Fields) -> dict[str, Any]:
-    resources = _part(fields, "resources")
+    resources = fields.object_or_empty("resources")
     quantities = {name: some for name in ("limits", "requests") if (some := resources.named_texts(name))}
     return _texts(fields, "image", "restartPolicy") | ({"resources": quantities} if quantities else {})
 
 
 def _texts(fields: documents.Fields, *keys: str) -> dict[str, Any]:
     return {key: text for key in keys if (text := fields.text_or_none(key))}
-
-
-def _part(fields: documents.Fields, key: str) -> documents.Fields:
-    """Return an object of a document, an empty one if it is absent."""
-    return fields.object_or_none(key) or documents.Fields({}, key)

@@ -76,7 +76,7 @@ def read(path: Path, namespace: str) -> Previous:
     found = dict(zip(resources, manifests, strict=True))
     secret = _only(found, "Secret", where)
     configuration = _only(found, "MutatingWebhookConfiguration", where)
-    data = documents.Fields(found[secret], where).object_or_none("data") or documents.Fields({}, where)
+    data = documents.Fields(found[secret], where).object_or_empty("data")
     hook = _hook(documents.Fields(found[configuration], where), where)
     if secret.namespace != namespace:
         raise UsageError(
@@ -127,7 +127,7 @@ def _hook(configuration: documents.Fields, where: str) -> documents.Fields:
     hooks = [each for each in configuration.objects("webhooks") if each.text_or_none("name") == HOOK]
     if len(hooks) != 1:
         raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
-    return hooks[0].object_or_none("clientConfig") or documents.Fields({}, where)
+    return hooks[0].object_or_empty("clientConfig")
 
 
 def _decoded(fields: documents.Fields, key: str) -> bytes:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["dump", "load"]
 
 WIDTH = 110
-LIMIT = 1 << 20  # bytes of a file; an installation has 20,000
+LIMIT = 1 << 20  # bytes of a file; an installation has 20,000, a kubeconfig less
 
 
 def dump(*documents: object) -> str:
@@ -48,7 +48,8 @@ def load(path: Path) -> list[object]:
 
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):
-                raise yaml.composer.ComposerError(problem="aliases are not supported")
+                mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+                raise yaml.composer.ComposerError(problem="aliases are not supported", problem_mark=mark)
             return super().compose_node(parent, index)
 
     try:
@@ -57,12 +58,17 @@ def load(path: Path) -> list[object]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if len(raw) > LIMIT:
-        raise UsageError(f"{path}: exceeds {LIMIT // 2**20} MiB, too large for manifests")
+        raise UsageError(f"{path}: exceeds {LIMIT // 2**20} MiB, too large for a document of this kind")
     try:
         return list(yaml.load_all(raw, Loader=PlainLoader))
     except RecursionError as error:
         raise UsageError(f"{path}: nested too deeply") from error
-    except (yaml.YAMLError, ValueError) as error:  # such as a date that does not exist
+    except yaml.MarkedYAMLError as error:
+        # Its text has a part of the file, which may be a key or a token.
+        mark = error.problem_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else f"{path}"
+        raise UsageError(f"{where}: not YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:  # such as a null character, or a date that does not exist
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from imagematrix.compression import has_zstd, without_zstd
-from imagematrix.engine import system
+from imagematrix.compression import has_zstd
+from imagematrix.engine import releases, system
 from imagematrix.errors import EngineError, ImagematrixError
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import split
@@ -23,8 +23,8 @@ def require_unpackable(reference: str, over: Transport | None = None) -> None:
     It would say so only after the download, and without the reason. The registry is asked only for engines
     that lack something; if it does not answer, the pull says why.
     """
-    lacks = without_zstd(system.docker_version(over))
-    if lacks is None:
+    docker = system.docker_version(over)
+    if releases.ZSTD_LAYERS.of(docker):
         return
     name, _, digest = reference.partition("@")
     image, tag = split(name)
@@ -32,4 +32,7 @@ def require_unpackable(reference: str, over: Transport | None = None) -> None:
     with contextlib.suppress(ImagematrixError), Registry(image) as registry:
         manifest = registry.manifest(digest or str(tag))
     if manifest and has_zstd(manifest.raw):
-        raise EngineError(f"{reference} has layers compressed with zstd: {lacks[0]}", remedy=lacks[1])
+        raise EngineError(
+            f"{reference} has layers compressed with zstd, which Docker {docker} cannot unpack",
+            remedy=releases.ZSTD_REMEDY,
+        )

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from aiohttp import BasicAuth, web
 
-from imagematrix.compression import has_zstd, without_zstd
+from imagematrix.compression import has_zstd
+from imagematrix.engine import releases
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.listening import Address, listening
 from imagematrix.reference import DIGEST, TAG, Reference
@@ -234,9 +235,11 @@ def _accepted(request: web.Request, media_type: str) -> bool:
 def _require_unpackable(request: web.Request, manifest: Manifest) -> None:
     """Raise UsageError if the client is a Docker that cannot unpack the layers of an image."""
     client = DOCKER.match(request.headers.get("User-Agent", ""))
-    lacks = without_zstd(client[1]) if client else None
-    if lacks and has_zstd(manifest.raw):
-        raise UsageError(f"the image has layers compressed with zstd: {lacks[0]}", remedy=lacks[1])
+    if client and not releases.ZSTD_LAYERS.of(client[1]) and has_zstd(manifest.raw):
+        raise UsageError(
+            f"the image has layers compressed with zstd, which Docker {client[1]} cannot unpack",
+            remedy=releases.ZSTD_REMEDY,
+        )
 
 
 def _manifest(manifest: Manifest) -> web.Response:

@@ -136,10 +136,9 @@ def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
 
 def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
     """Return what is wrong with a validly signed payload, or None if it names this image."""
-    critical = documents.Fields(documents.parse(payload, where), where).object_or_none("critical")
-    image = critical and critical.object_or_none("image")
-    name = critical and critical.object_or_none("identity")
-    if not critical or not image or not name or critical.text_or_none("type") != TYPE:
+    critical = documents.Fields(documents.parse(payload, where), where).object_or_empty("critical")
+    image, name = critical.object_or_none("image"), critical.object_or_none("identity")
+    if not image or not name or critical.text_or_none("type") != TYPE:
         return "the signature is not for an image"
     signed = image.text_or_none("docker-manifest-digest")
     if signed != digest:

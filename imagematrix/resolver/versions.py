@@ -298,8 +298,8 @@ def _own_tags(source: ManifestSource, repository: str, manifest: Manifest) -> se
     if labels.VERSION not in texts and isinstance(found, ImageManifest) and found.config:
         # An engine with the classic image store writes no annotations.
         raw = source.content(repository, found.config.digest)
-        image = documents.Fields(documents.parse(raw, repository), repository).object_or_none("config")
-        texts = image.named_texts("Labels") if image else {}
+        image = documents.Fields(documents.parse(raw, repository), repository).object_or_empty("config")
+        texts = image.named_texts("Labels")
     parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
     return {labels.tag(*map(str, parts))} if all(parts) else set()
 

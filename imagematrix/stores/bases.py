@@ -76,5 +76,5 @@ def _triggers(registry: Registry, digest: str) -> Iterator[str]:
                 yield from _triggers(registry, entry.digest)
     elif found.config:
         image = documents.Fields(documents.parse(registry.blob(found.config.digest), digest), digest)
-        inner = image.object_or_none("config")
-        yield from inner.texts(KEY) if inner and inner.present(KEY) else ()
+        inner = image.object_or_empty("config")
+        yield from inner.texts(KEY) if inner.present(KEY) else ()

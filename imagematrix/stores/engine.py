@@ -104,9 +104,9 @@ class EngineStore:
             return self._temporary
 
     @property
-    def version(self) -> str:
-        """The version of Docker."""
-        return str(self._info.get("ServerVersion", "0"))
+    def version(self) -> str | None:
+        """The version of Docker, None if the engine is another."""
+        return system.docker_version(self._over)
 
     @property
     def has_manifests(self) -> bool:

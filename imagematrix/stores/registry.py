@@ -140,10 +140,10 @@ class RegistryStore:
         registry, digest = self.registry(image), self._digests[reference]
         entry = entry_of(registry, digest)
         manifest, raw = _documents(registry, entry.digest if entry else digest, reference)
-        rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_none("rootfs")
+        rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_empty("rootfs")
         return StoredImage(
             digest=digest_of(manifest),
-            layers=tuple(rootfs.texts("diff_ids")) if rootfs else (),
+            layers=rootfs.texts("diff_ids"),
             content=labels.of_config(raw, reference).get(labels.CONTENT),
         )
 

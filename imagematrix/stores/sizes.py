@@ -149,8 +149,7 @@ def _remote(registry: Registry, variant: Variant, present: frozenset[str] | None
         return Sized(variant=variant, parts=None, compressed=True)
     image = documents.Fields(documents.parse(registry.blob(found.config.digest), reference), reference)
     layers = [(layer.digest, layer.size) for layer in found.layers or ()]
-    rootfs = image.object_or_none("rootfs")
-    contents = rootfs.texts("diff_ids") if rootfs else ()
+    contents = image.object_or_empty("rootfs").texts("diff_ids")
     pull = None
     if present is not None and len(contents) == len(layers):
         pull = sum(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from imagematrix.engine.releases import OVERLAYS_WITH_GPUS
 from imagematrix.swarm.resources import OFFER, SHARES, is_ours
 
 TYPE_CHECKING = False
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["SwarmNode"]
-
-# moby/moby#44378: nodes that are not managers reject a task with a generic resource and an overlay network,
-# because "assigned node no longer meets constraints".
-BROKEN = ((20, 10), (26, 0))  # the first release with the error, and the first without
-VERSION = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +50,4 @@ class SwarmNode:
     @property
     def rejects_overlay(self) -> bool:
         """Whether its engine rejects tasks that have both a generic resource and an overlay network."""
-        match = VERSION.match(self.engine)
-        first, fixed = BROKEN
-        return match is not None and not self.manager and first <= (int(match[1]), int(match[2])) < fixed
+        return not self.manager and not OVERLAYS_WITH_GPUS.of(self.engine)

@@ -13,10 +13,10 @@ POOL = "10.78.0.0/16"  # of the overlay networks: docker's own default has addre
 
 
 class Node(Machine, Engine):
-    """A machine of a cluster and its dockerd; `start` adds its `config` to daemon.json."""
+    """A machine of a cluster and its dockerd, of a `release` (see Engine); `start` adds its `config`."""
 
-    def __init__(self, name, hardware, switch, number, store="classic"):
-        Engine.__init__(self, store, hardware)
+    def __init__(self, name, hardware, switch, number, store="classic", release=None):
+        Engine.__init__(self, store, hardware, release)
         Machine.__init__(self, name, self.folder, switch, number, hardware)
         self.config_file = self.folder / "daemon.json"
         config = {"features": {"containerd-snapshotter": store == "containerd"}}
@@ -98,13 +98,17 @@ class Cluster:
         self._hosts = profiles()
         self._switch = Switch()
 
-    def add(self, name, profile, gpus, config=None, store="classic"):
-        """Add a machine like that of a profile, with the first `gpus` of its GPUs, and return its node."""
+    def add(self, name, profile, gpus, config=None, store="classic", release=None):
+        """Add a machine like that of a profile, with the first `gpus` of its GPUs, and return its node.
+
+        `config` is added to its daemon.json, `release` names another engine than the installed one.
+        """
         known = self._hosts.NODES
         known[name] = known[profile]._replace(cards=known[profile].cards[:gpus])
         folder = new_folder()
         self._folders.append(folder)
-        node = Node(name, GpuNode(folder, name, self._hosts), self._switch, len(self.nodes) + 1, store)
+        machine = GpuNode(folder, name, self._hosts)
+        node = Node(name, machine, self._switch, len(self.nodes) + 1, store, release)
         self.nodes.append(node)
         self.registries.append(Registry(node, 5000, data=self._data))
         node.start(config)

@@ -118,7 +118,7 @@ def test_layers_in_zstd_start_or_are_refused_before_the_pull(other):
         assert (ran.returncode, ran.stdout) == (0, "cpu new\n"), ran.stderr
         return
     assert ran.returncode == 8
-    assert "cannot unpack them, which Docker 23 and newer can" in ran.stderr
+    assert "has layers compressed with zstd, which Docker 20.10.24+dfsg1 cannot unpack" in ran.stderr
     assert not other.docker("images", "--quiet", name("zstd").removesuffix(":v1")).stdout
 
 
@@ -141,28 +141,38 @@ def test_a_build_has_the_same_digests_or_says_why_it_cannot(other, published, tm
         assert {cell["reference"] for cell in cells} == set(published[1]["zstd"])
 
 
-def test_containerd_pulls_through_the_resolver(other, published, tmp_path):
-    """The containerd of each release reads the `hosts.toml` that the resolver writes."""
-    words = [*other.inside, ROOT / ".venv/bin/imagematrix", "resolver", "--upstream", f"127.0.0.1:{PORT}"]
+def pulls_through_the_resolver(started, digests, folder):
+    """Pull with the `hosts.toml` that the resolver writes, by the containerd of an engine."""
+    words = [*started.inside, ROOT / ".venv/bin/imagematrix", "resolver", "--upstream", f"127.0.0.1:{PORT}"]
     resolver = subprocess.Popen(
         [*END_WITH_US, *map(str, (*words, "--listen", "127.0.0.1:0", *HOST))],
-        stderr=subprocess.PIPE, text=True, env=other.environment,
+        stderr=subprocess.PIPE, text=True, env=started.environment,
     )  # fmt: skip
     address = resolver.stderr.readline().split()[-1]
-    folder = tmp_path / "certs.d"
     written = ("--upstream", f"127.0.0.1:{PORT}", "--listen", address, "--containerd", folder)
-    assert other.imagematrix("resolver", *written).returncode == 0
-    socket = other.folder / "run/containerd/containerd.sock"
-    ctr = [*other.inside, other.programs / "ctr", "--address", socket, "--namespace", "test", "images"]
+    assert started.imagematrix("resolver", *written).returncode == 0
+    socket = started.folder / "run/containerd/containerd.sock"
+    ctr = [*started.inside, "ctr", "--address", socket, "--namespace", "test", "images"]
     pull = [*map(str, (*ctr, "pull", "--hosts-dir", folder, name("gzip")))]
-    pulled = subprocess.run(pull, capture_output=True, text=True, check=False)
+    given = {"capture_output": True, "text": True, "env": started.environment}
+    pulled = subprocess.run(pull, check=False, **given)
     assert pulled.returncode == 0, pulled.stderr
-    listed = subprocess.run([*map(str, ctr), "ls"], capture_output=True, text=True, check=True)
-    (digest,) = (one for reference, one in published[1]["gzip"].items() if "-sm90-new-" in reference)
+    listed = subprocess.run([*map(str, ctr), "ls"], check=True, **given)
+    (digest,) = (one for reference, one in digests["gzip"].items() if "-sm90-new-" in reference)
     assert digest in listed.stdout
     resolver.terminate()
     assert resolver.wait(60) == 0
     resolver.stderr.close()
+
+
+def test_containerd_pulls_through_the_resolver(other, published, tmp_path):
+    pulls_through_the_resolver(other, published[1], tmp_path)
+
+
+def test_the_containerd_of_the_publisher_pulls_through_the_resolver(engine, published, tmp_path):
+    registry = Registry(engine, PORT, data=published[0])
+    pulls_through_the_resolver(engine, published[1], tmp_path)
+    registry.remove()
 
 
 def test_doctor_knows_the_engine(other):

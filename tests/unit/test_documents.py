@@ -67,6 +67,18 @@ def test_documents_are_dumped_readably():
     assert documents.dump({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
 
 
+@pytest.mark.parametrize("data", [{}, {"spec": None}, {"spec": {}}])
+def test_an_absent_object_is_read_as_an_empty_one(data):
+    fields = documents.Fields(data, "x")
+    assert (fields.object_or_none("spec") is None) == (data != {"spec": {}})
+    spec = fields.object_or_empty("spec")
+    assert spec.data == {}
+    with pytest.raises(UsageError, match=r"^x: spec: name is missing"):
+        spec.text("name")
+    with pytest.raises(UsageError, match="spec: expected an object, found a list"):
+        documents.Fields({"spec": []}, "x").object_or_empty("spec")
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -13,6 +13,7 @@ import typer
 
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import counted, info, print_json, print_text, warn
+from imagematrix.engine.releases import OVERLAYS_WITH_GPUS
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.swarm.logs import Logs
 from imagematrix.swarm.resources import GPU, VRAM
@@ -168,7 +169,10 @@ def _doubts(
     if broken and overlays and reserved.kind:
         yield (
             f"{', '.join(broken)} may reject tasks that have a GPU and the overlay network {overlays[0]}",
-            "upgrade these engines to Docker 26 or newer (moby/moby#44378), or use --network host",
+            (
+                f"upgrade these engines to {OVERLAYS_WITH_GPUS} or newer (moby/moby#44378), or use "
+                f"--network host"
+            ),
         )
 
 

@@ -95,27 +95,20 @@ def allocated(claim: Fields, reference: ClaimReference, node: str) -> tuple[Allo
 
 
 def _uid(claim: Fields) -> str | None:
-    metadata = claim.object_or_none("metadata")
-    return metadata.text_or_none("uid") if metadata else None
+    return claim.object_or_empty("metadata").text_or_none("uid")
 
 
-def _allocation(claim: Fields) -> Fields | None:
-    status = claim.object_or_none("status")
-    allocation = status.object_or_none("allocation") if status else None
-    return allocation.object_or_none("devices") if allocation else None
+def _allocation(claim: Fields) -> Fields:
+    return claim.object_or_empty("status").object_or_empty("allocation").object_or_empty("devices")
 
 
 def _results(claim: Fields) -> Iterator[Fields]:
-    allocation = _allocation(claim)
-    if allocation:
-        yield from allocation.objects("results")
+    return _allocation(claim).objects("results")
 
 
 def _is_configured(claim: Fields) -> bool:
-    allocation = _allocation(claim)
-    entries = allocation.objects("config") if allocation else ()
-    opaque = (entry.object_or_none("opaque") for entry in entries)
-    return any(one and one.text_or_none("driver") == DRIVER for one in opaque)
+    opaque = (entry.object_or_empty("opaque") for entry in _allocation(claim).objects("config"))
+    return any(one.text_or_none("driver") == DRIVER for one in opaque)
 
 
 def _request(result: Fields) -> str:

@@ -74,11 +74,10 @@ class StoredSlice:
         metadata, spec = item.object_or_none("metadata"), item.object_or_none("spec")
         if metadata is None or spec is None:
             raise item.fail("spec", "is missing")
-        pool = spec.object_or_none("pool")
         return cls(
             name=metadata.text("name"),
             version=metadata.text("resourceVersion"),
-            pool=pool.data if pool else {},
+            pool=spec.object_or_empty("pool").data,
             devices=tuple(device.data for device in spec.objects("devices")),
         )
 

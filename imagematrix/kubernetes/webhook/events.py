@@ -15,7 +15,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.kubernetes.api import Collection, ConflictError, NotFoundError, request, watch
 from imagematrix.kubernetes.pending import explain
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+    from imagematrix import documents
     from imagematrix.errors import ImagematrixError
     from imagematrix.kubernetes.nodes import ClusterNode
     from imagematrix.kubernetes.pending import Explanation, View
@@ -176,7 +176,7 @@ def _explained(shapes: Iterable[str], memory: _Memory) -> dict[str, tuple[Explan
 
 
 def _pending(fields: documents.Fields) -> PendingPod:
-    metadata = fields.object_or_none("metadata") or documents.Fields({}, "pod: metadata")
+    metadata = fields.object_or_empty("metadata")
     shape = json.dumps(reduced(fields), sort_keys=True, separators=(",", ":"))
     return PendingPod(
         namespace=metadata.text("namespace"),

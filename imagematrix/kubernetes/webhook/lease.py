@@ -12,7 +12,6 @@ import random
 import time
 from dataclasses import dataclass
 
-from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.kubernetes.api import ConflictError, NotFoundError, request
 
@@ -87,7 +86,7 @@ class Leadership:
             lease = await request(self.api, "GET", path)
         except NotFoundError as error:
             raise EngineError(f"there is no Lease {self.name} in {self.namespace}") from error
-        spec = lease.object_or_none("spec") or documents.Fields({}, "lease: spec")
+        spec = lease.object_or_empty("spec")
         holder, written = spec.text_or_none("holderIdentity"), dict(spec.data)
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if holder != self.identity:

@@ -392,6 +392,10 @@ def test_missing_or_old_docker_is_reported(monkeypatch, tmp_path):
     docker.version = "20.10.24+dfsg1"
     with pytest.raises(EngineError, match="too old for builds"):
         Buildx(docker)
+    docker.version = None
+    with pytest.raises(EngineError, match="Podman, which has no BuildKit") as caught:
+        Buildx(docker)
+    assert "--builder" in caught.value.remedy
 
 
 def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, made):

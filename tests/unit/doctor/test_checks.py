@@ -120,13 +120,6 @@ def test_a_node_without_gpus_runs_cpu_images():
             "systemctl start docker",
         ),
         (
-            {"engine": EngineFacts(version="19.03.15", machine="node7")},
-            "engine",
-            "error",
-            "19.03.15",
-            "apt-get",
-        ),
-        (
             {"engine": EngineFacts(version="20.10.24", machine="node7")},
             "engine",
             "warning",

@@ -84,13 +84,29 @@ def test_an_invalid_kubeconfig_says_why(path, user, more, why):
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", [b"", b"\xff", b"[", b"a: &a [*a]", b"- 1"])
-def test_what_is_no_kubeconfig_is_an_error(path, text):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", ": expected one document, found 0"),
+        (b"a: 1\n---\nb: 1", ": expected one document, found 2"),
+        (b"\xff", ": not YAML: "),
+        (b"token: secret\nb: [", ":2:5: not YAML: "),
+        (b"token: secret: x", ":1:14: not YAML: mapping values are not allowed here"),
+        (b"a: &a [*a]", ":1:8: not YAML: aliases are not supported"),
+        (b"- 1", ": expected an object, found a list"),
+        (b"a: " + b"x" * 2**20, ": exceeds 1 MiB"),
+    ],
+)
+def test_what_is_no_kubeconfig_is_an_error(path, text, why):
     path.write_bytes(text)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=re.escape(f"{path}{why}")) as raised:
         load(path)
-    with pytest.raises(UsageError, match="cannot be read"):
-        load(path.with_name("none"))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_kubeconfig_that_does_not_exist_is_an_error(path):
+    with pytest.raises(UsageError, match="No such file"):
+        load(path)
 
 
 def test_authorities_that_cannot_be_read_are_an_error(tmp_path):

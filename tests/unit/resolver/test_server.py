@@ -68,7 +68,7 @@ def test_docker_before_23_gets_no_layers_in_zstd(front, upstream, published):
         (error,) = refused.json()["errors"]
         assert (refused.status_code, error["code"]) == (403, "DENIED")
         assert error["message"].startswith(
-            "the image has layers compressed with zstd: Docker 20.10.24 cannot"
+            "the image has layers compressed with zstd, which Docker 20.10.24 cannot unpack"
         )
         assert error["message"].endswith("or build the image with `compression: gzip`")
     assert answer("20.10.24", "v1").status_code == 200

@@ -51,18 +51,20 @@ def built(tmp_path, layout):
 
 
 def test_version_and_manifest_support_are_read(engine, docker):
-    assert docker.version == "28.5.2"
+    assert docker.version == "26.1.5"
     assert docker.has_manifests
     docker.require()
     tell(engine, "GET", "/info", {"ServerVersion": "26.1.5", "DriverStatus": None})
     assert not EngineStore().has_manifests
+    tell(engine, "GET", "/version", {"Version": "5.8.6", "Components": [{"Name": "Podman Engine"}]})
+    assert EngineStore().version is None
 
 
 @pytest.mark.parametrize("response", [None, REFUSED])
 def test_engine_lost_at_the_first_request_is_an_engine_error(engine, response):
     engine.responses["GET", "/info"] = response
     with pytest.raises(EngineError):
-        _ = EngineStore().version
+        _ = EngineStore().has_manifests
 
 
 TRIGGER = "COPY --from=tool:1 /x /"
