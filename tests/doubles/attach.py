@@ -1,4 +1,4 @@
-"""Attach a specification of NFD's image compatibility to an image: attach.py IMAGE DIGEST < SPEC
+"""Attach a specification of NFD's image compatibility to an image: attach.py IMAGE TAG < SPEC
 
 As `oras attach` does for a registry without the referrers API, it lists the artifact in the index whose tag
 follows from the digest ("Referrers Tag Schema" of github.com/opencontainers/distribution-spec).
@@ -27,10 +27,10 @@ def descriptor(media_type, raw):
     }
 
 
-def main(image, digest, spec):
+def main(image, tag, spec):
     """Attach the specification to an image in a registry."""
     with Registry(image) as registry:
-        subject = registry.manifest(digest)
+        subject = registry.manifest(tag)
         assert subject is not None
         for raw in (b"{}", spec):
             registry.push_blob(descriptor("", raw)["digest"], io.BytesIO(raw))
@@ -50,7 +50,7 @@ def main(image, digest, spec):
             "mediaType": INDEX,
             "manifests": [artifact | {"artifactType": ARTIFACT}],
         }
-        registry.push_manifest(digest.replace(":", "-"), json.dumps(index).encode(), INDEX)
+        registry.push_manifest(subject.digest.replace(":", "-"), json.dumps(index).encode(), INDEX)
 
 
 if __name__ == "__main__":

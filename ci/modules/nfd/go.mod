@@ -3,10 +3,13 @@ module imagematrix.test/nfd
 go 1.26.0
 
 tool (
+	imagematrix.test/nfd/nfd-local
 	sigs.k8s.io/node-feature-discovery/cmd/nfd
 	sigs.k8s.io/node-feature-discovery/cmd/nfd-master
 	sigs.k8s.io/node-feature-discovery/cmd/nfd-worker
 )
+
+require sigs.k8s.io/node-feature-discovery v0.17.3
 
 require (
 	cel.dev/expr v0.18.0 // indirect
@@ -121,7 +124,6 @@ require (
 	oras.land/oras-go/v2 v2.5.0 // indirect
 	sigs.k8s.io/apiserver-network-proxy/konnectivity-client v0.31.0 // indirect
 	sigs.k8s.io/json v0.0.0-20241010143419-9aa6b5e7a4b3 // indirect
-	sigs.k8s.io/node-feature-discovery v0.17.3 // indirect
 	sigs.k8s.io/node-feature-discovery/api/nfd v0.0.0-00010101000000-000000000000 // indirect
 	sigs.k8s.io/structured-merge-diff/v4 v4.4.2 // indirect
 	sigs.k8s.io/yaml v1.4.0 // indirect

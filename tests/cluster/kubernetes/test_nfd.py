@@ -1,10 +1,6 @@
-"""Node Feature Discovery 0.17.3 in the cluster: labels from our feature file, and its verdict on images."""
-
-import json
-import sys
+"""Node Feature Discovery 0.17.3 in the cluster sets the labels in our feature file."""
 
 import pytest
-import yaml
 from machines import ROOT
 
 pytestmark = [pytest.mark.since("1.36"), pytest.mark.usefixtures("discovery")]
@@ -54,61 +50,3 @@ def test_labels_follow_the_file(cluster):
         cluster.wait(lambda: labels(cluster, node) == printed(node) != before)
     write(node)
     cluster.wait(lambda: labels(cluster, node) == before)
-
-
-@pytest.fixture(scope="module")
-def attached(cluster, training):
-    """The digests of the variants, each with its specification in the registry."""
-    words = ("kubernetes", "render", "compatibility", training.name)
-    specs = list(yaml.safe_load_all(cluster.imagematrix(*words).stdout))
-    listed = json.loads(cluster.imagematrix("ls", training.name, "--json").stdout)["variants"]
-    told = [one["compatibilities"][0]["description"] for one in specs]
-    assert told == [f"needs of {one['reference']}" for one in listed]
-    repository = training.name.rpartition(":")[0]
-    for variant, spec in zip(listed, specs, strict=True):
-        script = (sys.executable, ROOT / "tests/doubles/attach.py", repository, variant["digest"])
-        cluster.control.run(*script, input=yaml.safe_dump(spec))
-    return [variant["digest"] for variant in listed]
-
-
-def compatible(cluster, node, program, name):
-    """Whether NFD's client says on a node that an image is compatible."""
-    trusting = {**node.environment, "SSL_CERT_FILE": str(cluster.control.authority)}
-    words = ("compat", "validate-node", "--image", name, "--output-json")
-    (status,) = json.loads(node.run(program, *words, env=trusting).stdout)
-    return all(rule["isMatch"] for rule in status["rules"])
-
-
-def fitting(cluster, node, training):
-    """Return the digests of the variants that fit a node, according to `explain`."""
-    trusting = {**node.environment, "REQUESTS_CA_BUNDLE": str(cluster.control.authority)}
-    told = json.loads(node.imagematrix("explain", training.name, "--json", env=trusting).stdout)
-    listed = json.loads(cluster.imagematrix("ls", training.name, "--json").stdout)["variants"]
-    digests = {one["reference"]: one["digest"] for one in listed}
-    return {digests[one["reference"]] for one in told["candidates"] if one["fits"]}
-
-
-@pytest.mark.usefixtures("_written")
-def test_its_client_and_select_agree(cluster, discovery, attached, training):
-    repository = training.name.rpartition(":")[0]
-    verdicts = {}
-
-    def compare(node, when):
-        names = {digest: f"{repository}@{digest}" for digest in attached}
-        found = {digest for digest in attached if compatible(cluster, node, discovery / "nfd", names[digest])}
-        assert found == fitting(cluster, node, training), (node.name, when)
-        verdicts[node.name, when] = found
-
-    for node in cluster.nodes:
-        compare(node, "first")
-    node = cluster.nodes[1]
-    with node.driver("550.163.01"):
-        write(node)
-        compare(node, "upgraded")
-    variants = ("sm_90 550.163.01", "sm_86 535.261.03", "sm_86 550.163.01")
-    assert verdicts == {
-        when: {training.digests[variant]}
-        for when, variant in zip(
-            (("n1", "first"), ("n2", "first"), ("n2", "upgraded")), variants, strict=True
-        )
-    }
