@@ -128,11 +128,13 @@ test-kubernetes: packages $(VENV)/.dev
 	    IMAGEMATRIX_KUBERNETES=$$release $(BIN)/python -m pytest tests/cluster/kubernetes || exit; done
 
 # Needs Go and its published modules. Not part of `make test`.
-test-chart: $(VENV)/.dev .cache/helm/helm3 .cache/helm/helm4
+test-chart: $(VENV)/.dev .cache/modules/helm3 .cache/modules/helm4
 	$(BIN)/python -m pytest tests/chart
 
-.cache/helm/%: ci/modules/%/go.mod ci/modules/%/go.sum ci/modules/build
-	ci/modules/build $* $(CURDIR)/$@
+.cache/modules/%: ci/modules/%/go.mod ci/modules/%/go.sum ci/modules/build
+	rm -rf $@.new $@
+	ci/modules/build $* $(CURDIR)/$@.new
+	mv $@.new $@
 	touch $@
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.

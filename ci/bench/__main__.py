@@ -28,6 +28,7 @@ import planning
 import probing
 import reviewing
 import running
+import scaling
 import serving
 import upgrading
 import verifying
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     Group = Callable[[Path, Pace], Iterable[Row]]  # functions that measure rows in a folder
 
 # Groups that are measured with --large, or by their name.
-LARGE = ("compression", "layers", "official", "tensorflow", "upgrades", "prebuilt")
+LARGE = ("compression", "layers", "official", "tensorflow", "upgrades", "prebuilt", "cluster")
 PULLS = 3  # cold starts of each image of a framework
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
@@ -130,6 +131,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
         "runtime": lambda *_: assigning.rows(asked.rounds),
         "webhook": lambda folder, _: reviewing.rows(folder),
+        "cluster": scaling.rows,
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
     }

@@ -44,6 +44,7 @@ NAMED = 4  # names listed before "N more"
 WIDTH = 100  # columns of paragraphs
 WIDE = 1_000  # columns of output that does not go to a terminal
 WIDEST = 100_000  # columns of a table with long words
+GAP = " " * 3  # between two columns of a table
 
 
 def info(text: str) -> None:
@@ -154,18 +155,61 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, stream: Text
 
     A column of single words, such as references, is not folded, however narrow the terminal is.
     """
+    screen = console(stream or sys.stdout)
+    cells = list(rows)
+    unfolded = _unfolded(columns, cells, screen)
+    if unfolded is None:
+        _print_folded(columns, cells, screen)
+    else:
+        screen.print(unfolded, soft_wrap=True)
+
+
+def _unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> Text | None:
+    """Return a table that needs no folding; None if it does.
+
+    rich takes a millisecond for each row, so tables of thousands of nodes are made here, with the same text.
+    """
+    from rich.text import Text
+
+    if not rows or any("\n" in cell or "\t" in cell for row in rows for cell in row):
+        return None
+    cells = [
+        [screen.render_str(cell) if "[" in cell or "\\" in cell else Text(visible(cell)) for cell in row]
+        for row in (columns, *rows)
+    ]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
+    width = sum(widths) + len(GAP) * (len(columns) - 1)
+    if width > screen.width:
+        return None
+    head, *others = [_padded(row, widths) for row in cells]
+    head.stylize("bold")
+    return Text("\n").join([head, Text("\u2500" * width), *others])
+
+
+def _padded(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    """Return the line of a table."""
+    from rich.text import Text
+
+    line = Text()
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        line.append(GAP if number else "")
+        line.append_text(cell)
+        line.append(" " * (width - cell.cell_len))
+    return line
+
+
+def _print_folded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> None:
+    """Print a table whose cells are folded where the terminal is too narrow for them."""
     from rich.box import SIMPLE_HEAD
     from rich.measure import Measurement
     from rich.table import Table
 
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    cells = list(rows)
     for column, name in enumerate(columns):
-        single_words = all(" " not in row[column] for row in cells)
+        single_words = all(" " not in row[column] for row in rows)
         grid.add_column(name, overflow="fold", no_wrap=single_words)
-    for row in cells:
+    for row in rows:
         grid.add_row(*row)
-    screen = console(stream or sys.stdout)
     widest = screen.options.update(max_width=WIDEST)
     screen.width = max(screen.width, Measurement.get(screen, widest, grid).minimum)
     screen.print(grid)

@@ -14,7 +14,7 @@ RELEASES = ("helm3", "helm4")
 @pytest.fixture(scope="session", params=RELEASES)
 def helm(request, tmp_path_factory):
     """Return a function that runs a release of Helm, without a cluster."""
-    program = ROOT / ".cache/helm" / request.param / "helm"
+    program = ROOT / ".cache/modules" / request.param / "helm"
     home = tmp_path_factory.mktemp(request.param)
     environment = {"HOME": str(home), "PATH": "/usr/bin:/bin", "KUBECONFIG": "/nowhere"}
 

@@ -377,6 +377,9 @@ class Kubernetes:
         hook = "mutatingwebhookconfiguration/imagematrix-webhook"
         self.kubectl("delete", "--ignore-not-found", hook)
         self.kubectl("delete", "--ignore-not-found", "namespace/imagematrix")
+        self.kubectl(
+            "delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/part-of=imagematrix"
+        )
 
     def label(self):
         """Label the nodes as users without NFD do."""
@@ -385,6 +388,15 @@ class Kubernetes:
             done = node.imagematrix(*words)
             assert done.returncode == 0, done.stderr
             self.control.run("sh", input=done.stdout)
+
+    def unlabel(self):
+        """Remove our labels, and those of NFD, from the nodes."""
+        for node in self.get("nodes")["items"]:
+            metadata = node["metadata"]
+            ours = ("imagematrix.io/", "feature.node.kubernetes.io/")
+            gone = {key: None for key in metadata["labels"] if key.startswith(ours)}
+            patch = json.dumps({"metadata": {"labels": gone}})
+            self.kubectl("patch", "node", metadata["name"], "--type=merge", "-p", patch)
 
     def imagematrix(self, *words, check=True, **options):
         """Run imagematrix on the machine of the control plane, where kubectl works."""

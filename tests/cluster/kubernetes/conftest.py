@@ -14,9 +14,12 @@ import pytest
 from drivers import library
 from engines import ROOT
 from kube import Kubernetes
+from modules import built
 from releases import chosen
 
 TRUSTING = "FROM {0}\nCOPY ca.crt /ca.crt\nENV REQUESTS_CA_BUNDLE=/ca.crt\n"
+DISCOVERY = "FROM scratch\nCOPY nfd-master nfd-worker /bin/\nENV PATH=/bin\nUSER 65534:65534\n"
+SPACE_OF_DISCOVERY = "node-feature-discovery"
 DRIVERS = ("535.261.03", "550.163.01")
 MATRIX = {
     "schema": "imagematrix.matrix/v1",
@@ -113,6 +116,56 @@ def program(cluster, builder):
     builder.docker("build", "-q", "-t", name, str(context))
     builder.docker("push", name)
     return name.replace("127.0.0.1:5000", cluster.registry)
+
+
+@pytest.fixture(scope="session")
+def newer_program(program, builder):
+    """The name of another image with the program."""
+    local = program.replace(program.partition("/")[0], "127.0.0.1:5000")
+    other = local.replace(":v1", ":v2")
+    builder.docker("build", "-q", "-t", other, "-", input=f"FROM {local}\nENV RELEASE=2\n")
+    builder.docker("push", other)
+    return program.replace(":v1", ":v2")
+
+
+@pytest.fixture(scope="module")
+def discovery(cluster, builder, tmp_path_factory):
+    """Node Feature Discovery with its own manifests, which looks at nodes every 2 s; they have no labels yet.
+
+    The value is the folder with its programs.
+    """
+    folder = built("nfd")
+    context = tmp_path_factory.mktemp("discovery")
+    (context / "Dockerfile").write_text(DISCOVERY)
+    for name in ("nfd-master", "nfd-worker"):
+        shutil.copy(folder / name, context)
+    builder.docker("build", "-q", "-t", "127.0.0.1:5000/nfd:test", str(context))
+    builder.docker("push", "127.0.0.1:5000/nfd:test")
+    shutil.copytree(folder / "deployment", context / "deployment")
+    settings = {"core": {"sleepInterval": "2s"}}
+    (context / "deployment/components/worker-config/nfd-worker.conf.example").write_text(json.dumps(settings))
+    overlay = context / "deployment/overlays/test"
+    overlay.mkdir()
+    image = {"name": "registry.k8s.io/nfd/node-feature-discovery", "newName": f"{cluster.registry}/nfd"}
+    bases = ["base/rbac", "base/nfd-crds", "base/master", "base/worker-daemonset"]
+    components = ["worker-config", "common", "master-config"]
+    kustomization = {
+        "namespace": SPACE_OF_DISCOVERY,
+        "resources": [*(f"../../{base}" for base in bases), "namespace.yaml"],
+        "components": [f"../../components/{component}" for component in components],
+        "images": [image | {"newTag": "test"}],
+    }
+    (overlay / "kustomization.yaml").write_text(json.dumps(kustomization))
+    shutil.copy(overlay / "../default/namespace.yaml", overlay)
+    cluster.unlabel()
+    cluster.kubectl("apply", "-k", overlay)
+    for workload in ("deployment/nfd-master", "daemonset/nfd-worker"):
+        words = ("rollout", "status", "-n", SPACE_OF_DISCOVERY, workload, "--timeout=300s")
+        cluster.kubectl(*words)
+    cluster.wait(lambda: len(cluster.get("nodefeatures", "-A")["items"]) == len(cluster.nodes))
+    yield folder
+    cluster.kubectl("delete", "-k", overlay)
+    cluster.unlabel()
 
 
 @pytest.fixture

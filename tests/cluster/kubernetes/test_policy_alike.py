@@ -5,32 +5,25 @@ import json
 import sys
 from collections import Counter
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
-from choosing import Make
 from kube import Kubernetes
 from machines import ROOT
+from many_classes import HOST, NAME, POOL, RANK, catalog, nodes, pod
 from random_pods import RandomPods
 from scheduling import patched
 
 from imagematrix import documents
-from imagematrix.catalog.catalog import Catalog
 from imagematrix.kubernetes.admission import admit, policy
 from imagematrix.kubernetes.classes import classes
-from imagematrix.kubernetes.labels import CLASS, facts
+from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 
 pytestmark = pytest.mark.since("1.36")
 
-NAME, OTHER = "reg.test/t:v1", "reg.test/other:v1"
-HOST, POOL, RANK = "kubernetes.io/hostname", "pool", "rank"
-# For the last driver and the last capability there is no variant.
-DRIVERS = ("535.261.03", "550.163.01", "570.124.06", "580.65.06", "590.48.01")
-COMPUTES = ("7.5", "8.0", "8.6", "8.9", "9.0", "7.0")
-MARCHES = ("x86-64-v3", "x86-64-v4")
+OTHER = "reg.test/other:v1"
 PODS = 200
 HOOK, CHOOSER = 8443, 8444  # ports
 KINDS = [f"{kind}admissionpolicy{part}" for part in ("binding", "") for kind in ("mutating", "validating")]
@@ -127,46 +120,6 @@ def configuration(cluster, made):
 def client(cluster, port, path):
     authority = base64.b64encode(cluster.control.authority.read_bytes()).decode()
     return {"url": f"https://127.0.0.1:{port}{path}", "caBundle": authority}
-
-
-def catalog():
-    """Return a variant for each driver and capability but the last ones."""
-    return Catalog(
-        image="reg.test/t",
-        version="v1",
-        variants=tuple(
-            Make.variant(
-                f"{NAME}-{number}",
-                digest=f"sha256:{number:064x}",
-                driver=Make.umd("exact", driver),
-                cubins=(compute.replace(".", ""),),
-            )
-            for number, (driver, compute) in enumerate(product(DRIVERS[:-1], COMPUTES[:-1]))
-        ),
-    )
-
-
-def nodes():
-    """Yield 70 nodes in 60 classes; two classes of one pool differ in the CPU."""
-    kinds = list(product(DRIVERS, COMPUTES, MARCHES))
-    for number, (driver, compute, march) in enumerate([*kinds, *kinds[::6]]):
-        host = Make.host(Make.gpu(0, compute=compute, name="GPU", brand="tesla"), driver=driver, march=march)
-        pool = f"{DRIVERS.index(driver)}-{compute}"
-        own = {HOST: f"n{number}", POOL: pool, RANK: str(number), "kubernetes.io/arch": "amd64"}
-        labels = {**own, "kubernetes.io/os": "linux", **facts(host)}
-        yield {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{number}", "labels": labels}}
-
-
-def pod(name, *images, labels=None, annotations=None, **spec):
-    """Return a pod with a container for each image."""
-    containers = [{"name": f"c{number}", "image": each} for number, each in enumerate(images)]
-    metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": containers, **spec},
-    }
 
 
 def decided():

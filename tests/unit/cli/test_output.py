@@ -1,9 +1,14 @@
-"""Untrusted text cannot control the terminal."""
+"""Untrusted text cannot control the terminal; tables are as rich would print them."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.markup import escape
 
 from imagematrix import documents
 from imagematrix.cli import output
@@ -60,3 +65,24 @@ def test_hostile_text_in_documents_is_escaped(capsys):
 
 def test_line_breaks_and_tabs_are_kept():
     assert visible("a\tb\nc \u00e9") == "a\tb\nc \u00e9"
+
+
+TEXT = st.text("ab [](/)\\\u65e5\x07-", max_size=8)
+CELLS = st.one_of(TEXT.map(escape), TEXT.map(lambda text: f"[green]{escape(text)}[/green]"))
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=5))
+def test_a_wide_table_is_the_same_without_rich(rows):
+    columns = ("one", "two words", "")
+    ours, richs = io.StringIO(), io.StringIO()
+    output.table(columns, rows, stream=ours)
+    output._print_folded(columns, rows, output.console(richs))
+    assert ours.getvalue() == richs.getvalue()
+
+
+def test_a_table_is_folded_where_the_terminal_is_too_narrow():
+    rows = [("a b " * 300, "x")]
+    written = io.StringIO()
+    output.table(("one", "two"), rows, stream=written)
+    assert len(written.getvalue().splitlines()) > 3
+    assert output._unfolded(("one", "two"), rows, output.console(io.StringIO())) is None
