@@ -26,11 +26,11 @@ def cluster(request, start_cluster):
 
 def test_only_an_old_manager_rejects_tasks_with_a_gpu_and_an_overlay_network(request, cluster, base):
     old = request.node.callspec.params["cluster"] == OLD
-    words = ("--detach", "--restart-condition", "none", "--network", "net", "--endpoint-mode", "dnsrr")
-    words += ("--generic-resource", "NVIDIA-GPU=1", "--name", "job")
+    words = ["--detach", "--restart-condition", "none", "--network", "net", "--endpoint-mode", "dnsrr"]
+    words += ["--generic-resource", "NVIDIA-GPU=1", "--name", "job"]
     cluster.manager.docker("service", "create", *words, base, "sleep", "infinity")
     cluster.wait(lambda: cluster.states("job") == ["rejected" if old else "running"])
-    words = ("--dry-run", "--resolver", "127.0.0.1:5000", "--network", "net", "--gpus", "1", base, "true")
+    words = ["--dry-run", "--resolver", "127.0.0.1:5000", "--network", "net", "--gpus", "1", base, "true"]
     printed = cluster.manager.imagematrix("swarm", "run", *words)
     assert printed.returncode == 0, printed.stderr
     said = " ".join(printed.stderr.split())
