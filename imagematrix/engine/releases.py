@@ -38,6 +38,6 @@ BUILDS = Capability(since=(23, 0))
 # header" once it has pulled such a layer.
 ZSTD_LAYERS = Capability(since=(23, 0))
 ZSTD_REMEDY = f"install {ZSTD_LAYERS} or newer, or build the image with `compression: gzip`"
-# Tasks that have both a generic resource and an overlay network. Without it, nodes that are not managers
-# reject them, because "assigned node no longer meets constraints" (moby/moby#44378).
+# Tasks that have both a generic resource and an overlay network. A manager without it rejects them on nodes
+# that are not managers, because "assigned node no longer meets constraints" (moby/moby#44378).
 OVERLAYS_WITH_GPUS = Capability(since=(26, 0), lost=(20, 10))

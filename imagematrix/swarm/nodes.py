@@ -49,5 +49,8 @@ class SwarmNode:
 
     @property
     def rejects_overlay(self) -> bool:
-        """Whether its engine rejects tasks that have both a generic resource and an overlay network."""
-        return not self.manager and not OVERLAYS_WITH_GPUS.of(self.engine)
+        """Whether it is a manager that rejects tasks with a generic resource and an overlay network.
+
+        It does so for tasks on nodes that are not managers, whatever their release.
+        """
+        return self.manager and not OVERLAYS_WITH_GPUS.of(self.engine)

@@ -166,13 +166,13 @@ def _doubts(
     if others:
         yield f"no task runs on {', '.join(others)}: these nodes offer shares of other sizes", None
     broken = [f"{node.name} ({node.engine})" for node in nodes if node.rejects_overlay]
-    if broken and overlays and reserved.kind:
+    if broken and overlays and reserved.kind and not all(node.manager for node in nodes):
+        saw = (
+            f"the manager {', '.join(broken)} rejects tasks on other nodes with a GPU and an overlay network"
+        )
         yield (
-            f"{', '.join(broken)} may reject tasks that have a GPU and the overlay network {overlays[0]}",
-            (
-                f"upgrade these engines to {OVERLAYS_WITH_GPUS} or newer (moby/moby#44378), or use "
-                f"--network host"
-            ),
+            f"{saw}, such as {overlays[0]}",
+            f"upgrade managers to {OVERLAYS_WITH_GPUS} or newer (moby/moby#44378), or use --network host",
         )
 
 

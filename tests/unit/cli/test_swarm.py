@@ -144,17 +144,29 @@ def test_an_engine_that_is_no_manager_is_reported(cli, engine):
 
 
 def test_shares_and_nodes_that_a_job_cannot_use_are_reported(cli, swarm):
-    old = node("n2", "20.10.24", VRAM_8G=12)
-    swarm("GET", "/nodes", [node(VRAM=23028), old])
+    offering = node("n2", "20.10.24", VRAM_8G=12)
+    swarm("GET", "/nodes", [node(VRAM=23028), offering])
     swarm("GET", "/networks/net", {"Driver": "overlay"})
     said = cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1")
     assert said.code == 0
     messages = " ".join(said.err.split())
     assert "each task reserves a share of 7629 MiB (VRAM-8G)" in messages
     assert "no task runs on n1: these nodes offer shares of other sizes" in messages
-    assert "n2 (20.10.24) may reject tasks that have a GPU and the overlay network net" in messages
-    swarm("GET", "/networks/net", {"Driver": "host"})
-    assert "may reject" not in cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1").err
+
+
+def test_managers_that_reject_tasks_with_an_overlay_network_are_reported(cli, swarm):
+    manager = node("n3", "20.10.24") | {"ManagerStatus": {"Leader": True}}
+    words = ("swarm", "run", "--vram", "4G", "--network", "net", "train:v1")
+    said = "the manager n3 (20.10.24) rejects tasks on other nodes with a GPU and an overlay network"
+    for nodes, driver, expected in (
+        ([manager, node(VRAM=23028)], "overlay", True),
+        ([manager, node(VRAM=23028)], "host", False),
+        ([manager | node("n3", "20.10.24", VRAM=23028)], "overlay", False),
+        ([manager | node("n3", "26.1.5"), node("n1", "20.10.24", VRAM=23028)], "overlay", False),
+    ):
+        swarm("GET", "/nodes", nodes)
+        swarm("GET", "/networks/net", {"Driver": driver})
+        assert (said in " ".join(cli(*words).err.split())) is expected
 
 
 def test_waiting_prints_the_output_and_ends_with_the_exit_code(cli, engine, swarm):
