@@ -1,7 +1,8 @@
 """How many GPUs a cluster has, how many its pods request, and how many are free: by node and by class.
 
 The numbers come from the API server. Allocatable devices are those that device plugins report as healthy, so
-a GPU that is held under another resource name is not free. Use of GPUs outside Kubernetes is not counted.
+a GPU that is held under another resource name is not free. The GPUs of DRA drivers are counted under the name
+of the driver. Use of GPUs outside Kubernetes is not counted.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from dataclasses import asdict, dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes import labels
+from imagematrix.kubernetes.claimed import claims_of, units, waiting
 from imagematrix.kubernetes.nodes import described, objects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from imagematrix import documents
+    from imagematrix.kubernetes.claimed import Units
     from imagematrix.kubernetes.nodes import ClusterNode
 
 __all__ = [
     "SCHEMA",
     "Cluster",
     "Count",
+    "Given",
     "NodeCounts",
     "Pending",
     "counts",
@@ -36,6 +40,7 @@ __all__ = [
 
 SCHEMA = "imagematrix.kubernetes-gpus/v1"
 OBJECTS = "kubectl get nodes,pods -A -o json"
+CLAIMING = "kubectl get nodes,pods,resourceslices,resourceclaims -A -o json"
 GPU = re.compile(r"(imagematrix\.io|nvidia\.com)/[-\w.]+|amd\.com/gpu|gpu\.intel\.com/[-\w.]+", re.ASCII)
 QUANTITY = re.compile(r"(\d{1,9})([kM]?)", re.ASCII)
 FACTORS = {"": 1, "k": 1_000, "M": 1_000_000}  # API servers write 2000 as 2k
@@ -44,7 +49,10 @@ ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Numbers of devices of one resource: all, healthy, requested by pods, and free."""
+    """Numbers of devices of one resource: all, healthy, requested by pods or claims, and free.
+
+    `resource` is the name of a resource, or of a DRA driver.
+    """
 
     resource: str
     capacity: int = 0
@@ -78,7 +86,7 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """The devices of a resource that unscheduled pods request."""
+    """The devices of a resource, or of a device class, that unscheduled pods request."""
 
     resource: str
     pods: int
@@ -121,39 +129,67 @@ class Cluster:
         }
 
 
-def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
-    """Return the counts of the nodes and pods in some lists, each given with its name for messages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Objects of a cluster, as its API server writes them. What is of no other kind should be a node."""
 
-    Raises UsageError if a list is invalid, or if the only list has no pods: every GPU would look free.
+    nodes: Sequence[documents.Fields]
+    pods: Sequence[documents.Fields]
+    slices: Sequence[documents.Fields]
+    claims: Sequence[documents.Fields]
+
+
+def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
+    """Return the counts of the objects in some lists, each given with its name for messages.
+
+    Raises UsageError if a list is invalid, or if the lists lack what pods request, so that every GPU would
+    look free: the only list has no pods, or pods of nodes have claims, and no list has any.
     """
-    others, pods = divided(lists)
+    given = divided(lists)
     where = ", ".join(where for _, where in lists)
-    if not pods and len(lists) == 1:
+    if not given.pods and len(lists) == 1:
         raise UsageError(f"{where}: no pods found", remedy=f"give --pods, or write it with `{OBJECTS}`")
-    nodes = described(others, where)
-    raw = {metadata.text("name"): each for each in others if (metadata := each.object_or_none("metadata"))}
-    requests = _requests(pods)
-    used = _sums(requests)
-    waiting = Counter(resource for node, request in requests if node is None for resource in request)
+    nodes = described(given.nodes, where)
+    raw = {
+        metadata.text("name"): each for each in given.nodes if (metadata := each.object_or_none("metadata"))
+    }
+    requests = _requests(given.pods)
+    if given.slices and not given.claims and any(node and any(claims_of(pod)) for pod, node, _ in requests):
+        raise UsageError(
+            f"{where}: pods have claims, but no claims found", remedy=f"write it with `{CLAIMING}`"
+        )
+    used = _sums((node, request) for _, node, request in requests)
+    unplaced = [(pod, request) for pod, node, request in requests if node is None]
+    claimed = units(given.slices, given.claims)
     return Cluster(
-        nodes=tuple(_node(node, raw[node.name], used.get(node.name, Counter())) for node in nodes),
-        pending=tuple(
-            Pending(resource=resource, pods=waiting[resource], requested=devices)
-            for resource, devices in sorted(used.get(None, Counter()).items())
+        nodes=tuple(
+            _node(node, raw[node.name], used.get(node.name, Counter()), claimed.get(node.name, {}))
+            for node in nodes
+        ),
+        pending=(
+            *_pending([request for _, request in unplaced]),
+            *(
+                Pending(resource=name, pods=pods, requested=devices)
+                for name, (pods, devices) in waiting((pod for pod, _ in unplaced), given.claims).items()
+            ),
         ),
     )
 
 
-def divided(lists: Sequence[tuple[object, str]]) -> tuple[list[documents.Fields], list[documents.Fields]]:
-    """Return the objects of some lists that are no pods, and the pods; raise UsageError if one is invalid."""
-    items = [item for data, where in lists for item in objects(data, where)]
-    pods = [item for item in items if item.text("kind") == "Pod"]
-    return [item for item in items if item.text("kind") != "Pod"], pods
+def divided(lists: Sequence[tuple[object, str]]) -> Given:
+    """Return the objects of some lists by their kinds; raise UsageError if one is invalid."""
+    by_kind: dict[str, list[documents.Fields]] = {}
+    for item in (item for data, where in lists for item in objects(data, where)):
+        by_kind.setdefault(item.text("kind"), []).append(item)
+    pods, slices, claims = (by_kind.pop(kind, []) for kind in ("Pod", "ResourceSlice", "ResourceClaim"))
+    nodes = [item for some in by_kind.values() for item in some]
+    return Given(nodes=nodes, pods=pods, slices=slices, claims=claims)
 
 
 def used(pods: Iterable[documents.Fields]) -> dict[str, Counter[str]]:
     """Return the GPUs that the pods of each node request, except for pods that have ended."""
-    return {node: request for node, request in _sums(_requests(pods)).items() if node is not None}
+    sums = _sums((node, request) for _, node, request in _requests(pods))
+    return {node: request for node, request in sums.items() if node is not None}
 
 
 def requested(spec: documents.Fields) -> Counter[str]:
@@ -175,14 +211,23 @@ def requested(spec: documents.Fields) -> Counter[str]:
     return most | running
 
 
-def _requests(pods: Iterable[documents.Fields]) -> list[tuple[str | None, Counter[str]]]:
-    """Return the node of each pod that has not ended, None if it waits for one, and the GPUs it requests."""
+def _requests(
+    pods: Iterable[documents.Fields],
+) -> list[tuple[documents.Fields, str | None, Counter[str]]]:
+    """Return each pod that has not ended, its node, None if it waits for one, and the GPUs it requests."""
     requests = []
     for pod in pods:
         spec, status = pod.object_or_none("spec"), pod.object_or_empty("status")
         if spec is not None and status.text_or_none("phase") not in ENDED:
-            requests.append((spec.text_or_none("nodeName"), requested(spec)))
+            requests.append((pod, spec.text_or_none("nodeName"), requested(spec)))
     return requests
+
+
+def _pending(requests: Sequence[Counter[str]]) -> Iterator[Pending]:
+    pods = Counter(resource for request in requests for resource in request)
+    devices = sum(requests, Counter[str]())
+    for resource in sorted(pods):
+        yield Pending(resource=resource, pods=pods[resource], requested=devices[resource])
 
 
 def _sums(requests: Iterable[tuple[str | None, Counter[str]]]) -> dict[str | None, Counter[str]]:
@@ -198,26 +243,39 @@ def _request(container: documents.Fields) -> Counter[str]:
     return Counter(gpus(resources.named_texts("limits")) | gpus(resources.named_texts("requests")))
 
 
-def _node(node: ClusterNode, fields: documents.Fields, used: Mapping[str, int]) -> NodeCounts:
+def _node(
+    node: ClusterNode, fields: documents.Fields, used: Mapping[str, int], claimed: Mapping[str, Units]
+) -> NodeCounts:
     status = fields.object_or_empty("status")
     capacity, allocatable = gpus(status.named_texts("capacity")), gpus(status.named_texts("allocatable"))
     schedulable = _schedulable(fields, status)
+    numbers = {
+        resource: Count(
+            resource=resource,
+            capacity=capacity.get(resource, 0),
+            allocatable=allocatable.get(resource, 0),
+            requested=used.get(resource, 0),
+            # Pods keep devices that have become unhealthy, so that more may be requested than are
+            # allocatable.
+            free=max(0, allocatable.get(resource, 0) - used.get(resource, 0)) if schedulable else 0,
+        )
+        for resource in capacity.keys() | allocatable.keys() | used.keys()
+    }
+    numbers |= {
+        driver: Count(
+            resource=driver,
+            capacity=len(some.known),
+            allocatable=len(some.healthy),
+            requested=len(some.claimed),
+            free=len(some.healthy - some.claimed) if schedulable else 0,
+        )
+        for driver, some in claimed.items()
+    }
     return NodeCounts(
         name=node.name,
         node_class=labels.facts(node.host)[labels.CLASS],
         schedulable=schedulable,
-        counts=tuple(
-            Count(
-                resource=resource,
-                capacity=capacity.get(resource, 0),
-                allocatable=allocatable.get(resource, 0),
-                requested=used.get(resource, 0),
-                # Pods keep devices that have become unhealthy, so that more may be requested than are
-                # allocatable.
-                free=max(0, allocatable.get(resource, 0) - used.get(resource, 0)) if schedulable else 0,
-            )
-            for resource in sorted(capacity.keys() | allocatable.keys() | used.keys())
-        ),
+        counts=tuple(numbers[resource] for resource in sorted(numbers)),
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["STREAM", "ClusterNode", "Taint", "described", "host", "load", "named", "objects", "parse", "read"]
 
 STREAM = "-"
-LISTS = ("List", "NodeList", "PodList")
+LISTS = ("List", "NodeList", "PodList", "ResourceClaimList", "ResourceSliceList")
 PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  # of a label's key
 LABELS = 2_000  # labels to read from one node; real nodes have about 200
 

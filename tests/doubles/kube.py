@@ -167,6 +167,7 @@ class ControlPlane(Member):
             f"--service-account-key-file={self.authority}",
             *(f"--service-account-signing-key-file={key}", f"--service-cluster-ip-range={SERVICES}"),
             *("--enable-aggregator-routing=true", "--kubelet-preferred-address-types=InternalIP"),
+            *(*self.release.control, *self.release.api),
         )
         wait_until(lambda: self.kubectl("get", "--raw", "/readyz", check=False).stdout == "ok", "API server")
         for name, *more in (
@@ -178,7 +179,7 @@ class ControlPlane(Member):
             ),
         ):
             user = f"--kubeconfig={self.configuration(f'system:{name}')}"
-            self.start(name, name, user, "--leader-elect=false", *more)
+            self.start(name, name, user, "--leader-elect=false", *self.release.control, *more)
 
     def kubectl(self, *words, check=True, **options):
         """Call kubectl as the administrator."""

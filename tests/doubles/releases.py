@@ -1,4 +1,4 @@
-"""The releases of Kubernetes that `ci/kubernetes` builds, and what differs between them on a node."""
+"""The releases of Kubernetes that `ci/kubernetes` builds, and what differs between them."""
 
 import os
 import subprocess
@@ -55,6 +55,8 @@ class Release:
     needed: tuple[str, ...] = ()  # programs of the machine besides runc
     settings: dict[str, Any] = field(default_factory=dict)  # of the kubelet's configuration
     flags: tuple[str, ...] = ()  # of the kubelet
+    control: tuple[str, ...] = ()  # of the API server, the scheduler and the controller manager
+    api: tuple[str, ...] = ()  # of the API server
 
     @property
     def programs(self):
@@ -76,6 +78,9 @@ RELEASES = (
         name="1.37.2",
         containerd=CONTAINERD_2,
         settings={"containerRuntimeEndpoint": SOCKET, "failCgroupV1": False},
+        # Gangs are a beta, which is off by default.
+        control=("--feature-gates=GenericWorkload=true",),
+        api=("--runtime-config=scheduling.k8s.io/v1beta1=true",),
     ),
     Release(
         name="1.20.2",

@@ -59,11 +59,11 @@ def command(
     if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:
         raise UsageError("only one file can be read from stdin")
     shown = parse(read(pod, sys.stdin.buffer), named(pod))
-    others, running = divided(lists(nodes, pods))
-    known = described(others, named(nodes))
+    given = divided(lists(nodes, pods))
+    known = described(given.nodes, named(nodes))
     by_name = {node.name: node for node in known}
     conditions = question.parse(where or ())
-    requested = used(running)
+    requested = used(given.pods)
     explanations = []
     for name in dict.fromkeys(catalog):
         seen = view(known, open_catalog(name), name=used_as, allow_cpu=allow_cpu, where=conditions)

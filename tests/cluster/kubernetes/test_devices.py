@@ -1,10 +1,9 @@
 """The device plugin and a real kubelet: a pod gets its allocated GPUs, and nothing else."""
 
-import json
 import re
 
 import pytest
-from pod_devices import CONTROL, MAKE, N1, seen
+from pod_devices import CONTROL, MAKE, N1, counted, seen
 
 GPU, H200, VRAM = (f"imagematrix.io/{name}" for name in ("gpu", "gpu-h200", "vram-gib"))
 
@@ -28,17 +27,6 @@ def _all_is_free_before_a_test(cluster):
 def healthy(cluster, resource, node="n1"):
     """Return how many working devices a node has, including those in use under this name."""
     return int(cluster.get("node", node)["status"]["allocatable"].get(resource, 0))
-
-
-def counted(cluster):
-    """Return the output of `kubernetes gpus`: the resources of n1, and the pending requests."""
-    listed = cluster.kubectl("get", "nodes,pods", "-A", "-o", "json").stdout
-    usage = json.loads(
-        cluster.imagematrix("kubernetes", "gpus", "--nodes", "-", "--json", input=listed).stdout
-    )
-    (node,) = [one for one in usage["nodes"] if one["name"] == "n1"]
-    numbers = ("capacity", "allocatable", "requested", "free")
-    return {one["resource"]: [one[name] for name in numbers] for one in node["resources"]}, usage["pending"]
 
 
 def gpus(report):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from engines import ROOT
-from pod_devices import CONTROL, MAKE, N1, seen
+from pod_devices import CONTROL, MAKE, N1, counted, seen
 
 from imagematrix.kubernetes.dra.slices import DRIVER
 from imagematrix.kubernetes.install import DRA
@@ -147,6 +147,9 @@ def test_each_pod_gets_the_gpu_of_its_claim_and_the_surplus_waits(cluster, creat
     names_of_claims = {user.partition("/")[0] for users in holders(node).values() for user in users}
     assert names_of_claims == {"default"}
     assert len(specs(node)) == 2
+    resources, pending = counted(cluster, "nodes,pods,resourceslices,resourceclaims")
+    assert resources[DRIVER] == [2, 2, 2, 0]
+    assert pending == [{"resource": DRIVER, "pods": 1, "requested": 1}]
     cluster.kubectl("delete", "pod", first)
     running(cluster, waiting)
     assert given(cluster, waiting) == mine
@@ -159,6 +162,7 @@ def test_pods_that_name_one_claim_share_its_gpu(cluster, create, training, claim
         create(name, training.name, claim=claim)
     running(cluster, "s1", "s2")
     assert given(cluster, "s1") == given(cluster, "s2")
+    assert counted(cluster, "nodes,pods,resourceslices,resourceclaims")[0][DRIVER] == [2, 2, 1, 1]
     node = cluster.nodes[0]
     assert holders(node)[given(cluster, "s1")] == {"default/shared (claim)"}
     cluster.kubectl("delete", "pod", "s1")
