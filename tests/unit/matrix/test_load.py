@@ -38,7 +38,7 @@ def test_audit_strictness_is_read(project, text, strict):
     [
         ("driver: {'6*': {driver_from: new}}", "13:12: no value of the axis driver matches 6*"),
         ("march: {'z*': {driver_from: new}}", "driver_from belongs to a version of the axis driver"),
-        ("driver: {'*': {driver_from: 'new/{versoin}'}}", "driver_from: '{' could break out"),
+        ("driver: {'*': {driver_from: 'new/{release}'}}", "driver_from: '{' could break out"),
         ("driver: {'*': {driver_base: 'debian:{version}'}}", "driver_base: '{' could break out"),
         (
             "driver: {550.163.01: {driver_form: drivers/550.163.01}}",
