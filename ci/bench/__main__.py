@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import assigning
 import building
-import choosing
 import compressing
 import matching
 import packaged
@@ -29,6 +28,7 @@ import probing
 import reviewing
 import running
 import scaling
+import selecting
 import serving
 import upgrading
 import verifying
@@ -110,9 +110,9 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
     """
     groups: dict[str, Group] = {
         "plan": lambda folder, pace: planning.rows(folder, pace, bake=not asked.quick),
-        "start": lambda folder, _: choosing.started(folder, asked.rounds),
+        "start": lambda folder, _: selecting.started(folder, asked.rounds),
         "probe": lambda *_: probing.rows(asked.rounds),
-        "select": lambda folder, pace: choosing.decided(folder, pace, asked.rounds),
+        "select": lambda folder, pace: selecting.decided(folder, pace, asked.rounds),
     }
     if asked.quick:
         return groups

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEMA",
     "Cluster",
+    "ClusterLists",
     "Count",
-    "Given",
     "NodeCounts",
     "Pending",
     "counts",
@@ -130,7 +130,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ClusterLists:
     """Objects of a cluster, as its API server writes them. What is of no other kind should be a node."""
 
     nodes: Sequence[documents.Fields]
@@ -176,14 +176,14 @@ def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
     )
 
 
-def divided(lists: Sequence[tuple[object, str]]) -> Given:
+def divided(lists: Sequence[tuple[object, str]]) -> ClusterLists:
     """Return the objects of some lists by their kinds; raise UsageError if one is invalid."""
     by_kind: dict[str, list[documents.Fields]] = {}
     for item in (item for data, where in lists for item in objects(data, where)):
         by_kind.setdefault(item.text("kind"), []).append(item)
     pods, slices, claims = (by_kind.pop(kind, []) for kind in ("Pod", "ResourceSlice", "ResourceClaim"))
     nodes = [item for some in by_kind.values() for item in some]
-    return Given(nodes=nodes, pods=pods, slices=slices, claims=claims)
+    return ClusterLists(nodes=nodes, pods=pods, slices=slices, claims=claims)
 
 
 def used(pods: Iterable[documents.Fields]) -> dict[str, Counter[str]]:
