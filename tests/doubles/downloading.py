@@ -1,20 +1,24 @@
 """An https server for files, with the faults of servers and connections."""
 
 import contextlib
+import datetime as dt
 import hashlib
+import ipaddress
 import re
 import ssl
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory):
     """The files of a certificate for this machine and of its key."""
-    return certificate(tmp_path_factory.mktemp("tls"))
+    return certify(tmp_path_factory.mktemp("tls"), "localhost")
 
 
 @pytest.fixture
@@ -28,13 +32,34 @@ def downloads(tls, monkeypatch, tmp_path):
     server.close()
 
 
-def certificate(folder):
-    """Make a certificate for this machine, which is its own authority; return the files of it and its key."""
-    files = folder / "ca.pem", folder / "key.pem"
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    uses = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
-    subprocess.run(["openssl", *words, *uses], check=True, capture_output=True)
-    return files
+def certify(folder, name):
+    """Write a self-signed certificate for loopback with a common name; return the paths."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    chain, private = folder / "tls.crt", folder / "tls.key"
+    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return chain, private
 
 
 class Downloads:

@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import datetime as dt
-import ipaddress
 import json
 import re
 import signal
@@ -16,8 +14,7 @@ from admission_cases import OTHER, POLICY, A, pod, review
 from aiohttp import ClientSession
 from coroutines import running, until
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from downloading import certify
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
@@ -30,36 +27,6 @@ from imagematrix.listening import Address, listening
 
 def patch_of(response):
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
-
-
-def certify(folder, name):
-    """Write a self-signed certificate for loopback with a common name; return the paths."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    chain, private = folder / "tls.crt", folder / "tls.key"
-    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return chain, private
 
 
 def common_name(port):
