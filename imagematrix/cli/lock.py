@@ -34,7 +34,7 @@ def command(
     from imagematrix.stores.engine import EngineStore
 
     path = lock.beside(file)
-    locked, drivers = lock.read(path), lock.read_drivers(path)
+    locked, drivers = lock.contents(path)
     matrix = load(file, contexts=allow_context or ())
     with ExitStack() as stack:
 

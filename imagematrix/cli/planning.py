@@ -149,10 +149,11 @@ def planned(
         against.given.require_known(matrix.images)
     if push:
         _require_pushable(matrix)
+    locked, drivers = lock.contents(lock.beside(file))
     against = replace(
         against,
-        locked=lock.read(lock.beside(file)),
-        drivers=lock.read_drivers(lock.beside(file)),
+        locked=locked,
+        drivers=drivers,
         frozen=frozen,
         recorded=partial(context.recorded, file.parent / context.STATE),
         note=info,

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["SCHEMA", "beside", "document", "extend", "read", "read_drivers", "renew"]
+__all__ = ["SCHEMA", "beside", "contents", "document", "extend", "read", "renew"]
 
 SCHEMA = "imagematrix.lock/v1"
 
@@ -36,15 +36,11 @@ def read(path: Path) -> dict[str, str]:
 
     Raises UsageError if it is damaged.
     """
-    return _read(path)[0]
+    return contents(path)[0]
 
 
-def read_drivers(path: Path) -> dict[str, LockedDriver]:
-    """Return the digests of drivers by https address, as `read` does those of base images."""
-    return _read(path)[1]
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
+def contents(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
+    """Return base images as `read` does, and the digests of drivers by https address."""
     if not path.exists():
         return {}, {}
     try:
@@ -74,7 +70,7 @@ def extend(path: Path, bases: Mapping[str, str]) -> bool:
     locked = read(path)
     if not bases.keys() <= locked.keys():
         with _alone(path):
-            locked, drivers = _read(path)
+            locked, drivers = contents(path)
             locked = {**bases, **locked}
             _write(path, locked, drivers)
     return bases.items() <= locked.items()
@@ -88,7 +84,7 @@ def renew(
     `before` are its base images when `bases` were resolved: those that others have added since then stay.
     """
     with _alone(path):
-        current, current_drivers = _read(path)
+        current, current_drivers = contents(path)
         added = {name: digest for name, digest in current.items() if name not in before}
         locked = {**bases, **added}
         if (locked, drivers) != (current, current_drivers):

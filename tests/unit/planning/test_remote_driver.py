@@ -54,7 +54,7 @@ def against(backend):
     """Call it with a matrix to get what `build` plans it against."""
 
     def call(path):
-        drivers = lock.read_drivers(lock.beside(path))
+        drivers = lock.contents(lock.beside(path))[1]
         return Against(resolve=backend.resolve, store=backend, drivers=drivers)
 
     return call
@@ -72,7 +72,7 @@ def test_lock_writes_the_digests_of_the_file_and_of_the_driver(cli, matrix, down
     assert f"downloading {address}: 0 of 0 MB" in said.err
     assert f"{address}: new -> sha256:" in said.err
     assert said.err.endswith("imagematrix.lock: 2 base images, 1 driver\n")
-    (locked,) = lock.read_drivers(lock.beside(matrix)).items()
+    (locked,) = lock.contents(lock.beside(matrix))[1].items()
     assert locked[0] == address
     assert locked[1].driver == read(unpacked, VERSION, "linux/amd64").digest
     before = lock.beside(matrix).read_text()
@@ -148,7 +148,7 @@ def test_lock_names_what_it_cannot_download(cli, matrix, downloads):
     said = cli("lock", "-f", matrix)
     assert said.code == 8
     assert f"{FILE}: the server answers 404 Not Found" in said.err
-    assert lock.read_drivers(lock.beside(matrix)) == {}
+    assert lock.contents(lock.beside(matrix))[1] == {}
 
 
 @pytest.mark.usefixtures("no_engine")
