@@ -1,18 +1,17 @@
 """`render jobset` and `render leaderworkerset` with the real controllers: one image for all ranks."""
 
 import json
-import subprocess
 
 import pytest
 import yaml
-from engines import ROOT
+from modules import built
 
 pytestmark = pytest.mark.since("1.34")
 
 CLASS, GPU = "imagematrix.io/class", "imagematrix.io/gpu"
 H200 = "sm_90 550.163.01"  # what the image for n1 reports
-CONTROLLERS = ROOT / ".cache/controllers"
-DOCKERFILE = "FROM scratch\nCOPY manager /manager\nUSER 65532:65532\n"
+PROGRAMS = {"jobset": "jobset", "lws": "cmd"}  # Go names them after their packages
+DOCKERFILE = "FROM scratch\nCOPY {} /manager\nUSER 65532:65532\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,17 +28,16 @@ def _plugin(cluster):
 @pytest.fixture(scope="module")
 def install(cluster, builder, tmp_path_factory):
     """Return a function that installs a controller by the manifests of its module, with an image of ours."""
-    subprocess.run([ROOT / "ci/controllers"], check=True)
     installed = []
 
     def call(name):
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "Dockerfile").write_text(DOCKERFILE)
+        folder, module = tmp_path_factory.mktemp(name), built(name)
+        (folder / "Dockerfile").write_text(DOCKERFILE.format(PROGRAMS[name]))
         image = f"127.0.0.1:5000/{name}:test"
         file = ("-f", str(folder / "Dockerfile"))
-        builder.docker("build", "-q", "-t", image, *file, str(CONTROLLERS / name))
+        builder.docker("build", "-q", "-t", image, *file, str(module))
         builder.docker("push", image)
-        written = cluster.kubectl("kustomize", CONTROLLERS / name / "config/default").stdout
+        written = cluster.kubectl("kustomize", module / "config/default").stdout
         made = list(yaml.safe_load_all(written))
         (manager,) = (one for one in made if one["kind"] == "Deployment")
         (container,) = manager["spec"]["template"]["spec"]["containers"]
