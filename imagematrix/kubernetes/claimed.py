@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Pool = tuple[str, str]  # a driver and the name of its pool
 
-__all__ = ["Units", "claims_of", "units", "waiting"]
+__all__ = ["Units", "allocated_devices", "claims_of", "units", "waiting"]
 
 DRIVERS = re.compile(r"gpu\.(imagematrix\.io|nvidia\.com|amd\.com|intel\.com)", re.ASCII)
 # The classes of devices that these drivers install, such as mig.nvidia.com.
@@ -56,7 +56,7 @@ def units(slices: Sequence[Fields], claims: Iterable[Fields]) -> dict[str, dict[
             here.known.add(unit)
             if not any(taint.text("effect") in CLOSING for taint in device.objects("taints")):
                 here.healthy.add(unit)
-    for result in (result for claim in claims for result in _results(claim)):
+    for result in (result for claim in claims for result in allocated_devices(claim).objects("results")):
         driver = result.text("driver")
         # Access for an administrator takes no device from others.
         if not DRIVERS.fullmatch(driver) or result.boolean("adminAccess"):
@@ -75,7 +75,11 @@ def waiting(pods: Iterable[Fields], claims: Iterable[Fields]) -> dict[str, tuple
 
     These are the numbers of pods and of devices; a request for all devices of a node counts as one.
     """
-    asked = {_key(claim): _requested(claim) for claim in claims if _allocation(claim) is None}
+    asked = {
+        _key(claim): _requested(claim)
+        for claim in claims
+        if not claim.object_or_empty("status").present("allocation")
+    }
     waiters: Counter[str] = Counter()
     waited: set[tuple[str, str]] = set()
     for pod in pods:
@@ -90,10 +94,14 @@ def claims_of(pod: Fields) -> Iterator[tuple[str, str]]:
     """Yield the namespaces and names of a pod's claims; those from templates are named in its status."""
     namespace, _ = _key(pod)
     for part, key in (("spec", "resourceClaims"), ("status", "resourceClaimStatuses")):
-        inside = pod.object_or_none(part)
-        for claim in inside.objects(key) if inside else ():
+        for claim in pod.object_or_empty(part).objects(key):
             if name := claim.text_or_none("resourceClaimName"):
                 yield namespace, name
+
+
+def allocated_devices(claim: Fields) -> Fields:
+    """Return what the scheduler has allocated to a claim: `results` and `config`, if anything."""
+    return claim.object_or_empty("status").object_or_empty("allocation").object_or_empty("devices")
 
 
 def _current(slices: Iterable[Fields]) -> Iterator[tuple[Fields, Pool]]:
@@ -118,23 +126,10 @@ def _unit(device: Fields) -> str:
     return device.text("name")
 
 
-def _allocation(claim: Fields) -> Fields | None:
-    status = claim.object_or_none("status")
-    return status.object_or_none("allocation") if status else None
-
-
-def _results(claim: Fields) -> Iterator[Fields]:
-    allocation = _allocation(claim)
-    devices = allocation.object_or_none("devices") if allocation else None
-    return devices.objects("results") if devices else iter(())
-
-
 def _requested(claim: Fields) -> Counter[str]:
     """Return how many devices of each class a claim requests; of alternatives, the first one counts."""
-    spec = claim.object_or_none("spec")
-    devices = spec.object_or_none("devices") if spec else None
     requested: Counter[str] = Counter()
-    for request in devices.objects("requests") if devices else ():
+    for request in claim.object_or_empty("spec").object_or_empty("devices").objects("requests"):
         first = request.object_or_none("exactly") or next(request.objects("firstAvailable"), None)
         name = first.text("deviceClassName") if first else ""
         if first and CLASSES.fullmatch(name):

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["raised", "with_versions"]
 
 NUMBER = re.compile(r"[0-9]+")
-# A scalar in one line, after the anchor that it may have: quoted or plain.
-ANCHOR = re.compile(r"&\S+\s+")
+ANCHOR = re.compile(r"&\S+\s+")  # before a scalar
 
 
 def raised(version: str, *, minor: bool) -> str:

@@ -9,13 +9,12 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
+from imagematrix.kubernetes.claimed import allocated_devices
 from imagematrix.kubernetes.dra.slices import API, DRIVER
 from imagematrix.kubernetes.manifests import DNS_LABEL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from imagematrix.documents import Fields
 
 __all__ = ["UID", "AllocatedDevice", "ClaimError", "ClaimReference", "allocated"]
@@ -69,7 +68,9 @@ def allocated(claim: Fields, reference: ClaimReference, node: str) -> tuple[Allo
     """
     if _uid(claim) != reference.uid:
         raise ClaimError("the claim was replaced by another of its name")
-    results = [result for result in _results(claim) if result.text("driver") == DRIVER]
+    results = [
+        result for result in allocated_devices(claim).objects("results") if result.text("driver") == DRIVER
+    ]
     if not results:
         raise ClaimError(f"the claim has no device of {DRIVER} allocated")
     for result in results:
@@ -98,16 +99,8 @@ def _uid(claim: Fields) -> str | None:
     return claim.object_or_empty("metadata").text_or_none("uid")
 
 
-def _allocation(claim: Fields) -> Fields:
-    return claim.object_or_empty("status").object_or_empty("allocation").object_or_empty("devices")
-
-
-def _results(claim: Fields) -> Iterator[Fields]:
-    return _allocation(claim).objects("results")
-
-
 def _is_configured(claim: Fields) -> bool:
-    opaque = (entry.object_or_empty("opaque") for entry in _allocation(claim).objects("config"))
+    opaque = (entry.object_or_empty("opaque") for entry in allocated_devices(claim).objects("config"))
     return any(one.text_or_none("driver") == DRIVER for one in opaque)
 
 
