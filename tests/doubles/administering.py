@@ -2,6 +2,7 @@
 
 import json
 
+VARIANTS = {"n1": "sm_90 550.163.01", "n2": "sm_86 535.261.03"}  # what the images for the nodes report
 CLASS, HOST = "imagematrix.io/class", "kubernetes.io/hostname"
 # Objects that come and go by themselves: the record of what happened, and heartbeats.
 FLEETING = ("events", "events.events.k8s.io", "componentstatuses", "leases.coordination.k8s.io")
@@ -28,6 +29,17 @@ def deciding(cluster, image):
         "n1-by-class": {"containers": containers, "nodeSelector": {CLASS: label}},
         "n1-by-affinity": {"containers": containers, "affinity": required},
         "n2-by-name": {"containers": containers, "nodeSelector": {HOST: "n2"}},
+    }
+
+
+def assert_undisturbed(stream, digests, kinds, least):
+    """Check the pods of a stream, and delete them: none was refused, and each has its node's image."""
+    images, count = stream.images()
+    stream.delete()
+    assert stream.refusals == []
+    assert count == stream.created >= least
+    assert {kind: {one.partition("@")[2] for one in found} for kind, found in images.items()} == {
+        kind: {digests[kind[:2]]} for kind in kinds
     }
 
 

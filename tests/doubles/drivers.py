@@ -4,6 +4,14 @@ import subprocess
 
 import pytest
 
+VERSION = "580.159.04"
+TEMPLATE = """\
+FROM {{ base }} AS compiler
+FROM {{ base }}
+{% if driver_from is defined %}
+COPY --from=imagematrix-driver / /
+{% endif %}
+"""
 SONAMES = {
     "libcuda": "libcuda.so.1",
     "libnvidia-ml": "libnvidia-ml.so.1",
@@ -34,4 +42,4 @@ def complete(folder, version):
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory):
     """A folder with a complete driver 580.159.04; tests copy it to change it."""
-    return complete(tmp_path_factory.mktemp("driver"), "580.159.04")
+    return complete(tmp_path_factory.mktemp("driver"), VERSION)

@@ -20,6 +20,7 @@ from releases import chosen
 TRUSTING = "FROM {0}\nCOPY ca.crt /ca.crt\nENV REQUESTS_CA_BUNDLE=/ca.crt\n"
 DISCOVERY = "FROM scratch\nCOPY nfd-master nfd-worker /bin/\nENV PATH=/bin\nUSER 65534:65534\n"
 SPACE_OF_DISCOVERY = "node-feature-discovery"
+GPU = "imagematrix.io/gpu"
 DRIVERS = ("535.261.03", "550.163.01")
 MATRIX = {
     "schema": "imagematrix.matrix/v1",
@@ -166,6 +167,17 @@ def discovery(cluster, builder, tmp_path_factory):
     yield folder
     cluster.kubectl("delete", "-k", overlay)
     cluster.unlabel()
+
+
+@pytest.fixture(scope="module")
+def offered(cluster):
+    """The two GPUs of n1, offered by our device plugin."""
+    cluster.label()
+    node = cluster.nodes[0]
+    node.start_plugin()
+    cluster.wait(lambda: cluster.get("node", "n1")["status"]["allocatable"].get(GPU) == "2")
+    yield
+    node.stop("plugin")
 
 
 @pytest.fixture

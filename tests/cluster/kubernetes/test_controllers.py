@@ -6,23 +6,12 @@ import pytest
 import yaml
 from modules import built
 
-pytestmark = pytest.mark.since("1.34")
+pytestmark = [pytest.mark.since("1.34"), pytest.mark.usefixtures("offered")]
 
 CLASS, GPU = "imagematrix.io/class", "imagematrix.io/gpu"
 H200 = "sm_90 550.163.01"  # what the image for n1 reports
 PROGRAMS = {"jobset": "jobset", "lws": "cmd"}  # Go names them after their packages
 DOCKERFILE = "FROM scratch\nCOPY {} /manager\nUSER 65532:65532\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _plugin(cluster):
-    """GPUs of n1, offered by our device plugin."""
-    cluster.label()
-    node = cluster.nodes[0]
-    node.start_plugin()
-    cluster.wait(lambda: cluster.get("node", "n1")["status"]["allocatable"].get(GPU) == "2")
-    yield
-    node.stop("plugin")
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,13 @@ import json
 import pytest
 import yaml
 
-pytestmark = pytest.mark.since("1.37")
+pytestmark = [pytest.mark.since("1.37"), pytest.mark.usefixtures("offered")]
 
 CLASS, GPU = "imagematrix.io/class", "imagematrix.io/gpu"
 H200 = "sm_90 550.163.01"  # what the image for n1 reports
 API = "scheduling.k8s.io/v1beta1"
 TEMPLATE = "ranks"
 N1 = {"kubernetes.io/hostname": "n1"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _plugin(cluster):
-    """The two GPUs of n1, offered by our device plugin."""
-    cluster.label()
-    node = cluster.nodes[0]
-    node.start_plugin()
-    cluster.wait(lambda: cluster.get("node", "n1")["status"]["allocatable"].get(GPU) == "2")
-    yield
-    node.stop("plugin")
 
 
 @pytest.fixture

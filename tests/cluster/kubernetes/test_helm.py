@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from administering import deciding, inventory, tried
+from administering import VARIANTS, assert_undisturbed, deciding, inventory, tried
 from modules import built
 from pod_stream import PodStream
 
@@ -12,7 +12,6 @@ from imagematrix.kubernetes.install import NAME
 pytestmark = [pytest.mark.since("1.36"), pytest.mark.timeout(1800)]
 
 SPACE = "imagematrix"
-VARIANTS = {"n1": "sm_90 550.163.01", "n2": "sm_86 535.261.03"}
 PODS = 1_000
 
 
@@ -74,13 +73,7 @@ def test_a_release_is_installed_upgraded_and_uninstalled(
         words = ("rollout", "status", "-n", SPACE, f"deployment/{NAME}", "--timeout=600s")
         cluster.kubectl(*words)
         assert stream.created > begun
-    images, count = stream.images()
-    stream.delete()
-    assert stream.refusals == []
-    assert count == stream.created >= PODS
-    assert {kind: {one.partition("@")[2] for one in found} for kind, found in images.items()} == {
-        kind: {digests[kind[:2]]} for kind in deciding(cluster, training.name)
-    }
+    assert_undisturbed(stream, digests, deciding(cluster, training.name), PODS)
     assert certificate() == first
     helm("uninstall", "imagematrix", "--wait")
     cluster.kubectl("delete", "namespace", SPACE)  # Helm never removes one

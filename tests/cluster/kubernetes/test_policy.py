@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
+from administering import VARIANTS
 
 pytestmark = pytest.mark.since("1.36")
 
 CLASS, HOST = "imagematrix.io/class", "kubernetes.io/hostname"
-VARIANTS = {"n1": "sm_90 550.163.01", "n2": "sm_86 535.261.03"}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 KINDS = [f"{kind}admissionpolicy{part}" for part in ("binding", "") for kind in ("mutating", "validating")]
 

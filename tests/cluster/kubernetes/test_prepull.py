@@ -4,11 +4,11 @@ import json
 
 import pytest
 import yaml
+from administering import VARIANTS
 from kube import PAUSE
 
 pytestmark = pytest.mark.since("1.36")
 
-VARIANTS = {"n1": "sm_90 550.163.01", "n2": "sm_86 535.261.03"}
 LABEL = "app.kubernetes.io/name=training-prepull"
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 

@@ -5,22 +5,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from drivers import library
+from drivers import TEMPLATE, VERSION, library
 
 from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.planning.driver import CONTEXT, put, read
 
-VERSION = "580.159.04"
 PLACE = "usr/lib/x86_64-linux-gnu"
-TEMPLATE = """\
-FROM {{ base }} AS compiler
-FROM {{ base }}
-{% if driver_from is defined %}
-COPY --from=imagematrix-driver / /
-{% endif %}
-"""
 FROM_FOLDER = (
     ("550.163.01]", f"550.163.01, {VERSION}]"),
     ("exclude:\n", f"  driver: {{{VERSION}: {{driver_from: drivers/new}}}}\nexclude:\n"),

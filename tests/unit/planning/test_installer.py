@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from drivers import complete, library
+from drivers import VERSION, library
 
 from imagematrix.errors import UsageError
 from imagematrix.planning import driver, installer
 from imagematrix.planning.driver import located, read
-from imagematrix.planning.installer import unpacked
+from imagematrix.planning.installer import unpacked as unpack
 
-VERSION = "580.159.04"
 RUN = f"NVIDIA-Linux-x86_64-{VERSION}.run"
 AMD64 = "linux/amd64"
 MANIFEST = f"NVIDIA Accelerated Graphics Driver for Linux-x86_64\n{VERSION}\nnvidia\nnvidia\n"
@@ -37,19 +36,14 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def tree(unpacked_driver, tmp_path):
+def tree(unpacked, tmp_path):
     """The content of an installer."""
-    tree = shutil.copytree(unpacked_driver, tmp_path / "tree")
+    tree = shutil.copytree(unpacked, tmp_path / "tree")
     (tree / ".manifest").write_text(MANIFEST)
     (tree / "nvidia-installer").write_text("#!/bin/sh\ntouch /installed\n")
     (tree / "32").mkdir()
     (tree / "32" / LIBCUDA).write_text("for 32-bit programs")
     return tree
-
-
-@pytest.fixture(scope="session")
-def unpacked_driver(tmp_path_factory):
-    return complete(tmp_path_factory.mktemp("libraries"), VERSION)
 
 
 def tar(tree, *members, prefix="./"):
@@ -80,7 +74,7 @@ def write(folder, raw, name=RUN):
 
 def refusal(file, version=VERSION, platform=AMD64):
     with pytest.raises(UsageError) as caught:
-        unpacked(file, version, platform, lambda _: None)
+        unpack(file, version, platform, lambda _: None)
     return str(caught.value).replace(f"{file.parent}/", "")
 
 
@@ -89,11 +83,11 @@ def refusal(file, version=VERSION, platform=AMD64):
 def test_an_installer_gives_the_same_driver_as_a_folder(tree, tmp_path, compression, quoted):
     file = write(tmp_path, script(COMPRESSED[compression](tar(tree)), quoted=quoted))
     notes: list[str] = []
-    folder = unpacked(file, VERSION, AMD64, notes.append)
+    folder = unpack(file, VERSION, AMD64, notes.append)
     assert notes == [f"unpacking {file}"]
     assert read(folder, VERSION, AMD64).listing.digest == read(tree, VERSION, AMD64).listing.digest
     assert {path.name for path in folder.iterdir()} == {path.name for path in tree.glob("lib*")}
-    assert unpacked(file, VERSION, AMD64, notes.append) == folder
+    assert unpack(file, VERSION, AMD64, notes.append) == folder
     assert len(notes) == 1
 
 
@@ -103,18 +97,18 @@ def test_an_installer_of_makeself(tree, tmp_path, compression):
     file = tmp_path / RUN
     words = ["makeself", f"--{compression}", "--nox11", "--quiet", tree, file, "driver", "./nvidia-installer"]
     subprocess.run(words, check=True, capture_output=True)
-    folder = unpacked(file, VERSION, AMD64, lambda _: None)
+    folder = unpack(file, VERSION, AMD64, lambda _: None)
     assert read(folder, VERSION, AMD64).listing.digest == read(tree, VERSION, AMD64).listing.digest
 
 
 @pytest.mark.parametrize("compression", COMPRESSED)
-def test_an_archive_has_the_libraries_in_lib(unpacked_driver, tmp_path, compression):
+def test_an_archive_has_the_libraries_in_lib(unpacked, tmp_path, compression):
     name = f"nvidia_driver-linux-x86_64-{VERSION}-archive"
     link = (f"{name}/lib/libcuda.so.1", tarfile.SYMTYPE, LIBCUDA, b"")
     other = (f"{name}/lib32/{LIBCUDA}", tarfile.REGTYPE, "", b"for 32-bit programs")
-    raw = tar(unpacked_driver, link, other, prefix=f"{name}/lib/")
-    folder = unpacked(write(tmp_path, COMPRESSED[compression](raw), f"{name}.tar"), VERSION, AMD64, print)
-    assert {path.name for path in folder.iterdir()} == {path.name for path in unpacked_driver.iterdir()}
+    raw = tar(unpacked, link, other, prefix=f"{name}/lib/")
+    folder = unpack(write(tmp_path, COMPRESSED[compression](raw), f"{name}.tar"), VERSION, AMD64, print)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in unpacked.iterdir()}
 
 
 def test_an_incomplete_or_other_driver_does_not_enter_the_cache(tree, tmp_path, cache):
@@ -155,7 +149,7 @@ def test_members_that_climb_out_are_not_written(tree, tmp_path, cache):
         ("libnvidia-evil.so.1", tarfile.SYMTYPE, "/etc/passwd", b""),
         ("libnvidia-node.so.1", tarfile.CHRTYPE, "", b""),
     )
-    folder = unpacked(write(tmp_path, script(lzma.compress(tar(tree, *hostile)))), VERSION, AMD64, print)
+    folder = unpack(write(tmp_path, script(lzma.compress(tar(tree, *hostile)))), VERSION, AMD64, print)
     assert (folder / LIBCUDA).read_bytes() == (tree / LIBCUDA).read_bytes()
     assert all(path.is_file() and not path.is_symlink() for path in folder.iterdir())
     assert not list(outside.iterdir())
@@ -202,7 +196,7 @@ def test_a_draft_of_a_killed_process_is_removed(tree, tmp_path, cache):
     leftover.mkdir(parents=True)
     cache.chmod(0o700)
     (leftover / LIBCUDA).write_text("half")
-    folder = unpacked(write(tmp_path, script(lzma.compress(tar(tree)))), VERSION, AMD64, print)
+    folder = unpack(write(tmp_path, script(lzma.compress(tar(tree)))), VERSION, AMD64, print)
     assert list(cache.iterdir()) == [folder]
 
 
@@ -217,11 +211,11 @@ def test_unpacking_twice_at_a_time(tree, tmp_path, cache, monkeypatch):
 
     def overtaken(*words, **options):
         monkeypatch.setattr(driver, "read", read)
-        unpacked(file, VERSION, AMD64, print)
+        unpack(file, VERSION, AMD64, print)
         return read(*words, **options)
 
     monkeypatch.setattr(driver, "read", overtaken)
-    folder = unpacked(file, VERSION, AMD64, print)
+    folder = unpack(file, VERSION, AMD64, print)
     assert list(cache.iterdir()) == [folder]
 
 

@@ -7,6 +7,7 @@ import shutil
 import tarfile
 
 import pytest
+from drivers import TEMPLATE, VERSION
 
 from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
@@ -16,15 +17,7 @@ from imagematrix.planning import lock
 from imagematrix.planning.driver import CONTEXT, read
 from imagematrix.planning.planner import Against, plan
 
-VERSION = "580.159.04"
 FILE = f"nvidia_driver-linux-x86_64-{VERSION}-archive.tar.xz"
-TEMPLATE = """\
-FROM {{ base }} AS compiler
-FROM {{ base }}
-{% if driver_from is defined %}
-COPY --from=imagematrix-driver / /
-{% endif %}
-"""
 ONE = f"sha256:{'1' * 64}"
 
 
