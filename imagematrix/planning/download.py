@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedRandom
     from pathlib import Path
+    from typing import IO
 
     import requests
 
@@ -30,6 +31,7 @@ LARGEST = 4 << 30  # bytes
 PIECE = 1 << 20
 EVERY_S = 10  # seconds between two notes
 WHOLE, PART = 200, 206  # status codes
+STALE_S = 14 * 24 * 3600  # seconds after which a part is removed: its file was replaced, or is not needed
 
 
 def fetched(address: str, expected: str | None, note: Callable[[str], None]) -> tuple[Path, str]:
@@ -50,6 +52,7 @@ def fetched(address: str, expected: str | None, note: Callable[[str], None]) -> 
 
     try:
         files.make_private(folder)
+        _sweep(folder)
         with requests.Session() as session:
             del session.adapters["http://"]  # to which a redirect may lead
             return _Download(session, address, note).into(folder, expected)
@@ -168,12 +171,26 @@ def _kept(folder: Path, digest: str) -> Path:
     return folder / f"{digest.removeprefix('sha256:')}.download"
 
 
+def _sweep(folder: Path) -> None:
+    """Remove old parts that no process writes."""
+    for path in folder.glob("part-*"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(path, file) and os.fstat(file.fileno()).st_mtime < time.time() - STALE_S:
+                path.unlink()
+
+
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[BufferedRandom]:
     """Yield the file `path`, created if needed, once no other process writes it."""
     while True:
         with path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if path.exists() and files.stamp_of(os.fstat(file.fileno())) == files.stamp(path):
+            if _is(path, file):
                 yield file
                 return
+
+
+def _is(path: Path, file: IO[bytes]) -> bool:
+    """Whether `file` is still at `path`: another process may have renamed or removed it."""
+    return path.exists() and files.stamp_of(os.fstat(file.fileno())) == files.stamp(path)

@@ -1,5 +1,6 @@
 """Files from https addresses: resumed, compared with their digests, and kept in the cache."""
 
+import fcntl
 import hashlib
 import os
 import threading
@@ -65,6 +66,18 @@ def test_download_of_a_killed_process_continues(server, cache):
     server.cut, server.requests = [], []
     assert fetch(server, DIGEST)[0].read_bytes() == CONTENT
     assert [wanted for _, wanted in server.requests] == ["", f"bytes={1 << 20}-"]
+
+
+def test_old_parts_are_removed_unless_a_process_writes_them(server, cache):
+    cache.mkdir(parents=True, mode=0o700)
+    for name in ("part-old", "part-new", "part-written"):
+        (cache / name).write_bytes(b"a part")
+    for name in ("part-old", "part-written"):
+        os.utime(cache / name, (0, 0))
+    with (cache / "part-written").open("rb") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        path, _ = fetch(server)
+    assert {file.name for file in cache.iterdir()} == {"part-new", "part-written", path.name}
 
 
 def test_complete_part_is_not_asked_for_again(server, cache, monkeypatch):
