@@ -46,6 +46,9 @@ T = TypeVar("T")
 POLL_S = 0.1
 GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
 HEAD_START = 1.0  # seconds that builds wait for the export of bases: a small base is then exported only once
+# Images for each job that are built, audited or stored at a time. Builds thus go on while the first audit
+# reads the base. Each image takes the disk space of its layers.
+OPEN = 3
 SHOWN = 5  # cells listed in a message before "and N more"
 
 
@@ -191,11 +194,12 @@ class _BuildRun:
         )
         order.prepare()
         slots = threading.Semaphore(jobs)
+        threads = OPEN * jobs if jobs > 1 else 1
         futures: dict[Future[Result], str] = {}
         shared: list[Future[None]] = []
         with (
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead") as ahead,
-            ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build") as pool,
+            ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool,
         ):
             try:
                 shared.append(ahead.submit(self._maker.query_compilers))
