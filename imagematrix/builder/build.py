@@ -48,7 +48,7 @@ GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
 HEAD_START = 1.0  # seconds that builds wait for the export of bases: a small base is then exported only once
 # Images for each job that are built, audited or stored at a time. Builds thus go on while the first audit
 # reads the base. Each image takes the disk space of its layers.
-OPEN = 3
+OPEN = 4
 SHOWN = 5  # cells listed in a message before "and N more"
 
 
