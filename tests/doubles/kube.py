@@ -75,10 +75,11 @@ class Member(Machine):
             )
 
     def stop(self, name):
-        """Stop a program."""
+        """Stop a program, and wait for its end: that of nsenter, which started it, is at once."""
         process = self._running.pop(name)
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
+        wait_until(lambda: not _exists(process.pid), name)
 
     def log(self, name):
         """Return what a program has printed."""
@@ -430,3 +431,12 @@ class Kubernetes:
         for folder in self._folders:
             remove_folder(folder)
         self._switch.remove()
+
+
+def _exists(group):
+    """Whether a process group has any process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
