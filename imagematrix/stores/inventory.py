@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from imagematrix.catalog import index, labels
 from imagematrix.catalog.registry import entry_of
 from imagematrix.errors import TagMovedError
-from imagematrix.oci.manifest import INDEXES, Descriptor, ImageIndex, parse
+from imagematrix.oci.manifest import INDEX, INDEXES, Descriptor, ImageIndex, parse
 from imagematrix.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Inventory", "Item", "Reader"]
 
 REQUESTS = 8  # at the same time
+VARIANT = re.compile(r"([^-]+)-.+-[0-9a-f]{12}", re.ASCII)  # the tag of a variant, and in it the version
 # The tag of what is attached to sha256:HEX: signatures and attestations of cosign, or a list of referrers.
 ATTACHED = re.compile(r"sha256-([0-9a-f]{64})(?:\.[\w-]+)?", re.ASCII)
 
@@ -99,16 +100,12 @@ class Reader(Registry):
                 elif version:
                     named[tag] = version
             images = [tag for tag in rest if "-" in tag]  # the name of a version has no dash
-            pushed = zip(images, pool.map(lambda tag: entry_of(self, tag), images), strict=True)
+            pushed = zip(images, pool.map(self._owner, images), strict=True)
         return Inventory(
             tags=tags,
             items=dict(self._items),
             published=published,
-            pushed={
-                tag: entry.annotations[labels.VERSION]
-                for tag, entry in pushed
-                if entry and entry.ours and entry.tag == tag
-            },
+            pushed={tag: version for tag, version in pushed if version},
             named=named,
             attached=attached,
         )
@@ -124,6 +121,20 @@ class Reader(Registry):
                 referrers[digest] = tuple(found)
                 self._read_items(pool, found)
         return replace(inventory, items=dict(self._items), referrers=referrers)
+
+    def _owner(self, tag: str) -> str | None:
+        """Return the version of the variant with a tag; None if the tag has anything else.
+
+        Of an attested image that is gone, its tag tells: an interrupted removal leaves such an index behind.
+        """
+        entry = entry_of(self, tag)
+        if entry:
+            return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
+        manifest, match = self.manifest(tag), VARIANT.fullmatch(tag)
+        if match and manifest and manifest.media_type == INDEX:
+            attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+            return match[1] if attested and attested.isdisjoint(self._items) else None
+        return None
 
     def _version(self, tag: str) -> tuple[str | None, tuple[IndexEntry, ...]]:
         """Return the version whose index a tag has, with the entries; None if it has anything else."""
