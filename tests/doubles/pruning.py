@@ -1,6 +1,7 @@
 """An engine in memory that lists, inspects and removes images, and has containers."""
 
 import json
+from itertools import count
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
@@ -27,15 +28,20 @@ class NodeEngine:
         self.images = {}
         self.containers = {}
         self.removed = []
+        self._numbers = count(1)
         self.api = SimpleNamespace(remove_image=self.remove_image)
 
     def add(self, cell, version="v1", *, image="training", names=(), named=OLD, pulled=False, **changes):
         """Add a variant under its name, or without it as one `pulled` by digest; return its ID."""
         own = labels_of(cell, version=version, **changes)
-        number = f"sha256:{len(self.images) + 1 + 100 * len(self.removed):064x}"
+        return self.add_labelled(own, image, names, named=named, pulled=pulled)
+
+    def add_labelled(self, own, image, names=(), *, named=OLD, pulled=False):
+        """Add an image with these labels."""
+        number = f"sha256:{next(self._numbers):064x}"
         config = {"Labels": own}
         inspected = {"Id": number, "Config": config, "Os": "linux", "Architecture": "amd64"}
-        inspected["RootFS"] = {"Layers": [f"sha256:{cell}"]}
+        inspected["RootFS"] = {"Layers": [f"sha256:{own[labels.CELL]}"]}
         own[labels.CONTENT] = labels.content(inspected)
         self.images[number] = inspected | {
             "RepoTags": [*([] if pulled else [f"{image}:{tag(own)}"]), *names],
@@ -62,7 +68,7 @@ class NodeEngine:
             return self._answer(
                 [{**image, "Labels": image["Config"]["Labels"]} for image in self.images.values()]
             )
-        number = self._find(path.removeprefix("/images/").removesuffix("/json"))
+        number = self.find(path.removeprefix("/images/").removesuffix("/json"))
         return self._answer(self.images[number]) if number else self._answer({"message": "none"}, 404)
 
     @staticmethod
@@ -70,7 +76,8 @@ class NodeEngine:
         body = json.dumps(document).encode()
         return EngineResponse(where="memory", status=status, headers=frozenset(), body=body)
 
-    def _find(self, name):
+    def find(self, name):
+        """Return the ID of the image with a name or ID, or None."""
         names = ("RepoTags", "RepoDigests")
         return next(
             (
@@ -83,7 +90,7 @@ class NodeEngine:
 
     def remove_image(self, name, *, noprune):
         """Remove a name, and the image with the last one unless a container uses it."""
-        number = self._find(name)
+        number = self.find(name)
         if number is None:
             raise ImageNotFound(name)
         image = self.images[number]
