@@ -126,7 +126,7 @@ class History:
             version = self.random.choice(versions)
             chosen = explain(self.random.choice(list(self.hosts.values())), self._catalog(version))
             if chosen.variant:
-                self._require(chosen.digest)
+                assert self._is_whole(chosen.digest)
                 own = json.loads(self._config(chosen.digest))["config"]["Labels"]
                 name = f"reg.example/training:{tag(own)}"
                 held = self.node.find(name) or self.node.add_labelled(
@@ -145,7 +145,8 @@ class History:
         shown = retire.survey(self.registry.name, retention)
         kept = self._kept(retention)
         before = self._state()
-        aliases = {name for name in before[1] if not shown_tag(name, shown)}
+        gone = {name for one in shown.removals for name in one.tags}
+        staying = {name: self._is_whole(named) for name, named in before[1].items() if name not in gone}
         end = self.random.choice([None, None, self.random.randrange(1, 8)])
         try:
             retire.carry_out(shown, retention, self._until(end))
@@ -161,12 +162,11 @@ class History:
             self._complete(retention, shown)
         self.begun = {version for version in self.begun if version in self.repository.tags}
         self.repository.collect()
-        for name in aliases:
+        for name, was_whole in staying.items():
             assert self.repository.tags[name] == before[1][name]
-            if name.partition("-")[0] not in self.begun:
-                self._require(self.repository.tags[name])
+            assert self._is_whole(before[1][name]) == was_whole
         for version in kept - self.begun:
-            self._require(self.repository.tags[version])
+            assert self._is_whole(self.repository.tags[version])
 
     def prune(self):
         """Prune the node, perhaps interrupted, and check what is left."""
@@ -284,21 +284,21 @@ class History:
         _, raw = self.repository.manifests[image]
         return self.repository.blobs[json.loads(raw)["config"]["digest"]]
 
-    def _require(self, named):
-        """Check that a manifest can be pulled, with all that it names."""
+    def _is_whole(self, named):
+        """Whether a manifest can be pulled, with all that it names."""
         for one in self._below(named):
-            document = json.loads(self.repository.manifests[one][1])
-            for blob in (document.get("config"), *document.get("layers", ())):
-                assert not blob or blob["digest"] in self.repository.blobs
+            document = json.loads(self.repository.manifests.get(one, ("", "null"))[1])
+            blobs = (document.get("config"), *document.get("layers", ())) if document else ()
+            if document is None or any(
+                blob and blob["digest"] not in self.repository.blobs for blob in blobs
+            ):
+                return False
+        return True
 
     def _index(self, name, entries):
         raw = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
         self.old |= {self.repository.tags.get(name)} - {digest(raw)}
         self.repository.put(name, raw, INDEX)
-
-
-def shown_tag(name, shown):
-    return any(name in one.tags for one in shown.removals)
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
