@@ -114,7 +114,7 @@ def retirement(image: str, found: Inventory, retention: Retention) -> Retirement
         own = _tags(found, version)
         if not fate.kept and own and not any(found.tags[tag] in removed for tag in own):
             fate.reasons.append("other tags name its images")
-    order = _Order(found, removed, tags)
+    order = _DeletionOrder(found, removed, tags)
     for version, fate in fates.items():
         if not fate.kept:
             order.add(version, index_first=_found_again(found, fates, version, retention))
@@ -247,7 +247,7 @@ def _found_again(found: Inventory, fates: Mapping[str, Fate], version: str, rete
     return listed <= images and _newer(version, staying) >= max(retention.keep, 1)
 
 
-class _Order:
+class _DeletionOrder:
     """The order of deletion: what a manifest names, and what is attached to it, goes before the manifest.
 
     The index of a version goes first if what remains can be found without it, so that the version is there as
