@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.cli import completing
 from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
 from imagematrix.cli.output import counted, escaped, info, print_json, table
 from imagematrix.cli.retaining import retention, shown_completely, unserved
@@ -24,7 +25,10 @@ OPTIONS = "--keep N, --protect VERSION, --hosts HOSTS or --newer AGE"
 
 def command(
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Consider these images only.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completing.names
+        ),
     ] = None,
     keep: Keep = None,
     protect: Protect = None,
