@@ -148,7 +148,11 @@ class History:
         before = self._state()
         gone = {name for one in shown.removals for name in one.tags}
         staying = {name: self._is_whole(named) for name, named in before[1].items() if name not in gone}
-        end = self.random.choice([None, None, self.random.randrange(1, 8)])
+        end = (
+            self.random.choice([None, self.random.randrange(1, len(shown.removals) + 1)])
+            if shown.removals
+            else None
+        )
         try:
             retire.carry_out(shown, retention, self._until(end))
         except Interrupted:
