@@ -28,6 +28,7 @@ CALLS = (
     ("plan", 0),
     ("render --only cuda=none,march=x86-64-v3", 0),
     ("lock", NO_ENGINE),
+    ("outdated --only cuda=none", NO_ENGINE),  # whether the image exists
     ("bump", NO_ENGINE),
     ("build", NO_ENGINE),
     ("export github", 0),

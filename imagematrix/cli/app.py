@@ -27,6 +27,7 @@ COMMANDS = (
     "plan",
     "render",
     "lock",
+    "outdated",
     "bump",
     "build",
     "report",

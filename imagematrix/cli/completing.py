@@ -86,7 +86,8 @@ def images(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """Return the names of the images in the engine, without versions."""
-    return _matching((catalog.image for catalog in _with_timeout(_engine_catalogs, [])), incomplete)
+    catalogs: list[Catalog] = _with_timeout(_engine_catalogs, [])
+    return _matching([catalog.image for catalog in catalogs], incomplete)
 
 
 def where(ctx: typer.Context, incomplete: str) -> list[str]:
