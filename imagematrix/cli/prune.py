@@ -104,4 +104,4 @@ def _print(shown: Pruning) -> None:
         for name in image.names
     ]
     if rows:
-        table(("image", "", "size", "why"), rows)
+        table(("image", "status", "size", "why"), rows)

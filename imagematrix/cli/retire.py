@@ -87,7 +87,7 @@ def _print(shown: Retirement) -> None:
         (escaped(version), "[green]keep[/]" if fate.kept else "[red]remove[/]", escaped(fate.why))
         for version, fate in shown.fates.items()
     ]
-    table(("version", "", "why"), rows)
+    table(("version", "status", "why"), rows)
     if shown.removals:
         print_lines("")
     for removal in shown.removals:

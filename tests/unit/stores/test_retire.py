@@ -339,6 +339,12 @@ def test_an_index_that_another_tool_changed_stays(image, repository, versions):
     assert len(shown.removals) == 1, "only the image that it does not name"
 
 
+def test_an_alias_may_begin_as_a_version_does(image, repository, versions):
+    versions("v1", "v2")
+    repository.tags["v1-latest"] = repository.tags["v1"]
+    assert survey(image, NEWEST).fates["v1"].why == "tag v1-latest"
+
+
 def test_something_damaged_is_told(image, repository, versions):
     versions("v1")
     repository.put("x", b'{"manifests": 1}', INDEX)
