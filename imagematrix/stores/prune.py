@@ -168,11 +168,13 @@ def _held(entry: object, over: Transport) -> tuple[Held, Mapping[str, Any]] | No
     if not all(isinstance(part, str) and part for part in parts):
         return None
     version, tag = str(parts[0]), labels.tag(*map(str, parts))
-    tagged = _listed(entry.get("RepoTags"))
+    # Docker 26 with the containerd image store also lists names with a digest among the tags.
+    every = dict.fromkeys([*_listed(entry.get("RepoTags")), *_listed(entry.get("RepoDigests"))])
+    tagged = [name for name in every if "@" not in name]
     own = [name for name in tagged if _is_own(name, version, tag)]
     others = [name for name in tagged if name not in own]
     foreign = {_image(name) for name in others}
-    own += [name for name in _listed(entry.get("RepoDigests")) if _image(name) not in foreign]
+    own += [name for name in every if "@" in name and _image(name) not in foreign]
     if not own:
         return None
     image = images.inspect(str(entry.get("Id")), over)

@@ -94,7 +94,7 @@ class NodeEngine:
         if number is None:
             raise ImageNotFound(name)
         image = self.images[number]
-        names = [*image["RepoTags"], *image["RepoDigests"]]
+        names = list(dict.fromkeys([*image["RepoTags"], *image["RepoDigests"]]))
         if names == [name] and any(used == number for used, _ in self.containers.values()):
             answer = requests.Response()
             answer.status_code = 409

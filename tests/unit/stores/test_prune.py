@@ -72,6 +72,14 @@ def test_images_that_were_pulled_by_digest_only_count(node):
     assert len(node.images) == 1
 
 
+def test_names_with_a_digest_among_the_tags_are_no_other_names(node):
+    old = node.images[node.add("a", "v1", image="reg.example/training")]
+    old["RepoTags"] += old["RepoDigests"]
+    node.add("a", "v2", image="reg.example/training")
+    prune()
+    assert len(node.images) == 1
+
+
 def test_images_built_on_a_variant_stay(node):
     child = node.add("a", "v1")
     node.images[child]["RootFS"]["Layers"].append("sha256:mine")
