@@ -52,7 +52,8 @@ def command(
         _print(shown)
     unserved(shown.unserved)
     size = f"{shown.size / MEGABYTE:.1f} MB of layers and documents"
-    what = f"{counted(len(shown.removals), 'manifest')} of {counted(len(shown.retired), 'version')}"
+    versions = counted(len(shown.retired), "version")
+    what = f"{counted(len(shown.removals), 'manifest')} of {versions}"
     if not yes or not shown.removals:
         info(
             f"{name}: {what} would be removed, with {size}"
@@ -63,12 +64,16 @@ def command(
     shown_completely()
     removed: list[Removal] = []
     try:
-        carry_out(shown, wanted, removed.append)
+        stuck = carry_out(shown, wanted, removed.append)
     except ImagematrixError:
         if removed:
             info(f"removed {len(removed)} of {counted(len(shown.removals), 'manifest')}")
         raise
-    info(f"{name}: removed {what}; the registry's garbage collection frees {size}")
+    for removal in stuck:
+        info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
+    info(
+        f"{name}: removed {counted(len(removed), 'manifest')} of {versions}; the registry's garbage collection frees {size}"
+    )
 
 
 def _require(shown: Retirement, wanted: Retention) -> None:

@@ -133,12 +133,17 @@ def retirement(image: str, found: Inventory, retention: Retention) -> Retirement
     )
 
 
-def carry_out(shown: Retirement, retention: Retention, done: Callable[[Removal], object]) -> None:
+def carry_out(
+    shown: Retirement, retention: Retention, done: Callable[[Removal], object]
+) -> Sequence[Removal]:
     """Remove what was shown, version by version; `done` is called after each manifest.
 
-    The registry is read again before each version. Raises EngineError if something that was shown is to stay
-    by now, or if the registry refuses a deletion; before the first one, also if it now has more to remove.
+    Returns what the registry keeps without a tag, because an index that has no tag either names it: such as
+    that of a tag that was moved. The registry is read again before each version. Raises EngineError if
+    something that was shown is to stay by now, or if the registry refuses to delete a tag; before the first
+    deletion, also if it now has more to remove.
     """
+    stuck: list[Removal] = []
     left = list(shown.removals)
     now = survey(shown.image, retention)
     if now.removals != shown.removals:
@@ -147,16 +152,22 @@ def carry_out(shown: Retirement, retention: Retention, done: Callable[[Removal],
         while left:
             group = [removal for removal in left if removal.version == left[0].version]
             left = [removal for removal in left if removal.version != left[0].version]
-            _delete(registry, group, done)
+            stuck += _delete(registry, group, done)
             if left and not survey(shown.image, retention).stays.isdisjoint(one.digest for one in left):
                 raise EngineError(
                     f"{shown.image} changed meanwhile: {len(left)} of {len(shown.removals)} manifests stay",
                     remedy="run this again",
                 )
+        return _delete(registry, stuck, done)  # a later version may have named them
 
 
-def _delete(registry: Registry, group: Sequence[Removal], done: Callable[[Removal], object]) -> None:
-    """Delete manifests; those that the registry refuses while another one names them, after that one."""
+def _delete(
+    registry: Registry, group: Sequence[Removal], done: Callable[[Removal], object]
+) -> Sequence[Removal]:
+    """Delete manifests; those that the registry refuses while another one names them, after that one.
+
+    Returns those that it still refuses without any of their tags.
+    """
     while group:
         refused = []
         for removal in group:
@@ -165,11 +176,15 @@ def _delete(registry: Registry, group: Sequence[Removal], done: Callable[[Remova
             else:
                 refused.append(removal)
         if len(refused) == len(group):
+            tags = [tag for removal in refused for tag in removal.tags if registry.digest(tag)]
+            if not tags:
+                return refused
             raise EngineError(
-                f"the registry refuses to delete {registry.name}@{refused[0].digest}",
+                f"the registry refuses to delete {registry.name}:{tags[0]}",
                 remedy="see its log, and its rules for tags that are retained or must not change",
             )
         group = refused
+    return group
 
 
 def _fates(image: str, found: Inventory, retention: Retention) -> tuple[dict[str, Fate], tuple[str, ...]]:

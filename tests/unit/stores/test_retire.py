@@ -192,6 +192,18 @@ def test_registries_may_refuse_to_delete_what_an_index_names_or_a_tag_has(
     assert not [tag for tag in repository.tags if tag.startswith("v1")]
 
 
+def test_what_something_without_a_tag_names_stays_without_its_tags(server, image, repository, versions):
+    versions("v1", "v2")
+    kept = repository.tags["v1"]
+    entry = {"mediaType": INDEX, "digest": kept, "size": len(repository.manifests[kept][1])}
+    repository.put(None, json.dumps({"mediaType": INDEX, "manifests": [entry]}).encode(), INDEX)
+    server.strict = True
+    stuck = carry_out(survey(image, NEWEST), NEWEST, until(0))
+    assert (stuck[0].digest, len(stuck)) == (kept, 3)
+    assert {tag.partition("-")[0] for tag in repository.tags} == {"v2"}
+    assert not survey(image, NEWEST).removals
+
+
 def test_a_registry_that_deletes_nothing_more_is_told(server, image, repository, versions):
     versions("v1", "v2")
     server.fails("DELETE", "", times=99, status=409)
