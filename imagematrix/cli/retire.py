@@ -71,9 +71,8 @@ def command(
         raise
     for removal in stuck:
         info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
-    info(
-        f"{name}: removed {counted(len(removed), 'manifest')} of {versions}; the registry's garbage collection frees {size}"
-    )
+    done = f"removed {counted(len(removed), 'manifest')} of {versions}"
+    info(f"{name}: {done}; the registry's garbage collection frees {size}")
 
 
 def _require(shown: Retirement, wanted: Retention) -> None:
