@@ -118,8 +118,8 @@ def test_what_goes_is_what_was_shown_and_the_rest_pulls_after_the_collection(sto
     assert size - store.size() >= 2_900_000, "the layer that only v1 had"
     for version in ("v2", "v3", "stable"):
         store.pulls(version)
-    gone = [f"{store.image}@{digest}" for digest in versions["v1"].values()]
-    for name in (f"{store.image}:v1", *gone):
+    digests = [f"{store.image}@{digest}" for digest in versions["v1"].values()]
+    for name in (f"{store.image}:v1", *digests):
         assert store.engine.docker("pull", name, check=False).returncode != 0
     assert (
         "nothing to remove" in store.engine.imagematrix("retire", store.image, "--keep", "1", "--yes").stderr
