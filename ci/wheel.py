@@ -28,11 +28,13 @@ CALLS = (
     ("plan", 0),
     ("render --only cuda=none,march=x86-64-v3", 0),
     ("lock", NO_ENGINE),
+    ("outdated --only cuda=none", NO_ENGINE),  # whether the image exists
     ("bump", NO_ENGINE),
     ("build", NO_ENGINE),
     ("export github", 0),
     ("export gitlab", 0),
     ("publish training:v1", 2),  # the name has no registry
+    ("retire registry.example.com/ml/training", 2),  # it says nothing about what to keep
     ("report build.json", 0),
     ("ls", NO_ENGINE),
     ("schema catalog", 0),
@@ -44,6 +46,7 @@ CALLS = (
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("pull training:v1", NO_ENGINE),
+    ("prune --keep 2", NO_ENGINE),
     ("run training:v1", NO_ENGINE),
     (f"kubernetes labels --host {HOST}", 0),
     ("kubernetes classes --nodes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing

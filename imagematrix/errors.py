@@ -8,6 +8,7 @@ __all__ = [
     "EngineError",
     "GpusBusyError",
     "ImagematrixError",
+    "OutdatedError",
     "ProbeError",
     "SignatureError",
     "TagMovedError",
@@ -89,6 +90,12 @@ class GpusBusyError(ImagematrixError):
     """The requested GPUs are not free."""
 
     exit_code = 10
+
+
+class OutdatedError(ImagematrixError):
+    """Something is outdated; only `imagematrix outdated` raises it."""
+
+    exit_code = 11
 
 
 class SignatureError(ImagematrixError):

@@ -8,7 +8,8 @@ from hypothesis import settings
 # Python itself ignores these, and subprocess gives them back to what it starts.
 PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 
-pytest_plugins = ["building", "choosing", "downloading", "drivers", "publishing"]  # of tests/doubles
+# Of tests/doubles; a module that another one imports comes first.
+pytest_plugins = ["building", "choosing", "downloading", "drivers", "publishing", "pruning"]
 
 settings.register_profile("imagematrix", deadline=None)  # a busy machine is no failure
 settings.load_profile("imagematrix")

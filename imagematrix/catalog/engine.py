@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.catalog.labels import Terms
 
-__all__ = ["built_on", "catalog", "catalogs", "repository_digest", "require_named", "require_own"]
+__all__ = ["FULL", "built_on", "catalog", "catalogs", "repository_digest", "require_named", "require_own"]
 
 # Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
 # from an archive or from a podman build. It finds both by the short name.

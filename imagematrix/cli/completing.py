@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["completion", "images", "only", "run_words", "where", "words"]
+__all__ = ["completion", "images", "names", "only", "run_words", "where", "words"]
 
 SHELL = "_IMAGEMATRIX_COMPLETE"  # the variable with which a shell requests completion
 BASH = "complete_bash"
@@ -82,6 +82,12 @@ def images(incomplete: str) -> list[str]:
     versions = [f"{catalog.image}:{catalog.version}" for catalog in catalogs]
     variants = [variant.reference for catalog in catalogs for variant in catalog.variants]
     return _matching(versions, incomplete) or _matching(variants, incomplete)
+
+
+def names(incomplete: str) -> list[str]:
+    """Return the names of the images in the engine, without versions."""
+    catalogs: list[Catalog] = _with_timeout(_engine_catalogs, [])
+    return _matching([catalog.image for catalog in catalogs], incomplete)
 
 
 def where(ctx: typer.Context, incomplete: str) -> list[str]:

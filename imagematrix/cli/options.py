@@ -26,12 +26,16 @@ __all__ = [
     "Image",
     "ImageName",
     "Json",
+    "Keep",
+    "KeptFor",
     "NvidiaSmi",
     "Only",
+    "Protect",
     "Proxy",
     "Root",
     "ShardOf",
     "Where",
+    "Yes",
     "resolved",
 ]
 
@@ -127,6 +131,22 @@ Where = Annotated[
     ),
 ]
 AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant fits, accept a CPU-only one.")]
+Keep = Annotated[
+    int | None, typer.Option("--keep", metavar="N", min=1, help="Keep the newest N versions of an image.")
+]
+Protect = Annotated[
+    list[str] | None, typer.Option("--protect", metavar="VERSION", help="Keep this version; repeatable.")
+]
+KeptFor = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--hosts",
+        metavar="HOSTS",
+        help="Keep the newest version that serves each of these hosts: files, folders, .ndjson, or - for "
+        "stdin; repeatable.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove what is shown, instead of only showing it.")]
 
 
 def resolved(command: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Attended = Callable[[Mapping[str, str]], bool]
 
-__all__ = ["ids", "log_tail", "running", "running_or_starting"]
+__all__ = ["ids", "images_in_use", "log_tail", "running", "running_or_starting"]
 
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S, EACH_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
@@ -31,6 +31,22 @@ def ids(over: Transport | None = None) -> frozenset[str]:
     with connected(over) as engine:
         listed = engine.get("/containers/json?all=1").expect(list)
     return frozenset(str(entry["Id"]) for entry in listed)
+
+
+def images_in_use(over: Transport | None = None) -> dict[str, str]:
+    """Return the ids, digests and names of the images of all containers, running or not.
+
+    Each has the name of a container that uses it. Raises EngineError.
+    """
+    with connected(over) as engine:
+        listed = engine.get("/containers/json?all=1").expect(list)
+    used: dict[str, str] = {}
+    for entry in listed:
+        container = str((entry.get("Names") or [entry["Id"]])[0]).lstrip("/")
+        described = entry.get("ImageManifestDescriptor") or {}
+        for key in (entry.get("ImageID"), entry.get("Image"), described.get("digest")):
+            used.setdefault(str(key), container)
+    return used
 
 
 def running(over: Transport | None = None) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ __all__ = [
     "history",
     "inspect",
     "listed",
+    "remove",
     "require",
     "tag",
 ]
@@ -92,6 +93,18 @@ def tag(name: str, repository: str, tag: str, connection: docker.DockerClient | 
         engine = connection or stack.enter_context(contextlib.closing(client()))
         with errors():
             engine.api.tag(name, repository, tag)
+
+
+def remove(name: str, connection: docker.DockerClient) -> None:
+    """Remove a name of an image, and the image with its last name; nothing if there is no such name.
+
+    Raises EngineError, also if a container uses the image.
+    """
+    from docker.errors import ImageNotFound
+
+    with errors(ImageNotFound), contextlib.suppress(ImageNotFound):
+        # The parents that images of old builders have are not ours to remove.
+        connection.api.remove_image(name, noprune=True)
 
 
 class ExportedImage:

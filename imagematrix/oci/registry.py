@@ -28,7 +28,7 @@ from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
@@ -39,8 +39,9 @@ __all__ = ["Registry"]
 
 PAGES = 1000  # of a list of tags
 PIECE = 1 << 20  # bytes
-OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # HTTP statuses
-UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
+OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206  # HTTP statuses
+UNAUTHORIZED, FORBIDDEN, MISSING, NOT_ALLOWED = 401, 403, 404, 405
+REFERENCED = (400, 409, 412, 422)  # of the deletion of a manifest that another one names, or of a tag
 UNFIT = (400, 406, 415, 422)  # of a manifest with something that the registry does not take
 UNKNOWN_BLOBS = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -203,6 +204,47 @@ class Registry:
             if self.digest(tag) is None:
                 return True
         return False
+
+    def delete(self, digest: str, tags: Iterable[str] = ()) -> bool:
+        """Delete a manifest, whose `tags` are to go with it; return whether it is gone.
+
+        It is not if the registry refuses because another manifest names it. Some registries delete no
+        manifest that has a tag, so the tags are then deleted first. Raises EngineError if the registry
+        permits no deletion at all.
+        """
+        if self._deleted(digest):
+            return True
+        for tag in tags:
+            with contextlib.suppress(EngineError):  # few registries can delete only a tag
+                self._deleted(tag)
+        return self._deleted(digest)
+
+    def _deleted(self, name: str) -> bool:
+        answer = self._ask("DELETE", f"{self._base}/manifests/{name}")
+        if answer.status in (OK, ACCEPTED, NO_CONTENT, MISSING):
+            return True
+        if answer.status in REFERENCED and "UNSUPPORTED" not in answer.codes:
+            return False
+        what = (
+            f"{self._reference.name}@{name}" if DIGEST.fullmatch(name) else f"{self._reference.name}:{name}"
+        )
+        if answer.status == NOT_ALLOWED or "UNSUPPORTED" in answer.codes:
+            registry = self._reference.registry
+            remedy = "enable deletion in its configuration (docker-registry: storage, delete, enabled: true)"
+            raise EngineError(f"the registry {registry} permits no deletion of {what}", remedy=remedy)
+        raise self._refusal(answer.status, what, answer.codes)
+
+    def referrers(self, digest: str) -> list[str] | None:
+        """Return the digests of the manifests whose subject this is; None if the registry does not tell.
+
+        Registries without this API have them under a tag instead (OCI distribution specification, "Referrers
+        Tag Schema").
+        """
+        answer = self._ask("GET", f"{self._base}/referrers/{digest}")
+        if answer.status != OK:
+            return None
+        fields = documents.Fields(documents.parse(answer.body, digest), digest)
+        return [entry.text("digest") for entry in fields.objects("manifests")]
 
     def _upload(self, digest: str, file: IO[bytes]) -> RegistryResponse:
         begun = self._authorized("POST", f"{self._base}/blobs/uploads/")

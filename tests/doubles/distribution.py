@@ -15,7 +15,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-RESOURCE = re.compile(r"/v2/(.+)/(manifests|blobs|tags)/(.*)")
+RESOURCE = re.compile(r"/v2/(.+)/(manifests|blobs|tags|referrers)/(.*)")
 
 
 def digest(raw):
@@ -50,6 +50,25 @@ class Repository:
                 self.moved.append(tag)
             self.tags[tag] = digest(raw)
         return digest(raw)
+
+    def naming(self, wanted):
+        """Return the digests of the indexes that name a manifest."""
+        return [
+            one
+            for one, (_, raw) in self.manifests.items()
+            if any(entry["digest"] == wanted for entry in json.loads(raw).get("manifests", ()))
+        ]
+
+    def collect(self):
+        """Remove blobs that no manifest has, as docker-registry's garbage collection does."""
+        documents = [json.loads(raw) for _, raw in self.manifests.values()]
+        used = {
+            blob["digest"]
+            for document in documents
+            if "config" in document
+            for blob in (document["config"], *document.get("layers", ()))
+        }
+        self.blobs = {key: value for key, value in self.blobs.items() if key in used}
 
     def image(
         self,
@@ -152,6 +171,9 @@ class Server:
     requests. `page` is the number of tags per page, `pages` the address of the others, `silent` omits
     Docker-Content-Digest, `elsewhere` is the address for uploads. Without `deletes` nothing can be deleted,
     and without `ranges` blobs are sent whole. It answers `refusal` to a manifest with a layer in zstd.
+
+    With `strict`, it deletes neither a manifest that an index names nor one that has a tag, but single tags.
+    With `tells`, it tells which manifests have a subject.
     """
 
     def __init__(self):
@@ -165,6 +187,8 @@ class Server:
         self.pages = "http://another.example/v2/{name}/tags/list"
         self.silent = False
         self.deletes = True
+        self.strict = False
+        self.tells = False
         self.ranges = True
         self.refusal = None
         self.elsewhere = ""
@@ -283,12 +307,30 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
 
         def delete_manifests(self, repository, _, tag):
             """Delete as docker-registry does: only by digest, with all its tags; or not at all."""
+            if server.strict and tag in repository.tags:
+                del repository.tags[tag]
+                self.answer(202)
+                return
             if not server.deletes or tag not in repository.manifests:
                 self.answer(404 if DIGEST.fullmatch(tag) and server.deletes else 400)
+                return
+            if server.strict and (tag in repository.tags.values() or repository.naming(tag)):
+                self.answer(412, error("DENIED"))
                 return
             del repository.manifests[tag]
             repository.tags = {name: value for name, value in repository.tags.items() if value != tag}
             self.answer(202)
+
+        def get_referrers(self, repository, _, subject):
+            if not server.tells:
+                self.answer(404)
+                return
+            found = [
+                {"mediaType": kind, "digest": one, "size": len(raw)}
+                for one, (kind, raw) in repository.manifests.items()
+                if json.loads(raw).get("subject", {}).get("digest") == subject
+            ]
+            self.answer(200, json.dumps({"schemaVersion": 2, "manifests": found}).encode())
 
         def get_blobs(self, repository, _, wanted):
             result = repository.blobs.get(wanted)

@@ -60,6 +60,12 @@ def test_image_names_are_completed(bash, command):
 
 
 @pytest.mark.usefixtures("held")
+def test_prune_completes_names_without_versions(bash):
+    assert bash("prune", "t") == ["tools", "training"]
+    assert bash("prune", "--keep", "1", "tr") == ["training"]
+
+
+@pytest.mark.usefixtures("held")
 def test_where_completes_axes_of_an_image(bash):
     for command in ("select", "run"):
         assert bash(command, "--where", "py") == ["python=3.9", "python=3.13"]

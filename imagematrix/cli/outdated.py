@@ -1,0 +1,106 @@
+"""`imagematrix outdated`: what has aged since a matrix was written and locked."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import AllowContext, File, Json, Only
+from imagematrix.cli.output import counted, escaped, folded, info, names, print_json, print_lines, table
+from imagematrix.text import shortened
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.outdated.finding import AgeFinding
+
+__all__ = ["command"]
+
+SHORT = 19  # characters of a digest
+SHOWN = 3  # names of one kind, with one reason
+
+
+def command(
+    file: File = Path("matrix.yaml"),
+    only: Only = None,
+    hosts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOSTS",
+            help="Name the hosts that are concerned: files, folders, .ndjson, or - for stdin; repeatable.",
+        ),
+    ] = None,
+    allow_context: AllowContext = None,
+    json: Json = False,
+) -> None:
+    """Show bases that moved, drivers and wheels with newer releases, and toolkits with other facts.
+
+    Exits with 11 if something is outdated, else with 8 if something could not be asked.
+    """
+    from imagematrix.cli.planning import planned
+    from imagematrix.errors import EngineError, OutdatedError, UsageError
+    from imagematrix.fleet.hosts import load_hosts
+    from imagematrix.outdated.finding import document
+    from imagematrix.outdated.outdated import outdated
+    from imagematrix.planning import lock
+    from imagematrix.planning.plan import Planned
+    from imagematrix.planning.planner import Against
+
+    fleet = load_hosts(*hosts, stream=sys.stdin.buffer) if hosts else {}
+    plan = planned(file, Against(), only, contexts=allow_context or ())
+    if not any(isinstance(item, Planned) for item in plan.items):
+        raise UsageError("no cell can be built, so nothing can be outdated", remedy="see `imagematrix plan`")
+    locked = lock.read(lock.beside(file))
+    findings = outdated(plan, locked, fleet, dt.datetime.now(dt.UTC).date())
+    if json:
+        print_json(document(findings))
+    else:
+        _print(findings)
+    unlocked = sorted(plan.unresolved)
+    if unlocked:
+        info(f"not locked, so the next build resolves them: {', '.join(unlocked)}")
+    old = [finding for finding in findings if finding.status == "outdated"]
+    unknown = len(findings) - len(old)
+    if old:
+        remedy = (
+            "`imagematrix lock --upgrade` for bases, edit the matrix for the rest; then `imagematrix bump`"
+        )
+        also = f", {unknown} unknown" if unknown else ""
+        raise OutdatedError(f"{counted(len(old), 'thing')} outdated{also}", remedy=remedy)
+    if unknown:
+        raise EngineError(f"{counted(unknown, 'thing')} could not be asked", remedy="run this again later")
+    info("nothing is outdated")
+
+
+def _print(findings: Sequence[AgeFinding]) -> None:
+    if not findings:
+        return
+    columns = ("kind", "name", "used", "now", "images", "cells")
+    table(columns, [_row(finding) for finding in findings])
+    groups: dict[tuple[str, str, str], list[AgeFinding]] = {}
+    for finding in findings:
+        date = f" ({finding.date})" if finding.date else ""
+        groups.setdefault((finding.kind, finding.why, f"{finding.source}{date}"), []).append(finding)
+    for (kind, why, source), alike in groups.items():
+        which = shortened([finding.name for finding in alike], SHOWN)
+        print_lines("", *folded("", escaped(f"{kind} {which}: {why}; {source}")))
+        hosts = sorted({host for finding in alike for host in finding.hosts})
+        if hosts:
+            print_lines(*folded("  ", names(hosts)))
+
+
+def _row(finding: AgeFinding) -> list[str]:
+    return [
+        finding.kind,
+        escaped(finding.name),
+        escaped(finding.used[:SHORT]),
+        escaped(finding.now[:SHORT]) if finding.now else "[yellow]unknown[/]",
+        names(finding.images),
+        str(len(finding.items)),
+    ]

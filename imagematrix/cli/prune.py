@@ -1,0 +1,107 @@
+"""`imagematrix prune`: remove images that this node no longer needs from its engine."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli import completing
+from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
+from imagematrix.cli.output import counted, escaped, info, print_json, table
+from imagematrix.cli.retaining import retention, shown_completely, unserved
+from imagematrix.errors import ImagematrixError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.stores.prune import Held, Pruning
+
+__all__ = ["command"]
+
+MEGABYTE = 1_000_000
+OPTIONS = "--keep N, --protect VERSION, --hosts HOSTS or --newer AGE"
+
+
+def command(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completing.names
+        ),
+    ] = None,
+    keep: Keep = None,
+    protect: Protect = None,
+    hosts: KeptFor = None,
+    newer: Annotated[
+        str | None,
+        typer.Option(
+            "--newer", metavar="AGE", help="Keep images that got their name in this time, such as 12h or 7d."
+        ),
+    ] = None,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Show which variants this node's engine no longer needs; with --yes, remove them.
+
+    A variant stays if a container uses it, running or not, if somebody gave it another name, or if one of the
+    options names it. Images without labels of imagematrix are never removed.
+    """
+    from functools import partial
+
+    from imagematrix.amounts import seconds
+    from imagematrix.reference import familiar, split
+    from imagematrix.stores.prune import carry_out, survey
+
+    newer_s = None if newer is None else seconds(newer)
+    if newer is not None and newer_s is None:
+        raise UsageError(f"--newer: {newer!r} is not an age", remedy="such as 90m, 12h, 7d or 2w")
+    names = [split(name) for name in images or ()]
+    for name, version in names:
+        if version is not None:
+            raise UsageError(f"{name}:{version} has a version", remedy=f"pass {name}")
+    wanted = retention(keep, protect, hosts, newer, names=OPTIONS)
+    look = partial(
+        survey,
+        wanted,
+        only=[familiar(name) for name, _ in names],
+        newer_s=newer_s,
+        now=dt.datetime.now(dt.UTC),
+    )
+    shown = look()
+    if json:
+        print_json({**shown.to_json(), "dry_run": not yes})
+    else:
+        _print(shown)
+    unserved(shown.unserved)
+    missing = sorted(wanted.protect - {image.version for image in shown.images})
+    if missing:
+        info(f"the engine has no image of version {', '.join(missing)}")
+    what = counted(len(shown.removed), "image")
+    if not yes or not shown.removed:
+        info(f"{what} would be removed" if shown.removed else "nothing to remove")
+        return
+    shown_completely()
+    removed: list[Held] = []
+    try:
+        carry_out(shown, look, removed.append)
+    except ImagematrixError:
+        if removed:
+            info(f"removed {len(removed)} of {what}")
+        raise
+    info(f"removed {what}")
+
+
+def _print(shown: Pruning) -> None:
+    rows = [
+        (
+            escaped(name),
+            "[green]keep[/]" if image.kept else "[red]remove[/]",
+            f"{image.size / MEGABYTE:.0f} MB",
+            escaped(image.reasons),
+        )
+        for image in shown.images
+        for name in image.names
+    ]
+    if rows:
+        table(("image", "status", "size", "why"), rows)

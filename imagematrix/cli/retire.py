@@ -1,0 +1,99 @@
+"""`imagematrix retire`: remove versions that nobody needs from a registry."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
+from imagematrix.cli.output import counted, escaped, info, print_json, print_lines, print_text, table
+from imagematrix.cli.retaining import retention, shown_completely, unserved
+from imagematrix.errors import ImagematrixError, UnknownImageError, UsageError
+from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.stores.retention import Retention
+    from imagematrix.stores.retire import Removal, Retirement
+
+__all__ = ["command"]
+
+MEGABYTE = 1_000_000
+
+
+def command(
+    image: Annotated[str, typer.Argument(metavar="IMAGE")],
+    keep: Keep = None,
+    protect: Protect = None,
+    hosts: KeptFor = None,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Show which versions of an image its registry no longer needs; with --yes, remove them.
+
+    A version stays if a tag such as latest names it, or one of the options. Its images, attestations and
+    signatures go with it, unless another tag or index names them. The registry's garbage collection then
+    frees the space.
+    """
+    from imagematrix.reference import names_registry, split
+    from imagematrix.stores.retire import carry_out, survey
+
+    name, version = split(image)
+    if version is not None or not names_registry(name):
+        remedy = "such as registry.example.com/ml/training, without a version"
+        raise UsageError(f"{image} is not the name of an image in a registry", remedy=remedy)
+    wanted = retention(keep, protect, hosts)
+    shown = survey(name, wanted)
+    _require(shown, wanted)
+    if json:
+        print_json({**shown.to_json(), "dry_run": not yes})
+    else:
+        _print(shown)
+    unserved(shown.unserved)
+    size = f"{shown.size / MEGABYTE:.1f} MB of layers and documents"
+    versions = counted(len(shown.retired), "version")
+    what = f"{counted(len(shown.removals), 'manifest')} of {versions}"
+    if not yes or not shown.removals:
+        info(
+            f"{name}: {what} would be removed, with {size}"
+            if shown.removals
+            else f"{name}: nothing to remove"
+        )
+        return
+    shown_completely()
+    removed: list[Removal] = []
+    try:
+        stuck = carry_out(shown, wanted, removed.append)
+    except ImagematrixError:
+        if removed:
+            info(f"removed {len(removed)} of {counted(len(shown.removals), 'manifest')}")
+        raise
+    for removal in stuck:
+        info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
+    done = f"removed {counted(len(removed), 'manifest')} of {versions}"
+    info(f"{name}: {done}; the registry's garbage collection frees {size}")
+
+
+def _require(shown: Retirement, wanted: Retention) -> None:
+    """Raise an error if there is no such image or protected version, or if no version serves any host."""
+    if not shown.fates:
+        raise UnknownImageError(f"the registry has no version of {shown.image}", remedy="check the name")
+    for version in sorted(wanted.protect - shown.fates.keys()):
+        remedy = nearest(version, shown.fates) or f"it has {', '.join(shown.fates)}"
+        raise UnknownImageError(f"the registry has no {shown.image}:{version} to protect", remedy=remedy)
+    if wanted.hosts and len(shown.unserved) == len(wanted.hosts):
+        raise UsageError(f"no version of {shown.image} serves any of these hosts", remedy="check --hosts")
+
+
+def _print(shown: Retirement) -> None:
+    rows = [
+        (escaped(version), "[green]keep[/]" if fate.kept else "[red]remove[/]", escaped(fate.why))
+        for version, fate in shown.fates.items()
+    ]
+    table(("version", "status", "why"), rows)
+    if shown.removals:
+        print_lines("")
+    for removal in shown.removals:
+        for tag in removal.tags or ("",):
+            print_text(f"{shown.image}{':' * bool(tag)}{tag}@{removal.digest}")

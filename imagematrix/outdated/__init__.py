@@ -1,0 +1,1 @@
+"""What has aged since a matrix was written: bases, drivers, toolkits, wheels."""
