@@ -11,6 +11,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import requests
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
@@ -33,8 +35,6 @@ REQUESTS = 8  # at the same time
 LOCKED = re.compile(
     r"^([A-Za-z0-9][\w.-]*)==(\d[\w.+!-]*)[ \t][^\n]*?(?:\\\n\s*)?--hash=", re.ASCII | re.MULTILINE
 )
-FINAL = re.compile(r"(\d{1,9}(?:\.\d{1,9})*)(?:\.post(\d{1,9}))?", re.ASCII)
-SEPARATORS = re.compile(r"[-_.]+")
 
 
 def wheels(items: Sequence[Planned]) -> Iterator[AgeFinding]:
@@ -42,8 +42,8 @@ def wheels(items: Sequence[Planned]) -> Iterator[AgeFinding]:
     using: dict[tuple[str, str], dict[str, Planned]] = {}
     for item in items:
         for match in LOCKED.finditer(item.dockerfile):
-            name = SEPARATORS.sub("-", match[1]).lower()
-            using.setdefault((name, match[2]), {})[item.reference] = item
+            project = canonicalize_name(match[1])
+            using.setdefault((project, match[2]), {})[item.reference] = item
     index = (os.environ.get("PIP_INDEX_URL") or INDEX).rstrip("/")
     client = HttpClient()
     try:
@@ -54,9 +54,9 @@ def wheels(items: Sequence[Planned]) -> Iterator[AgeFinding]:
         client.close()
     for (name, version), affected in sorted(using.items()):
         now = newest[name]
-        known = isinstance(now, str)
-        if known and _key(str(now)) <= _key(version):
+        if isinstance(now, Version) and not _newer(now, version):
             continue
+        known = isinstance(now, Version)
         yield AgeFinding(
             kind="wheel",
             name=name,
@@ -68,7 +68,7 @@ def wheels(items: Sequence[Planned]) -> Iterator[AgeFinding]:
         )
 
 
-def _newest(client: HttpClient, index: str, name: str) -> str | EngineError:
+def _newest(client: HttpClient, index: str, name: str) -> Version | EngineError:
     """Return the newest release of a project with a wheel, or why it is unknown."""
     url = f"{index}/{name}/"
     try:
@@ -85,20 +85,21 @@ def _newest(client: HttpClient, index: str, name: str) -> str | EngineError:
         return error
     except (UsageError, requests.RequestException) as error:
         return EngineError(f"the answer of the index is not PEP 691: {error}")
-    return max(found, key=_key) if found else EngineError("the index has no wheel of it")
+    return max(found) if found else EngineError("the index has no wheel of it")
 
 
-def _version(filename: str) -> str | None:
+def _version(filename: str) -> Version | None:
     """Return the version in the name of a wheel if it is a final release."""
-    parts = filename.split("-")
-    return parts[1] if filename.endswith(".whl") and len(parts) > 1 and FINAL.fullmatch(parts[1]) else None
+    try:
+        version = parse_wheel_filename(filename)[1]
+    except (InvalidWheelFilename, InvalidVersion):
+        return None
+    return None if version.is_prerelease else version
 
 
-def _key(version: str) -> tuple[tuple[int, ...], int]:
-    match = FINAL.match(version)
-    if match is None:
-        return (), 0
-    numbers = [int(number) for number in match[1].split(".")]
-    while numbers and numbers[-1] == 0:  # 1.0 is 1
-        numbers.pop()
-    return tuple(numbers), int(match[2] or 0)
+def _newer(now: Version, locked: str) -> bool:
+    """Whether a release is newer than a locked one, whose local version, such as `+cu128`, does not count."""
+    try:
+        return now > Version(Version(locked).public)
+    except InvalidVersion:
+        return True
