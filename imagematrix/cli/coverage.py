@@ -10,7 +10,7 @@ import typer
 
 from imagematrix import files
 from imagematrix.cli.choosing import catalog_of, require_image
-from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Policy, Where
 from imagematrix.cli.output import counted, escaped, folded, names, print_json, print_lines, table, writing
 from imagematrix.selection.selection import NothingFits
 
@@ -41,6 +41,7 @@ def command(
     hosts: Hosts,
     image: ImageName = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     gpus: Gpus = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -60,7 +61,7 @@ def command(
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     report = coverage(
         fleet,
-        catalog_of(image, catalog),
+        catalog_of(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,

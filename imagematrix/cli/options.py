@@ -30,6 +30,7 @@ __all__ = [
     "KeptFor",
     "NvidiaSmi",
     "Only",
+    "Policy",
     "Protect",
     "Proxy",
     "Root",
@@ -99,6 +100,10 @@ CatalogName = Annotated[
         metavar="FILE|REF",
         help="Use a saved catalog or a registry's image index instead of the engine's images.",
     ),
+]
+Policy = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="Use only images with the signatures that FILE requires."),
 ]
 ImageName = Annotated[
     str | None,
