@@ -15,7 +15,6 @@ from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import Record
 from imagematrix.reference import names_registry
 from imagematrix.spelling import SLIP, nearest
-from imagematrix.trust.files import policy_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -175,6 +174,8 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
 
 def _policies(policy: Policy) -> Sequence[SignaturePolicy]:
     """Return the policies that images have to satisfy; raise UsageError if one cannot be read."""
+    from imagematrix.trust.files import policy_files
+
     files = policy_files(policy)
     if not files:
         return ()
