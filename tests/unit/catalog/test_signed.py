@@ -159,7 +159,7 @@ def test_image_of_the_engine_has_to_be_a_signed_entry(published, engine, policy,
     published.repository.tags.pop("v1")
     engine.add_catalog(replace(catalog, variants=(kept,)))
     engine.images[0]["RepoDigests"] = [f"{name}@{kept.digest}"]
-    notes = []
+    notes: list[str] = []
     assert stored_catalog(f"{name}:v1", notes.append, file).variants[0].digest == kept.digest
     assert "using the engine's images" in notes[0]
     engine.images.clear()
