@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from imagematrix.errors import UsageError
 from imagematrix.fleet.cover import cover
 from imagematrix.fleet.kinds import Kind, kinds, miss
+from imagematrix.fleet.unserved import Unserved, unserved
 from imagematrix.fleet.upgrade import Upgrade, upgrade
 from imagematrix.selection.index import bits, differing
 from imagematrix.selection.question import asked
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.fleet.kinds import Answer
     from imagematrix.node.host import Host
-    from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Where
 
 __all__ = ["SCHEMA", "Coverage", "Service", "Smallest", "Unserved", "Upgrade", "coverage"]
@@ -48,18 +48,6 @@ class Service:
             "share": self.share,
             "fits": self.fits,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unserved:
-    """Hosts that nothing fits, all for one reason; `hosts` are their names, sorted."""
-
-    hosts: tuple[str, ...]
-    miss: Miss
-
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Coverage document's `unserved`."""
-        return {"hosts": list(self.hosts), **self.miss.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +171,7 @@ def coverage(
         catalog=catalog,
         hosts=len(hosts),
         kinds=fleet,
-        unserved=_unserved((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
+        unserved=unserved((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
         variants=variants,
         smallest=_smallest({kind.fits for kind in fleet if kind.fits}, variants),
         upgrades=tuple(upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())),
@@ -205,15 +193,6 @@ def _require_unambiguous(kinds: Iterable[Kind]) -> None:
             f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",
             remedy=f"choose one, such as --where {axis}={values[-1]}",
         )
-
-
-def _unserved(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[Unserved, ...]:
-    """Group the hosts of equal misses, the most hosts first."""
-    groups: dict[Miss, list[str]] = {}
-    for reason, names in misses:
-        groups.setdefault(reason, []).extend(names)
-    unserved = [Unserved(hosts=tuple(sorted(names)), miss=reason) for reason, names in groups.items()]
-    return tuple(sorted(unserved, key=lambda one: (-len(one.hosts), one.hosts)))
 
 
 def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Service, ...]:

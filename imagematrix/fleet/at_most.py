@@ -1,0 +1,171 @@
+"""The few variants that serve the most hosts of a fleet, and then lose least."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields, replace
+
+from imagematrix.errors import UsageError
+from imagematrix.fleet.loss import Loss, losses
+from imagematrix.fleet.median import WORK, median
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from imagematrix.fleet.median import Median
+    from imagematrix.selection.decision import Decision
+
+__all__ = ["AtMost", "Demand", "at_most", "by_number", "demand"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Hosts of one kind, and the variants that fit them, best first, each with the loss of one host."""
+
+    hosts: tuple[str, ...]
+    fits: tuple[tuple[str, Loss], ...]
+
+    def first(self, variants: Collection[str]) -> str | None:
+        """Return which of `variants` the hosts get, or None if none fits."""
+        return next((reference for reference, _ in self.fits if reference in variants), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtMost:
+    """At most `limit` variants: the `variants` to keep, by reference, and what all hosts lose with them.
+
+    No choice of so many loses less than `least`, which is proved; if the search ended early, it is less than
+    `loss`. `left_out` are the names of the hosts that would get a variant of the others, sorted.
+    """
+
+    limit: int
+    variants: tuple[str, ...]
+    loss: Loss
+    least: Loss
+    left_out: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether no choice loses less."""
+        return self.loss == self.least
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a document's `by_number`."""
+        return {
+            "limit": self.limit,
+            "variants": list(self.variants),
+            "loss": self.loss.to_json(),
+            "least": self.least.to_json(),
+            "exact": self.exact,
+            "left_out": list(self.left_out),
+        }
+
+
+def demand(hosts: Iterable[str], decision: Decision) -> Demand:
+    """Return what hosts of one kind demand, as a decision about them finds it."""
+    return Demand(hosts=tuple(hosts), fits=tuple(losses(decision)))
+
+
+def at_most(
+    demands: Sequence[Demand], limit: int, *, always: Collection[str] = (), work: int = WORK
+) -> AtMost:
+    """Return at most `limit` variants, the ones in `always` counted, that serve most hosts and lose least.
+
+    The search is bounded by `work`, so that every machine finds the same. Raises UsageError if `always` has
+    more than `limit`.
+    """
+    if limit < len(always):
+        raise UsageError(
+            f"at most {limit} are too few: {len(always)} variants are for plain pulls",
+            remedy=f"allow at least {len(always)}",
+        )
+    demands = [one for one in demands if one.fits]
+    order = _order(demands, always)
+    place = {reference: index for index, reference in enumerate(order)}
+    scale = _Scale(demands)
+    found = median(
+        [
+            {place[reference]: scale.number(loss.times(len(one.hosts))) for reference, loss in one.fits}
+            for one in demands
+        ],
+        [scale.number(Loss(left_out=len(one.hosts))) for one in demands],
+        limit,
+        kept=[place[reference] for reference in always],
+        work=work,
+    )
+    return _result(found, limit, order, demands, scale)
+
+
+def by_number(
+    demands: Sequence[Demand], answer: AtMost | None = None, *, always: Collection[str] = (), work: int = WORK
+) -> tuple[AtMost, ...]:
+    """Return the best choice for each number of variants, until more would not help.
+
+    `answer` is one of them, if it is known. All others share the steps of one search.
+    """
+    demands = [one for one in demands if one.fits]
+    fewest = max(1, len(always))
+    most = max(fewest, len({one.fits[0][0] for one in demands}.union(always)))
+    points: list[AtMost] = []
+    for limit in range(fewest, most + 1):
+        if answer and answer.limit == limit:
+            point = answer
+        else:
+            point = at_most(demands, limit, always=always, work=work // (most - fewest + 1))
+        if points and points[-1].loss < point.loss:  # a search that ended early
+            point = replace(points[-1], limit=limit, least=min(point.least, points[-1].loss))
+        points.append(point)
+        if point.loss == Loss():
+            break
+    return tuple(points)
+
+
+class _Scale:
+    """Losses as numbers that have the same order, also after they are summed over all hosts."""
+
+    def __init__(self, demands: Sequence[Demand]) -> None:
+        most = Loss(left_out=sum(len(one.hosts) for one in demands))
+        for one in demands:
+            most += _each(one).times(len(one.hosts))
+        self._bases = [amount + 1 for amount in astuple(most)]
+
+    def number(self, loss: Loss) -> int:
+        number = 0
+        for base, amount in zip(self._bases, astuple(loss), strict=True):
+            number = number * base + amount
+        return number
+
+    def loss(self, number: int) -> Loss:
+        amounts = []
+        for base in reversed(self._bases[1:]):
+            number, amount = divmod(number, base)
+            amounts.append(amount)
+        return Loss.of(number, *reversed(amounts))
+
+
+def _each(one: Demand) -> Loss:
+    """Return the most that a host loses of each kind, by any variant."""
+    return Loss.of(*(max(getattr(loss, field.name) for _, loss in one.fits) for field in fields(Loss)))
+
+
+def _order(demands: Sequence[Demand], always: Collection[str]) -> list[str]:
+    """Return all variants: those first that most hosts choose now, then by reference."""
+    hosts = dict.fromkeys(always, 0)
+    for one in demands:
+        for reference, _ in one.fits:
+            hosts.setdefault(reference, 0)
+        hosts[one.fits[0][0]] += len(one.hosts)
+    return sorted(hosts, key=lambda reference: (-hosts[reference], reference))
+
+
+def _result(
+    found: Median, limit: int, order: Sequence[str], demands: Sequence[Demand], scale: _Scale
+) -> AtMost:
+    kept = {order[member] for member in found.members}
+    return AtMost(
+        limit=limit,
+        variants=tuple(reference for reference in order if reference in kept),
+        loss=scale.loss(found.cost),
+        least=scale.loss(max(0, found.least)),
+        left_out=tuple(sorted({name for one in demands if one.first(kept) is None for name in one.hosts})),
+    )
