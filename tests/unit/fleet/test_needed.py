@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
 from imagematrix.fleet import at_most as module
-from imagematrix.fleet.at_most import Demand, at_most, by_number
+from imagematrix.fleet.at_most import Demand, by_number
 from imagematrix.fleet.kinds import kinds
 from imagematrix.fleet.loss import Loss, losses
 from imagematrix.fleet.needed import needed
