@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
 from imagematrix.errors import UnservedError, UsageError
 from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.fleet.needed import Needed
     from imagematrix.matrix.expand import Expansion
-    from imagematrix.matrix.matrix import Cell, Image, Matrix
+    from imagematrix.matrix.matrix import Matrix
     from imagematrix.node.host import Host
+    from imagematrix.planning.claims import Candidates
 
-__all__ = ["Candidates", "HostNeeds", "decided", "needing"]
+__all__ = ["HostNeeds", "needing"]
 
 SHOWN = 20  # reasons listed in a message before "and N more"
 NAMED = 4  # hosts listed before "N more"
@@ -36,139 +36,118 @@ def needing(hosts: Sequence[Path] | None, at_most: int | None) -> HostNeeds | No
     return HostNeeds(load_hosts(*hosts, stream=sys.stdin.buffer), at_most)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The variants of one image that hosts choose from: what is known of each cell's image, or its claim.
+class HostNeeds:
+    """What hosts need of candidates; at most so many of each image, if `at_most` is set.
 
-    References have no input digest. `plain_pull` are the references, by platform, that the matrix names.
+    `facts` are what is known of images that exist, by reference: they replace what the candidates promise.
     """
 
-    catalog: Catalog
-    plain_pull: Mapping[str, str]
-
-
-class HostNeeds:
-    """The cells of a matrix that hosts need; at most so many for each image, if `at_most` is set."""
-
     def __init__(self, hosts: Mapping[str, Host], at_most: int | None) -> None:
-        self.hosts = hosts
-        self.at_most = at_most
-        self.facts: dict[str, Variant] = {}  # of images that exist, by reference
-        self._candidates: list[Candidates] = []
+        self.facts: dict[str, Variant] = {}
+        self._hosts = hosts
+        self._at_most = at_most
+        self._candidates: Sequence[Candidates] = ()
         self._decided: list[Needed] = []
-        self._kept: set[str] = set()  # the references of cells that were needed at some time
+        self._kept: set[str] = set()
 
-    def unneeded(self, matrix: Matrix, expansion: Expansion) -> dict[tuple[str, str], str]:
-        """Return the cells that no host needs, by image and id, each with the nearest host."""
-        from imagematrix.matrix.feasibility import infeasible
+    def consider(self, candidates: Sequence[Candidates]) -> None:
+        """Decide about these candidates from now on."""
+        self._candidates = candidates
+        self.decide()
+
+    def learn(self, image: str, version: str, cell: str, labels: Mapping[str, str]) -> None:
+        """Take what the labels of an image say; it plays a part in the next decision."""
+        from imagematrix.catalog.labels import read
         from imagematrix.planning.claims import name
 
-        feasible = [cell for cell in expansion.cells if not infeasible(cell)]
-        self._candidates = [_candidates(matrix, expansion, image, feasible) for image in matrix.images]
-        self.decide()
-        nearest = {name: host for one in self._decided for name, host in one.nearest.items()}
-        unneeded = {}
-        for cell in feasible:
-            reference = name(cell.image.name, cell.image.version, cell.id)
-            if reference not in self._kept:
-                unneeded[cell.image.name, cell.id] = nearest[reference]
-        return unneeded
+        reference = name(image, version, cell)
+        self.facts[reference] = read(labels, reference=reference, digest=None, size=None)
 
     def decide(self) -> bool:
-        """Decide by all that is known; return whether a cell is needed that was not before."""
-        self._decided = [
-            decided(self.hosts, candidates, self.facts, self.at_most) for candidates in self._candidates
-        ]
+        """Decide by all that is known; return whether something is needed that never was before."""
+        self._decided = [self._needed(one) for one in self._candidates]
         before = len(self._kept)
-        self._kept.update(*(one.variants for one in self._decided))
+        self._kept |= self.needed
         return len(self._kept) > before
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The references of the candidates that are needed."""
+        return frozenset[str]().union(*(one.variants for one in self._decided))
+
+    def unneeded(self, matrix: Matrix, expansion: Expansion) -> dict[tuple[str, str], str]:
+        """Return the cells that no host needs or needed, by image and id, each with the nearest host."""
+        from imagematrix.planning.claims import candidates, name
+
+        self.consider([candidates(matrix, expansion, image) for image in matrix.images])
+        nearest = {reference: host for one in self._decided for reference, host in one.nearest.items()}
+        found = {}
+        for cell in expansion.cells:
+            reference = name(cell.image.name, cell.image.version, cell.id)
+            if reference in nearest and reference not in self._kept:
+                found[cell.image.name, cell.id] = nearest[reference]
+        return found
 
     def error(self) -> UnservedError | None:
         """Return the error that names the hosts that get no image, with their reasons, or None."""
-        return unserved_error(
-            (candidates.catalog, one) for candidates, one in zip(self._candidates, self._decided, strict=True)
-        )
+        lines, remedies = [], []
+        for candidates, one in zip(self._candidates, self._decided, strict=True):
+            image = f"{candidates.catalog.image}:{candidates.catalog.version}"
+            for some in one.unserved:
+                miss = some.miss
+                whys = [f"{rule.rule}: {rule.why}" for rule in miss.relevant] or [miss.why]
+                nearest = f" (nearest: {miss.nearest})" if miss.nearest else ""
+                hosts = shortened(some.hosts, NAMED, more=", {} more")
+                lines.append(f"{image}, {hosts}{nearest}: {'; '.join(whys)}")
+                remedies += [miss.fix] if miss.fix else []
+        if not lines:
+            return None
+        shown = shortened(lines, SHOWN, "\n  ", "\n  and {} more")
+        return UnservedError(f"hosts get no image:\n  {shown}", remedy=next(iter(remedies), None))
+
+    def require(self, existing: Collection[str]) -> None:
+        """Raise UnservedError if something is needed that is not among the `existing` references."""
+        if not self.needed and (unserved := self.error()):
+            raise unserved
+        missing = sorted(self.needed.difference(existing))
+        if missing:
+            shown = shortened(missing, SHOWN, "\n  ", "\n  and {} more")
+            remedy = "build them, with the same --for"
+            raise UnservedError(f"hosts need images that are not built:\n  {shown}", remedy=remedy)
 
     def to_json(self) -> dict[str, object]:
         """Return what the Plan and Build documents say of the hosts."""
-        images = []
-        for candidates, one in zip(self._candidates, self._decided, strict=True):
-            catalog = known(candidates.catalog, self.facts)
-            images.append(
-                {
-                    "catalog": catalog.to_json(),
-                    "plain_pull": dict(candidates.plain_pull),
-                    "needed": sorted(one.variants),
-                    "unserved": [some.to_json() for some in one.unserved],
-                    "at_most": one.limited.to_json() if one.limited else None,
-                }
-            )
-        return {"hosts": len(self.hosts), "images": images}
+        images = [
+            {
+                "catalog": self._known(candidates).to_json(),
+                "plain_pull": dict(candidates.plain_pull),
+                "needed": sorted(one.variants),
+                "unserved": [some.to_json() for some in one.unserved],
+                "at_most": one.limited.to_json() if one.limited else None,
+            }
+            for candidates, one in zip(self._candidates, self._decided, strict=True)
+        ]
+        return {"hosts": len(self._hosts), "images": images}
 
+    def _known(self, candidates: Candidates) -> Catalog:
+        """Return the catalog of candidates with the facts in place of promises."""
+        from imagematrix.record import replace
 
-def _candidates(matrix: Matrix, expansion: Expansion, image: Image, feasible: Iterable[Cell]) -> Candidates:
-    from imagematrix.catalog.catalog import Catalog
-    from imagematrix.matrix.expand import plain_pull
-    from imagematrix.planning.claims import claim, name
+        catalog = candidates.catalog
+        variants = tuple([self.facts.get(variant.reference, variant) for variant in catalog.variants])
+        return replace(catalog, variants=variants)
 
-    named = plain_pull(matrix, expansion, image)
-    return Candidates(
-        catalog=Catalog(
-            image=image.name,
-            version=image.version,
-            variants=tuple(claim(cell) for cell in feasible if cell.image.name == image.name),
-            prefer=image.prefer,
-            defaults=image.defaults,
-        ),
-        plain_pull={platform: name(image.name, image.version, cell) for platform, cell in named.items()},
-    )
+    def _needed(self, candidates: Candidates) -> Needed:
+        """Return which candidates hosts need, with the default of each of their architectures."""
+        from imagematrix.fleet.needed import needed
+        from imagematrix.selection.target import Target
+        from imagematrix.stores import plain_pull
 
-
-def known(catalog: Catalog, facts: Mapping[str, Variant]) -> Catalog:
-    """Return a catalog with what is known of existing images in place of claims."""
-    from imagematrix.record import replace
-
-    return replace(
-        catalog, variants=tuple(facts.get(variant.reference, variant) for variant in catalog.variants)
-    )
-
-
-def decided(
-    hosts: Mapping[str, Host],
-    candidates: Candidates,
-    facts: Mapping[str, Variant],
-    at_most: int | None,
-) -> Needed:
-    """Return which candidates hosts need, with the default of each of their architectures.
-
-    `facts` are known of images that exist, by reference.
-    """
-    from imagematrix.fleet.needed import needed
-    from imagematrix.selection.target import Target
-    from imagematrix.stores import plain_pull
-
-    catalog = known(candidates.catalog, facts)
-    always = set()
-    for platform in {Target(host=host, gpus=()).platform for host in hosts.values()}:
-        own = [(one, one.reference) for one in catalog.variants if one.platform == platform]
-        named = candidates.plain_pull.get(platform)
-        default, _ = plain_pull.default(own, named, dict(catalog.defaults))
-        always.update([default.reference] if default else [])
-    return needed(hosts, catalog, always=always, limit=at_most)
-
-
-def unserved_error(every: Iterable[tuple[Catalog, Needed]]) -> UnservedError | None:
-    """Return the error that names the hosts that get no image, by image, with their reasons; or None."""
-    lines, remedies = [], []
-    for catalog, one in every:
-        for some in one.unserved:
-            miss = some.miss
-            whys = [f"{rule.rule}: {rule.why}" for rule in miss.relevant] or [miss.why]
-            nearest = f" (nearest: {miss.nearest})" if miss.nearest else ""
-            hosts = shortened(some.hosts, NAMED, more=", {} more")
-            lines.append(f"{catalog.image}:{catalog.version}, {hosts}{nearest}: {'; '.join(whys)}")
-            remedies += [miss.fix] if miss.fix else []
-    if not lines:
-        return None
-    shown = shortened(lines, SHOWN, "\n  ", "\n  and {} more")
-    return UnservedError(f"hosts get no image:\n  {shown}", remedy=next(iter(remedies), None))
+        catalog = self._known(candidates)
+        always = set()
+        for platform in {Target(host=host, gpus=()).platform for host in self._hosts.values()}:
+            own = [(one, one.reference) for one in catalog.variants if one.platform == platform]
+            named = candidates.plain_pull.get(platform)
+            default, _ = plain_pull.default(own, named, dict(catalog.defaults))
+            always.update([default.reference] if default else [])
+        return needed(self._hosts, catalog, always=always, limit=self._at_most)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from imagematrix.catalog.catalog import UNKNOWN
+from dataclasses import dataclass
+
+from imagematrix.catalog.catalog import UNKNOWN, Catalog
 from imagematrix.facts import marches
-from imagematrix.matrix.feasibility import ANY_COMPILER
+from imagematrix.matrix.expand import plain_pull
+from imagematrix.matrix.feasibility import ANY_COMPILER, infeasible
 from imagematrix.planning import labels
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.matrix.matrix import Cell
+    from collections.abc import Mapping
 
-__all__ = ["claim", "name"]
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.matrix.expand import Expansion
+    from imagematrix.matrix.matrix import Cell, Image, Matrix
+
+__all__ = ["Candidates", "candidates", "claim", "name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The variants of one image that hosts choose from: what its cells promise.
+
+    References are those of `name`. `plain_pull` has those, by platform, that the matrix names.
+    """
+
+    catalog: Catalog
+    plain_pull: Mapping[str, str]
 
 
 def name(image: str, version: str, cell: str) -> str:
@@ -37,3 +54,19 @@ def claim(cell: Cell) -> Variant:
     if cell.cuda and "compute" not in cell.axes and not cell.claims_code:
         unknown["cubins"] = UNKNOWN
     return replace(promised, facts=tuple(sorted({**dict(promised.facts), **unknown}.items())))
+
+
+def candidates(matrix: Matrix, expansion: Expansion, image: Image) -> Candidates:
+    """Return the candidates that the feasible cells of an image are."""
+    own = [cell for cell in expansion.cells if cell.image.name == image.name and not infeasible(cell)]
+    named = plain_pull(matrix, expansion, image)
+    return Candidates(
+        catalog=Catalog(
+            image=image.name,
+            version=image.version,
+            variants=tuple(map(claim, own)),
+            prefer=image.prefer,
+            defaults=image.defaults,
+        ),
+        plain_pull={platform: name(image.name, image.version, cell) for platform, cell in named.items()},
+    )
