@@ -9,7 +9,7 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog, Variant
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Host
     from imagematrix.planning.claims import Candidates
 
-__all__ = ["HostNeeds", "needing"]
+__all__ = ["HostNeeds", "needing", "plain_pulls"]
 
 SHOWN = 20  # reasons listed in a message before "and N more"
 NAMED = 4  # hosts listed before "N more"
@@ -140,14 +140,23 @@ class HostNeeds:
     def _needed(self, candidates: Candidates) -> Needed:
         """Return which candidates hosts need, with the default of each of their architectures."""
         from imagematrix.fleet.needed import needed
-        from imagematrix.selection.target import Target
-        from imagematrix.stores import plain_pull
 
         catalog = self._known(candidates)
-        always = set()
-        for platform in {Target(host=host, gpus=()).platform for host in self._hosts.values()}:
-            own = [(one, one.reference) for one in catalog.variants if one.platform == platform]
-            named = candidates.plain_pull.get(platform)
-            default, _ = plain_pull.default(own, named, dict(catalog.defaults))
-            always.update([default.reference] if default else [])
+        always = plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
         return needed(self._hosts, catalog, always=always, limit=self._at_most)
+
+
+def plain_pulls(hosts: Iterable[Host], catalog: Catalog, named: Mapping[str, str]) -> frozenset[str]:
+    """Return the variants for plain pulls, by reference: one for each architecture of the hosts that has one.
+
+    `named` are those, by platform, that the matrix names.
+    """
+    from imagematrix.selection.target import Target
+    from imagematrix.stores.plain_pull import default
+
+    found = set()
+    for platform in {Target(host=host, gpus=()).platform for host in hosts}:
+        own = [(one, one.reference) for one in catalog.variants if one.platform == platform]
+        variant, _ = default(own, named.get(platform), dict(catalog.defaults))
+        found.update([variant.reference] if variant else [])
+    return frozenset(found)

@@ -25,9 +25,9 @@ class Demand:
     hosts: tuple[str, ...]
     fits: tuple[tuple[str, Loss], ...]
 
-    def first(self, variants: Collection[str]) -> str | None:
-        """Return which of `variants` the hosts get, or None if none fits."""
-        return next((reference for reference, _ in self.fits if reference in variants), None)
+    def lost(self, variants: Collection[str]) -> Loss | None:
+        """Return what a host loses if there are only these variants, or None if none of them fits."""
+        return next((loss for reference, loss in self.fits if reference in variants), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class AtMost:
     """At most `limit` variants: the `variants` to keep, by reference, and what all hosts lose with them.
 
     No choice of so many loses less than `least`, which is proved; if the search ended early, it is less than
-    `loss`. `left_out` are the names of the hosts that would get a variant of the others, sorted.
+    `loss`. `left_out` are the names of the hosts that would get a variant of the others, sorted. `worse` is
+    the number of hosts that get a variant by which they lose something.
     """
 
     limit: int
@@ -43,6 +44,7 @@ class AtMost:
     loss: Loss
     least: Loss
     left_out: tuple[str, ...]
+    worse: int
 
     @property
     def exact(self) -> bool:
@@ -58,6 +60,7 @@ class AtMost:
             "least": self.least.to_json(),
             "exact": self.exact,
             "left_out": list(self.left_out),
+            "worse": self.worse,
         }
 
 
@@ -162,10 +165,12 @@ def _result(
     found: Median, limit: int, order: Sequence[str], demands: Sequence[Demand], scale: _Scale
 ) -> AtMost:
     kept = {order[member] for member in found.members}
+    lost = [(one.hosts, one.lost(kept)) for one in demands]
     return AtMost(
         limit=limit,
         variants=tuple(reference for reference in order if reference in kept),
         loss=scale.loss(found.cost),
         least=scale.loss(max(0, found.least)),
-        left_out=tuple(sorted({name for one in demands if one.first(kept) is None for name in one.hosts})),
+        left_out=tuple(sorted({name for hosts, loss in lost if loss is None for name in hosts})),
+        worse=len({name for hosts, loss in lost if loss for name in hosts if loss != Loss()}),
     )

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.target import Target
 
-__all__ = ["Loss", "losses"]
+__all__ = ["LOSSES", "Loss", "losses"]
+
+# The headings of the losses in tables, by their fields.
+LOSSES = {
+    "left_out": "left out",
+    "gpus": "no GPU",
+    "native_code": "PTX",
+    "own_code": "older code",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "cpu_flags": "CPU flags",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -103,7 +103,7 @@ def _left_out(demands: Iterable[Demand], limited: AtMost) -> list[tuple[Miss, tu
             one.hosts,
         )
         for one in demands
-        if one.first(kept) is None
+        if one.lost(kept) is None
     ]
 
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from imagematrix.errors import UsageError
 from imagematrix.fleet import at_most as module
 from imagematrix.fleet.at_most import Demand, by_number
+from imagematrix.fleet.coverage import coverage, with_few
 from imagematrix.fleet.kinds import kinds
 from imagematrix.fleet.loss import Loss, losses
 from imagematrix.fleet.needed import needed
+from imagematrix.fleet.page import page
 from imagematrix.record import replace
 from imagematrix.selection.select import Selector, explain
 
@@ -197,3 +199,31 @@ def test_limit_below_what_is_always_needed_is_rejected(make):
     catalog = make.catalog(make.cpu_variant("t:a"), make.cpu_variant("t:b"))
     with pytest.raises(UsageError, match="at most 1 are too few"):
         needed({"node": make.host()}, catalog, always=["t:a", "t:b"], limit=1)
+
+
+def test_coverage_shows_the_loss_for_each_number(make, conforms):
+    fleet = {
+        "a": make.host(make.gpu()),
+        "b": make.host(make.gpu(), flags=("avx2", "fma")),
+        "c": make.host(flags=("avx2",)),
+    }
+    catalog = make.catalog(
+        make.variant("t:v1-gpu", cpu_flags=frozenset({"avx2"})),
+        make.variant("t:v1-fma", cpu_flags=frozenset({"avx2", "fma"})),
+        make.cpu_variant("t:v1-cpu"),
+    )
+    report = with_few(coverage(fleet, catalog), 2, always=["t:v1-cpu"])
+    document = conforms(report.to_json())
+    assert document["at_most"]["chosen"]["variants"] == ["t:v1-cpu", "t:v1-gpu"]
+    points = document["at_most"]["by_number"]
+    assert [(one["limit"], one["worse"], one["left_out"]) for one in points] == [
+        (1, 0, ["a", "b"]),
+        (2, 1, []),
+        (3, 0, []),
+    ]
+    assert points[1]["loss"]["cpu_flags"] == 1
+    assert report.complete
+    assert not with_few(report, 1, always=["t:v1-cpu"]).complete
+    text = page(report)
+    assert "At most 2 variants" in text
+    assert 'aria-label="2 hosts with the best variant, 1 that lose something, 0 left out"' in text
