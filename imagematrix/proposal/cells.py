@@ -146,10 +146,11 @@ def _cell(**axes: str) -> Cell:
 
 
 def _suiting(kind: Kind, releases: Sequence[str]) -> list[Cell]:
-    """Return the feasible cells that fit a kind of hardware, with its best march."""
+    """Return the feasible cells that fit a kind of hardware, with its best march and one driver."""
     cells = [cell for cell in _imaginable(kind, releases) if not infeasible(cell)]
     fits = Selector(_catalog(cells)).explain(kind.sample).fits
-    return [cell for cell in cells if claim(cell).reference in fits]
+    fitting = [cell for cell in cells if claim(cell).reference in fits]
+    return [cell for cell in fitting if cell.driver == fitting[0].driver]
 
 
 def _miss(kind: Kind, releases: Sequence[str]) -> Miss:
@@ -158,9 +159,11 @@ def _miss(kind: Kind, releases: Sequence[str]) -> Miss:
     if not cells:
         return Miss(why=_hopeless(kind.sample), remedy=None)
     feasible = [cell for cell in cells if not infeasible(cell)]
-    impossible = infeasible(cells[-1])  # of the oldest release
+    impossible = [why for cell in cells if (why := infeasible(cell))]
     if impossible and not feasible:
-        return Miss(why=impossible.why, remedy=None)
+        # Of a release with code for the GPUs, the oldest one is nearest.
+        others = [why for why in impossible if why.rule != "toolkit-target"]
+        return Miss(why=(others[-1] if others else impossible[0]).why, remedy=None)
     found = Selector(_catalog(feasible)).explain(kind.sample).miss
     assert found is not None  # noqa: S101 - one that fits would suit; for the type checker
     return replace(found, nearest=None)
@@ -173,8 +176,7 @@ def _hopeless(host: Host) -> str:
         return f"images are made for {' and '.join(ARCHES)}, and it runs {platform}"
     if _march(host, platform) is None:
         return f"no value of -march of {COMPILER} suits its CPUs"
-    complaint = host.driver and words.check("driver", host.driver.version, MatrixFacts())
-    return complaint[0] if complaint else "no CUDA release of the tables has code for its GPUs"
+    return "no CUDA release of the tables has code for its GPUs"
 
 
 def _imaginable(kind: Kind, releases: Sequence[str]) -> list[Cell]:
@@ -187,14 +189,15 @@ def _imaginable(kind: Kind, releases: Sequence[str]) -> list[Cell]:
     common = {"platform": platform}
     if not host.gpus:
         return [_cell(**common, cuda=NO_CUDA, march=march)]
-    driver = host.driver.version if host.driver else words.HOST_DRIVER
-    if words.check("driver", driver, MatrixFacts()):
-        return []
+    # A driver in the image comes first. Virtual GPUs may only work with that of the node.
+    own = [host.driver.version] if host.driver else []
+    drivers = [version for version in own if not words.check("driver", version, MatrixFacts())]
     names = releases or [name for name, row in cuda.releases().items() if row.targets]
     return [
         _cell(**common, cuda=release, driver=driver, compute=compute, march=march)
+        for driver in (*drivers, words.HOST_DRIVER)
         for release in reversed(names)
-        for compute in _computes(host)
+        for compute in reversed(_computes(host))
     ]
 
 

@@ -62,8 +62,9 @@ def _check(drivers: str, versions: Sequence[str]) -> None:
     scheme, separator, _ = drivers.partition("://")
     if not drivers or (separator and scheme != "https"):
         raise UsageError(f"--drivers: {drivers!r} is neither a path nor an https address", remedy=remedy)
-    if len(versions) > 1 and "{version}" not in drivers:
-        counted = f"{len(versions)} versions of the driver"
+    baked = [version for version in versions if version != words.HOST_DRIVER]
+    if len(baked) > 1 and "{version}" not in drivers:
+        counted = f"{len(baked)} versions of the driver"
         raise UsageError(f"--drivers: {drivers} has no {{version}}, and there are {counted}", remedy=remedy)
 
 
