@@ -34,7 +34,7 @@ def command(
             "--template",
             "-t",
             metavar="NAME",
-            help=f"The template: {', '.join(TEMPLATES)}; default: {TEMPLATES[0]}.",
+            help=f"The template: {', '.join(TEMPLATES)}. Default: `{TEMPLATES[0]}`.",
         ),
     ] = None,
     hosts: Annotated[

@@ -10,7 +10,6 @@ from choosing import Make
 from imagematrix import documents
 from imagematrix.proposal.text import DRIVERS
 
-
 pytestmark = pytest.mark.usefixtures("no_engine")
 
 
