@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple, dataclass, fields, replace
 
 from imagematrix.errors import UsageError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from imagematrix.selection.decision import Decision
 
 __all__ = ["AtMost", "Demand", "at_most", "by_number", "demand"]
+
+SMALL = 20  # numbers of variants of which each is tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +89,15 @@ def at_most(
     order = _order(demands, always)
     place = {reference: index for index, reference in enumerate(order)}
     scale = _Scale(demands)
+    counts: Counter[tuple[tuple[str, Loss], ...]] = Counter()  # hosts that lose the same by each variant
+    for one in demands:
+        counts[one.fits] += len(one.hosts)
     found = median(
         [
-            {place[reference]: scale.number(loss.times(len(one.hosts))) for reference, loss in one.fits}
-            for one in demands
+            {place[reference]: scale.number(loss.times(hosts)) for reference, loss in fits}
+            for fits, hosts in counts.items()
         ],
-        [scale.number(Loss(left_out=len(one.hosts))) for one in demands],
+        [scale.number(Loss(left_out=hosts)) for hosts in counts.values()],
         limit,
         kept=[place[reference] for reference in always],
         work=work,
@@ -104,23 +110,35 @@ def by_number(
 ) -> tuple[AtMost, ...]:
     """Return the best choice for each number of variants, until more would not help.
 
-    `answer` is one of them, if it is known. All others share the steps of one search.
+    Of large numbers, only some are tried. `answer` is one of the choices, if it is known. All others share
+    the steps of one search.
     """
     demands = [one for one in demands if one.fits]
     fewest = max(1, len(always))
     most = max(fewest, len({one.fits[0][0] for one in demands}.union(always)))
+    numbers = _numbers(fewest, most, answer.limit if answer else fewest)
     points: list[AtMost] = []
-    for limit in range(fewest, most + 1):
+    for limit in numbers:
         if answer and answer.limit == limit:
             point = answer
         else:
-            point = at_most(demands, limit, always=always, work=work // (most - fewest + 1))
+            point = at_most(demands, limit, always=always, work=work // len(numbers))
         if points and points[-1].loss < point.loss:  # a search that ended early
             point = replace(points[-1], limit=limit, least=min(point.least, points[-1].loss))
         points.append(point)
         if point.loss == Loss():
             break
     return tuple(points)
+
+
+def _numbers(fewest: int, most: int, asked: int) -> list[int]:
+    """Return the numbers to try: all small ones, then each a fifth more than the one before."""
+    numbers = {number for number in (fewest, most, asked) if fewest <= number <= most}
+    number = fewest
+    while number < most:
+        numbers.add(number)
+        number += 1 if number < SMALL else number // 5
+    return sorted(numbers)
 
 
 class _Scale:

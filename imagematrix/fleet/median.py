@@ -239,17 +239,22 @@ class _Search:
             self.best, self.saved = frozenset(members), saved
 
     def _greedy(self) -> None:
-        """Begin with the members that each save most beside those before."""
+        """Begin with the members that each save most beside those before; of equals, the first."""
         chosen: list[int] = []
         floor = [0] * self._rows
-        for _ in range(self._left):
-            amounts = {
-                member: sum(saved - floor[row] for row, saved in own if saved > floor[row])
-                for member, own in self._savings.items()
-            }
-            member = max(amounts, key=lambda one: (amounts[one], -one), default=None)
-            if member is None or not amounts[member]:
+        # Amounts only become less, so a member whose amount is up to date is the next if it comes first.
+        heap = [(-sum(saved for _, saved in own), member) for member, own in self._savings.items()]
+        heapq.heapify(heap)
+        while heap and len(chosen) < self._left:
+            before, member = heap[0]
+            own = self._savings[member]
+            amount = -sum(saved - floor[row] for row, saved in own if saved > floor[row])
+            if amount != before:
+                heapq.heapreplace(heap, (amount, member))
+                continue
+            if not amount:
                 break
+            heapq.heappop(heap)
             chosen.append(member)
             floor = self._floor([member], floor)
         self._note(chosen, sum(floor))
