@@ -69,8 +69,9 @@ def _check(drivers: str, versions: Sequence[str]) -> None:
 
 
 def _head(proposed: Proposed) -> Iterator[str]:
-    served = _nodes(proposed.served)
-    yield f"# One image for each kind of node of a fleet: {len(proposed.points)} cells for {served}."
+    cells = _counted(len(proposed.points), "cell")
+    nodes = _counted(proposed.served, "node")
+    yield f"# One image for each kind of node of a fleet: {cells} for {nodes}."
     yield "# `imagematrix plan` shows the cells; write what they contain into the template."
     for reason in unserved(proposed):
         yield f"# No cell can serve {reason}"
@@ -89,7 +90,7 @@ def _head(proposed: Proposed) -> Iterator[str]:
         written = [_word(value) for value in values]
         width = max(map(len, written))
         for value, word in zip(values, written, strict=True):
-            nodes = _nodes(proposed.hosts(axis, value))
+            nodes = _counted(proposed.hosts(axis, value), "node")
             yield f"    - {word:{width}}  # {nodes}: {_reason(proposed, axis, value)}"
 
 
@@ -117,7 +118,7 @@ def _properties(proposed: Proposed, drivers: str) -> Iterator[str]:
     yield ""
     yield "# Properties of values. Templates see them as variables."
     yield "properties:"
-    if "driver" in proposed.axes:
+    if {*proposed.axes.get("driver", ())} - {words.HOST_DRIVER}:
         yield "  driver:"
         yield "    # NVIDIA's installer of each version: a file, or an https address."
         yield f'    "*": {{driver_from: {json.dumps(drivers)}}}'
@@ -146,5 +147,5 @@ def _word(value: str) -> str:
     )
 
 
-def _nodes(number: int) -> str:
-    return "1 node" if number == 1 else f"{number} nodes"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -76,7 +76,7 @@ def zen_host():
 
 
 def statuses(document):
-    found = {}
+    found: dict[str, list[str]] = {}
     for cell in document["cells"]:
         found.setdefault(cell["status"], []).append(cell["cell"])
     return found

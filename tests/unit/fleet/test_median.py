@@ -18,8 +18,8 @@ rows = st.lists(
 )
 
 
-def split(table):
-    return [row for row, _ in table], [nothing for _, nothing in table]
+def solve(table, limit, **options):
+    return median([row for row, _ in table], [nothing for _, nothing in table], limit, **options)
 
 
 def cost(table, members):
@@ -46,7 +46,7 @@ def scattered(count=60, members=90):
 
 @given(rows, st.integers(0, 5))
 def test_median_costs_as_little_as_any_choice(table, limit):
-    found = median(*split(table), limit)
+    found = solve(table, limit)
     assert found.exact
     assert found.cost == cost(table, found.members) == brute(table, limit)
     assert len(found.members) <= limit
@@ -55,21 +55,21 @@ def test_median_costs_as_little_as_any_choice(table, limit):
 
 @given(rows, st.integers(0, 3), st.frozensets(st.sampled_from(MEMBERS), max_size=2))
 def test_kept_members_count_and_stay(table, more, kept):
-    found = median(*split(table), len(kept) + more, kept=kept)
+    found = solve(table, len(kept) + more, kept=kept)
     assert kept <= found.members
     assert found.cost == cost(table, found.members) == brute(table, len(kept) + more, kept)
 
 
 @given(rows, st.integers(0, 5), st.integers(0, 300))
 def test_little_work_gives_a_choice_and_a_bound(table, limit, work):
-    found = median(*split(table), limit, work=work)
+    found = solve(table, limit, work=work)
     assert found.cost == cost(table, found.members)
     assert found.least <= brute(table, limit) <= found.cost
 
 
 def test_search_that_ends_early_is_no_worse_with_more_work():
     table = scattered()
-    greedy, part, whole = (median(*split(table), 9, work=work) for work in (0, 300_000, 3_000_000))
+    greedy, part, whole = (solve(table, 9, work=work) for work in (0, 300_000, 3_000_000))
     assert not greedy.exact
     assert greedy.least <= part.least <= whole.least <= whole.cost <= part.cost <= greedy.cost
     assert whole.cost < greedy.cost

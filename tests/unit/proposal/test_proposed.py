@@ -22,7 +22,6 @@ from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.load import parsed
 from imagematrix.matrix.matrix import Cell, Image
 from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host
-from imagematrix.planning import planner
 from imagematrix.planning.claims import claim
 from imagematrix.planning.plan import DropStatus, PlanStatus
 from imagematrix.planning.planner import Against, plan
@@ -122,12 +121,12 @@ def folder(tmp_path_factory):
 def stub_drivers():
     """Let every folder contain the driver that its cell wants."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner.driver, "read", lambda *_: SimpleNamespace(digest="sha256:1"))
+        patch.setattr("imagematrix.planning.driver.read", lambda *_: SimpleNamespace(digest="sha256:1"))
         yield
 
 
 @settings(
-    max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow]
 )
 @given(fleets)
 @pytest.mark.usefixtures("stub_drivers")
@@ -139,16 +138,18 @@ def test_written_matrix_serves_every_servable_host(folder, fleet):
         return
     path = folder / "matrix.yaml"
     path.write_text(matrix_text(found, drivers="drivers/{version}"))
+    matrix = parsed(path.read_text(), path, ())
     needs = HostNeeds(fleet, None)
     made = plan(
-        parsed(path.read_text(), path, ()),
+        matrix,
         Against(resolve=lambda _: f"sha256:{'0' * 64}"),
         unneeded=needs.unneeded,
     )
-    unserved = [
-        name for image in needs.to_json()["images"] for some in image["unserved"] for name in some["hosts"]
-    ]
-    assert set(unserved) == left
+    assert (needs.error() is not None) is bool(left)
+    for name, host in fleet.items():
+        needs = HostNeeds({name: host}, None)
+        needs.unneeded(matrix, expand(matrix))
+        assert (needs.error() is not None) is (name in left)
     assert {item.status for item in made.items} <= {
         PlanStatus.BUILD,
         DropStatus.EXCLUDED,
@@ -176,6 +177,13 @@ def test_names_of_hosts_and_parts_cannot_leave_their_comment():
     assert "\nexclude: []" not in text
     assert "\x1b" not in text
     assert not any(line.startswith(("b", "d")) for line in text.splitlines())
+
+
+def test_virtual_gpus_use_the_driver_of_the_node(folder):
+    text = matrix_text(proposed({"node": Make.host(Make.gpu(state="vgpu"))}))
+    assert "    - host  # 1 node: the node's own driver\n" in text
+    assert "driver_from" not in text
+    assert expand(parsed(text, folder / "matrix.yaml", ())).cells
 
 
 def test_releases_are_few_and_new():
