@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import astuple, dataclass, fields, replace
 
 from imagematrix.errors import UsageError
-from imagematrix.fleet.loss import Loss, losses
+from imagematrix.fleet.loss import LossCounts, losses
 from imagematrix.fleet.median import WORK, median
 
 TYPE_CHECKING = False
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from imagematrix.fleet.median import Median
     from imagematrix.selection.decision import Decision
 
-__all__ = ["AtMost", "Demand", "at_most", "by_number", "demand"]
+__all__ = ["AtMost", "HostDemand", "at_most", "by_number", "demand"]
 
 SMALL = 20  # numbers of variants of which each is tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class HostDemand:
     """Hosts of one kind, and the variants that fit them, best first, each with the loss of one host."""
 
     hosts: tuple[str, ...]
-    fits: tuple[tuple[str, Loss], ...]
+    fits: tuple[tuple[str, LossCounts], ...]
 
-    def lost(self, variants: Collection[str]) -> Loss | None:
+    def lost(self, variants: Collection[str]) -> LossCounts | None:
         """Return what a host loses if there are only these variants, or None if none of them fits."""
         return next((loss for reference, loss in self.fits if reference in variants), None)
 
@@ -44,8 +44,8 @@ class AtMost:
 
     limit: int
     variants: tuple[str, ...]
-    loss: Loss
-    least: Loss
+    loss: LossCounts
+    least: LossCounts
     left_out: tuple[str, ...]
     worse: int
 
@@ -67,13 +67,13 @@ class AtMost:
         }
 
 
-def demand(hosts: Iterable[str], decision: Decision) -> Demand:
+def demand(hosts: Iterable[str], decision: Decision) -> HostDemand:
     """Return what hosts of one kind demand, as a decision about them finds it."""
-    return Demand(hosts=tuple(hosts), fits=tuple(losses(decision)))
+    return HostDemand(hosts=tuple(hosts), fits=tuple(losses(decision)))
 
 
 def at_most(
-    demands: Sequence[Demand], limit: int, *, always: Collection[str] = (), work: int = WORK
+    demands: Sequence[HostDemand], limit: int, *, always: Collection[str] = (), work: int = WORK
 ) -> AtMost:
     """Return at most `limit` variants, the ones in `always` counted, that serve most hosts and lose least.
 
@@ -88,8 +88,10 @@ def at_most(
     demands = [one for one in demands if one.fits]
     order = _order(demands, always)
     place = {reference: index for index, reference in enumerate(order)}
-    scale = _Scale(demands)
-    counts: Counter[tuple[tuple[str, Loss], ...]] = Counter()  # hosts that lose the same by each variant
+    scale = _LossScale(demands)
+    counts: Counter[tuple[tuple[str, LossCounts], ...]] = (
+        Counter()
+    )  # hosts that lose the same by each variant
     for one in demands:
         counts[one.fits] += len(one.hosts)
     found = median(
@@ -97,7 +99,7 @@ def at_most(
             {place[reference]: scale.number(loss.times(hosts)) for reference, loss in fits}
             for fits, hosts in counts.items()
         ],
-        [scale.number(Loss(left_out=hosts)) for hosts in counts.values()],
+        [scale.number(LossCounts(left_out=hosts)) for hosts in counts.values()],
         limit,
         kept=[place[reference] for reference in always],
         work=work,
@@ -106,7 +108,11 @@ def at_most(
 
 
 def by_number(
-    demands: Sequence[Demand], answer: AtMost | None = None, *, always: Collection[str] = (), work: int = WORK
+    demands: Sequence[HostDemand],
+    answer: AtMost | None = None,
+    *,
+    always: Collection[str] = (),
+    work: int = WORK,
 ) -> tuple[AtMost, ...]:
     """Return the best choice for each number of variants, until more would not help.
 
@@ -126,7 +132,7 @@ def by_number(
         if points and points[-1].loss < point.loss:  # a search that ended early
             point = replace(points[-1], limit=limit, least=min(point.least, points[-1].loss))
         points.append(point)
-        if point.loss == Loss():
+        if point.loss == LossCounts():
             break
     return tuple(points)
 
@@ -141,35 +147,37 @@ def _numbers(fewest: int, most: int, asked: int) -> list[int]:
     return sorted(numbers)
 
 
-class _Scale:
+class _LossScale:
     """Losses as numbers that have the same order, also after they are summed over all hosts."""
 
-    def __init__(self, demands: Sequence[Demand]) -> None:
-        most = Loss(left_out=sum(len(one.hosts) for one in demands))
+    def __init__(self, demands: Sequence[HostDemand]) -> None:
+        most = LossCounts(left_out=sum(len(one.hosts) for one in demands))
         for one in demands:
             most += _each(one).times(len(one.hosts))
         self._bases = [amount + 1 for amount in astuple(most)]
 
-    def number(self, loss: Loss) -> int:
+    def number(self, loss: LossCounts) -> int:
         number = 0
         for base, amount in zip(self._bases, astuple(loss), strict=True):
             number = number * base + amount
         return number
 
-    def loss(self, number: int) -> Loss:
+    def loss(self, number: int) -> LossCounts:
         amounts = []
         for base in reversed(self._bases[1:]):
             number, amount = divmod(number, base)
             amounts.append(amount)
-        return Loss.of(number, *reversed(amounts))
+        return LossCounts.of(number, *reversed(amounts))
 
 
-def _each(one: Demand) -> Loss:
+def _each(one: HostDemand) -> LossCounts:
     """Return the most that a host loses of each kind, by any variant."""
-    return Loss.of(*(max(getattr(loss, field.name) for _, loss in one.fits) for field in fields(Loss)))
+    return LossCounts.of(
+        *(max(getattr(loss, field.name) for _, loss in one.fits) for field in fields(LossCounts))
+    )
 
 
-def _order(demands: Sequence[Demand], always: Collection[str]) -> list[str]:
+def _order(demands: Sequence[HostDemand], always: Collection[str]) -> list[str]:
     """Return all variants: those first that most hosts choose now, then by reference."""
     hosts = dict.fromkeys(always, 0)
     for one in demands:
@@ -180,7 +188,7 @@ def _order(demands: Sequence[Demand], always: Collection[str]) -> list[str]:
 
 
 def _result(
-    found: Median, limit: int, order: Sequence[str], demands: Sequence[Demand], scale: _Scale
+    found: Median, limit: int, order: Sequence[str], demands: Sequence[HostDemand], scale: _LossScale
 ) -> AtMost:
     kept = {order[member] for member in found.members}
     lost = [(one.hosts, one.lost(kept)) for one in demands]
@@ -190,5 +198,5 @@ def _result(
         loss=scale.loss(found.cost),
         least=scale.loss(max(0, found.least)),
         left_out=tuple(sorted({name for hosts, loss in lost if loss is None for name in hosts})),
-        worse=len({name for hosts, loss in lost if loss for name in hosts if loss != Loss()}),
+        worse=len({name for hosts, loss in lost if loss for name in hosts if loss != LossCounts()}),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.target import Target
 
-__all__ = ["LOSSES", "Loss", "losses"]
+__all__ = ["LOSSES", "LossCounts", "losses"]
 
 # The headings of the losses in tables, by their fields.
 LOSSES = {
@@ -32,7 +32,7 @@ LOSSES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Loss:
+class LossCounts:
     """What hosts give up, summed over them. The fields are compared in their order, the worst loss first.
 
     `left_out` hosts get nothing. `gpus` hosts get a CPU-only variant instead of one for their GPUs,
@@ -49,15 +49,15 @@ class Loss:
     cuda: int = 0
     cpu_flags: int = 0
 
-    def __add__(self, other: Loss) -> Loss:
-        return Loss.of(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: LossCounts) -> LossCounts:
+        return LossCounts.of(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
-    def times(self, hosts: int) -> Loss:
+    def times(self, hosts: int) -> LossCounts:
         """Return the loss of so many hosts that each lose this."""
-        return Loss.of(*(amount * hosts for amount in astuple(self)))
+        return LossCounts.of(*(amount * hosts for amount in astuple(self)))
 
     @classmethod
-    def of(cls, *amounts: int) -> Loss:
+    def of(cls, *amounts: int) -> LossCounts:
         """Return the loss with these amounts, in the order of the fields."""
         return cls(**{field.name: amount for field, amount in zip(fields(cls), amounts, strict=True)})
 
@@ -66,26 +66,26 @@ class Loss:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def losses(decision: Decision) -> Iterator[tuple[str, Loss]]:
+def losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
     """Yield the reference of each variant that fits, best first, with what one host loses if it gets it.
 
     A host prefers the earlier variants, whatever its image prefers, so that no later one counts as a smaller
     loss.
     """
     target, ranked = decision.target, decision.ranked
-    worst = Loss()
+    worst = LossCounts()
     for variant in ranked:
         worst = max(worst, _loss(target, ranked[0], variant))
         yield variant.reference, worst
 
 
-def _loss(target: Target, best: Variant, other: Variant) -> Loss:
+def _loss(target: Target, best: Variant, other: Variant) -> LossCounts:
     if best.gpu and not other.gpu:
-        return Loss(gpus=1, cpu_flags=_flags(best, other))
+        return LossCounts(gpus=1, cpu_flags=_flags(best, other))
     code, instead = (BY_NAME["device-code"].place(target, variant) for variant in (best, other))
     modes = [BY_NAME["driver"].place(target, variant) for variant in (best, other)]
     native = _native(code) and not _native(instead)
-    return Loss(
+    return LossCounts(
         native_code=int(native),
         own_code=int(not native and code < instead),
         driver=int(modes[0] < modes[1]),

@@ -62,13 +62,13 @@ def median(
         for member, cost in row.items():
             if cost < base[place]:
                 savings.setdefault(member, {})[place] = base[place] - cost
-    search = _Search(savings, len(rows), limit - len(kept), work)
+    search = _MedianSearch(savings, len(rows), limit - len(kept), work)
     most = search.run()
     members = _needed(search.best, savings)
     return Median(members=members.union(kept), cost=sum(base) - search.saved, least=sum(base) - most)
 
 
-class _OutOfWorkError(Exception):
+class _StepsSpentError(Exception):
     pass
 
 
@@ -88,7 +88,7 @@ class _Node:
     branch: int
 
 
-class _Search:
+class _MedianSearch:
     """The search for the members that save most; `savings` has the rows of each member."""
 
     def __init__(self, savings: Mapping[int, Mapping[int, int]], rows: int, left: int, work: int) -> None:
@@ -102,7 +102,7 @@ class _Search:
     def run(self) -> int:
         """Find the `best` members, and return what no members save more than."""
         most = self._saved_at_most()
-        with contextlib.suppress(_OutOfWorkError):
+        with contextlib.suppress(_StepsSpentError):
             self._savings = self._undominated()
         self._greedy()
         if not self._left or not self._savings:
@@ -129,13 +129,13 @@ class _Search:
                 pending = self._branches(node)
                 self._spend(len(pending))
                 heapq.heappop(nodes)
-        except _OutOfWorkError:
+        except _StepsSpentError:
             return max(self.saved, most)
 
     def _spend(self, amount: int) -> None:
         self._work -= amount
         if self._work < 0:
-            raise _OutOfWorkError
+            raise _StepsSpentError
 
     def _branches(
         self, node: _Node

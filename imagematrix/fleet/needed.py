@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from imagematrix.catalog.catalog import Catalog, Variant
-    from imagematrix.fleet.at_most import AtMost, Demand
+    from imagematrix.fleet.at_most import AtMost, HostDemand
     from imagematrix.fleet.kinds import Kind
     from imagematrix.fleet.unserved import Unserved
     from imagematrix.node.host import Host
@@ -92,7 +92,7 @@ def _selectors(catalog: Catalog) -> list[Selector]:
     return [Selector(replace(catalog, variants=tuple(some), defaults=())) for some in groups.values()]
 
 
-def _left_out(demands: Iterable[Demand], limited: AtMost) -> list[tuple[Miss, tuple[str, ...]]]:
+def _left_out(demands: Iterable[HostDemand], limited: AtMost) -> list[tuple[Miss, tuple[str, ...]]]:
     kept = frozenset(limited.variants)
     return [
         (

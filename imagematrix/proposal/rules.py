@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     Point = Mapping[str, str]
     Axes = Mapping[str, Sequence[str]]
 
-__all__ = ["Rule", "rules"]
+__all__ = ["ProposedRule", "rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ProposedRule:
     """One rule: the values of some axes that together are not needed, and why."""
 
     matches: Mapping[str, tuple[str, ...]]
@@ -27,12 +27,12 @@ class Rule:
         return all(point.get(axis) in values for axis, values in self.matches.items())
 
 
-def rules(axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]) -> list[Rule]:
+def rules(axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]) -> list[ProposedRule]:
     """Return the rules that drop the `unneeded` cells and none of the `needed` ones, in order.
 
     Each drops a cell that those before it do not, because a rule that drops nothing is an error.
     """
-    found: list[Rule] = []
+    found: list[ProposedRule] = []
     left = list(unneeded)
     for rule in itertools.chain(_pairs(axes, needed), _rest(axes, unneeded, needed)):
         after = [point for point in left if not rule.drops(point)]
@@ -42,7 +42,7 @@ def rules(axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]) -> l
     return found
 
 
-def _pairs(axes: Axes, needed: Collection[Point]) -> Iterator[Rule]:
+def _pairs(axes: Axes, needed: Collection[Point]) -> Iterator[ProposedRule]:
     """Yield rules about two axes: values that no needed cell has together."""
     for first, second in itertools.combinations(axes, 2):
         together: dict[str, set[str]] = {value: set() for value in axes[first]}
@@ -55,10 +55,10 @@ def _pairs(axes: Axes, needed: Collection[Point]) -> Iterator[Rule]:
             if never:
                 alike.setdefault(never, []).append(value)
         for never, values in alike.items():
-            yield Rule(matches={first: tuple(values), second: never}, why="no node needs both")
+            yield ProposedRule(matches={first: tuple(values), second: never}, why="no node needs both")
 
 
-def _rest(axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]) -> Iterator[Rule]:
+def _rest(axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]) -> Iterator[ProposedRule]:
     """Yield a rule for each combination of all other axes with values of the last axis that it lacks."""
     *others, last = axes
     wanted = {tuple(point.get(axis) for axis in axes) for point in needed}
@@ -68,4 +68,6 @@ def _rest(axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]) -> I
             groups.setdefault(tuple(point.get(axis) for axis in others), []).append(point[last])
     for values, dropped in groups.items():
         matches = {axis: (value,) for axis, value in zip(others, values, strict=True) if value is not None}
-        yield Rule(matches={**matches, last: tuple(dropped)}, why="no node needs all of these together")
+        yield ProposedRule(
+            matches={**matches, last: tuple(dropped)}, why="no node needs all of these together"
+        )

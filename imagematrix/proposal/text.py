@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from imagematrix.proposal.cells import Proposed
-    from imagematrix.proposal.rules import Rule
+    from imagematrix.proposal.rules import ProposedRule
     from imagematrix.selection.miss import Miss
 
 __all__ = ["DRIVERS", "TEMPLATE", "matrix_text", "unserved"]
@@ -126,7 +126,7 @@ def _properties(proposed: Proposed, drivers: str) -> Iterator[str]:
     yield f'    "*": {{compiler: {COMPILER}}}'
 
 
-def _rule(rule: Rule, proposed: Proposed) -> str:
+def _rule(rule: ProposedRule, proposed: Proposed) -> str:
     matches = [f"{axis}: {_condition(values, proposed.axes[axis])}" for axis, values in rule.matches.items()]
     return f"  - {{{', '.join(matches)}, why: {rule.why}}}"
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from imagematrix.catalog.catalog import Ptx
 from imagematrix.errors import UsageError
 from imagematrix.fleet import at_most as module
-from imagematrix.fleet.at_most import Demand, by_number
+from imagematrix.fleet.at_most import HostDemand, by_number
 from imagematrix.fleet.coverage import coverage, with_few
 from imagematrix.fleet.kinds import kinds
-from imagematrix.fleet.loss import Loss, losses
+from imagematrix.fleet.loss import LossCounts, losses
 from imagematrix.fleet.needed import needed
 from imagematrix.fleet.page import page
 from imagematrix.record import replace
@@ -24,14 +24,14 @@ from imagematrix.selection.select import Selector, explain
 fleets = st.dictionaries(st.text(max_size=3), strategies.hosts, min_size=1, max_size=6)
 demands = st.lists(
     st.builds(
-        Demand,
+        HostDemand,
         hosts=st.integers(1, 3).map(lambda number: tuple(f"host{place}" for place in range(number))),
         fits=st.lists(st.sampled_from("abcdef"), unique=True, max_size=5).flatmap(
             lambda some: st.lists(
-                st.builds(Loss, native_code=st.integers(0, 1), cpu_flags=st.integers(0, 9)),
+                st.builds(LossCounts, native_code=st.integers(0, 1), cpu_flags=st.integers(0, 9)),
                 min_size=len(some),
                 max_size=len(some),
-            ).map(lambda amounts: tuple(zip(some, [Loss(), *sorted(amounts)[1:]], strict=False)))
+            ).map(lambda amounts: tuple(zip(some, [LossCounts(), *sorted(amounts)[1:]], strict=False)))
         ),
     ),
     max_size=6,
@@ -40,9 +40,11 @@ demands = st.lists(
 
 def lost(demands, variants):
     """Return what all hosts lose with these variants only."""
-    total = Loss()
+    total = LossCounts()
     for one in demands:
-        each = next((loss for name, loss in one.fits if name in variants), Loss(left_out=bool(one.fits)))
+        each = next(
+            (loss for name, loss in one.fits if name in variants), LossCounts(left_out=bool(one.fits))
+        )
         total += each.times(len(one.hosts))
     return total
 
@@ -105,7 +107,7 @@ def test_no_host_loses_by_its_best_variant_and_later_ones_lose_no_less(fleet, ca
     for host in fleet.values():
         decision = explain(host, catalog).decision
         amounts = [loss for _, loss in losses(decision)]
-        assert amounts[:1] in ([], [Loss()])
+        assert amounts[:1] in ([], [LossCounts()])
         assert amounts == sorted(amounts)
         assert [name for name, _ in losses(decision)] == [
             one.reference for one in explain(host, catalog).candidates if one.fits
@@ -117,7 +119,7 @@ def test_more_variants_never_lose_more(demands):
     points = by_number(demands)
     assert [point.limit for point in points] == list(range(1, len(points) + 1))
     assert [point.loss for point in points] == sorted((point.loss for point in points), reverse=True)
-    assert points[-1].loss == Loss()
+    assert points[-1].loss == LossCounts()
     for point in points:
         some = range(point.limit + 1)
         assert point.loss == min(
@@ -145,12 +147,12 @@ def test_what_a_host_loses(make):
     )
     decision = explain(host, catalog, allow_cpu=True).decision
     assert dict(losses(decision)) == {
-        "t:1-best": Loss(),
-        "t:2-flags": Loss(cpu_flags=2),
-        "t:3-cuda": Loss(cuda=1),
-        "t:4-driver": Loss(driver=1, cpu_flags=2),
-        "t:5-code": Loss(own_code=1),
-        "t:6-cpu": Loss(gpus=1, cpu_flags=1),
+        "t:1-best": LossCounts(),
+        "t:2-flags": LossCounts(cpu_flags=2),
+        "t:3-cuda": LossCounts(cuda=1),
+        "t:4-driver": LossCounts(driver=1, cpu_flags=2),
+        "t:5-code": LossCounts(own_code=1),
+        "t:6-cpu": LossCounts(gpus=1, cpu_flags=1),
     }
 
 
@@ -161,7 +163,7 @@ def test_ptx_is_worse_than_code_for_an_older_gpu(make):
         make.variant("t:ptx", cubins=(), ptx=(Ptx(target="70", isa="8.0"),)),
     )
     decision = explain(host, catalog).decision
-    assert dict(losses(decision)) == {"t:native": Loss(), "t:ptx": Loss(native_code=1)}
+    assert dict(losses(decision)) == {"t:native": LossCounts(), "t:ptx": LossCounts(native_code=1)}
 
 
 def test_each_combination_of_own_axes_is_needed(make):
