@@ -50,7 +50,7 @@ def command(
     only: Only = None,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Builds at the same time.")
-    ] = min(4, 1 + (os.cpu_count() or 1)),
+    ] = min(4, 2 * (os.cpu_count() or 1)),
     fail_fast: Annotated[
         bool,
         typer.Option("--fail-fast", help="Stop at the first failure; by default the other cells are built."),
