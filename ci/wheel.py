@@ -24,8 +24,10 @@ NO_ENGINE = 8
 # A line or two for each command, with the expected exit code. They run in this order, in one folder.
 CALLS = (
     ("init", 0),
+    (f"init fleet --from {HOST} --cuda 12.4", 0),
     ("validate", 0),
     ("plan", 0),
+    (f"plan --for {HOST} --at-most 2", 0),
     ("render --only cuda=none,march=x86-64-v3", 0),
     ("lock", NO_ENGINE),
     ("outdated --only cuda=none", NO_ENGINE),  # whether the image exists

@@ -13,6 +13,7 @@ __all__ = [
     "SignatureError",
     "TagMovedError",
     "UnknownImageError",
+    "UnservedError",
     "UsageError",
 ]
 
@@ -48,6 +49,12 @@ class UsageError(ImagematrixError):
     """A command, a document or a matrix is invalid."""
 
     exit_code = 2
+
+
+class UnservedError(ImagematrixError):
+    """Hosts that images were made for get none of them, or not those that are there."""
+
+    exit_code = 3
 
 
 class UnknownImageError(ImagematrixError):

@@ -194,7 +194,7 @@ class Maker:
                 compression=item.cell.image.compression,
             )
             digest = self._store.store(order, labelled(before, order.labels))
-        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest)
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, labels=order.labels)
 
     def _stored(
         self,
@@ -240,6 +240,7 @@ class Maker:
             warnings=warnings,
             compression=str(order.compression) if kept else ENGINE,
             libzstd=libzstd() if kept and order.compression.type == "zstd" else None,
+            labels=order.labels,
         )
 
     def _put(self, item: Planned, order: Order, made: Made) -> Result:

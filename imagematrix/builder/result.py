@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
@@ -11,7 +11,7 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.planning.plan import Plan, Planned
@@ -40,7 +40,7 @@ class Result:
 
     `log` is None if the cell failed before its build began. `warnings` are those of its audit. `compression`
     is that of the layers that the build added, or ENGINE, or None if nothing was built; `libzstd` is the
-    version of libzstd that compressed them.
+    version of libzstd that compressed them. `labels` are those of a new image.
     """
 
     item: Planned
@@ -53,6 +53,7 @@ class Result:
     warnings: tuple[str, ...] = ()
     compression: str | None = None
     libzstd: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stored(self) -> bool:
@@ -107,4 +108,4 @@ def report(plan: Plan, results: Sequence[Result], fatal: str | None = None) -> d
                 "warnings": list(result.warnings),
             }
         cells.append(entry)
-    return {"schema": SCHEMA, "shard": plan.shard, "error": fatal, "cells": cells}
+    return {"schema": SCHEMA, "shard": plan.shard, "error": fatal, "for": plan.hosts, "cells": cells}

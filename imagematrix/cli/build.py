@@ -11,9 +11,21 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
+from imagematrix.cli.needing import needing
+from imagematrix.cli.options import (
+    AllowContext,
+    AtMost,
+    BuildArgs,
+    DurationsFiles,
+    File,
+    ForHosts,
+    Json,
+    Only,
+    Proxy,
+    ShardOf,
+)
 from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text, warn, writing
-from imagematrix.cli.planning import locked, sharding, warn_of_lost, workshop
+from imagematrix.cli.planning import locked, sharding, workshop
 from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
@@ -22,7 +34,7 @@ if TYPE_CHECKING:
 
     from imagematrix.builder.result import Result
     from imagematrix.cli.progress import Progress
-    from imagematrix.planning.plan import Plan, Planned
+    from imagematrix.planning.plan import Plan
     from imagematrix.reports.outcome import Outcome
 
 __all__ = ["command"]
@@ -38,7 +50,7 @@ def command(
     only: Only = None,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Builds at the same time.")
-    ] = min(4, 1 + (os.cpu_count() or 1)),
+    ] = min(4, 2 * (os.cpu_count() or 1)),
     fail_fast: Annotated[
         bool,
         typer.Option("--fail-fast", help="Stop at the first failure; by default the other cells are built."),
@@ -84,59 +96,64 @@ def command(
     shard: ShardOf = None,
     durations: DurationsFiles = None,
     allow_context: AllowContext = None,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report as well.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Build, audit and tag missing images; print the references of the new ones."""
+    """Build, audit and tag missing images; print the references of the new ones.
+
+    With --for, what the audits found decides again which cells the hosts need, and those that are then
+    missing are built, too; not in a shard.
+    """
     from imagematrix.builder.build import build
-    from imagematrix.builder.result import complete, failure
-    from imagematrix.cli.progress import progress
+    from imagematrix.builder.result import failure
+    from imagematrix.cli.rounds import Rounds
     from imagematrix.planning.given import parse
-    from imagematrix.planning.plan import Plan, PlanStatus
+    from imagematrix.planning.plan import Plan
 
     narrow = sharding(shard, durations)
+    needs = needing(hosts, at_most)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
     if junit:
         _write(junit, ())  # report an unwritable path before an hour of builds
-    plan = narrow(Plan(items=(), bases={}))
-    todo: Sequence[Planned] = ()
-    reporter: Progress | None = None
+    rounds = Rounds(narrow(Plan(items=(), bases={})), needs, adds=shard is None)
     cause: BaseException | None = None
     with contextlib.ExitStack() as stack:
         try:
             shop = stack.enter_context(
                 workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given)
             )
-            contexts = allow_context or ()
-            plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen, contexts=contexts))
-            warn_of_lost(plan)
-            verified = [PlanStatus.UP_TO_DATE] if verify else []
-            todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
-            if todo and not shop.builder.reproducible:
-                info(CLASSIC)
-            logs = file.parent / ".imagematrix" / "logs"
-            with progress(todo) as reporter:
-                # Builders are looked up only if there is something to build.
-                if todo or plan.with_status(PlanStatus.REFUSED):
-                    build(
-                        plan,
-                        shop.builder,
-                        shop.store,
-                        jobs=shop.jobs,
-                        logs=logs,
-                        reporter=reporter,
-                        layers=shop.layers,
-                        fail_fast=fail_fast,
-                        verify=verify,
-                    )
+
+            def planned() -> Plan:
+                contexts = allow_context or ()
+                options = {"push": push, "frozen": frozen}
+                return narrow(locked(file, shop.against, only, **options, contexts=contexts, needs=needs))
+
+            def built(plan: Plan, reporter: Progress) -> None:
+                if not shop.builder.reproducible:
+                    info(CLASSIC)
+                build(
+                    plan,
+                    shop.builder,
+                    shop.store,
+                    jobs=shop.jobs,
+                    logs=file.parent / ".imagematrix" / "logs",
+                    reporter=reporter,
+                    layers=shop.layers,
+                    fail_fast=fail_fast,
+                    verify=verify,
+                )
+
+            rounds.run(planned, built, verify=verify)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
         with _undisturbed():
-            results = complete(todo, reporter.results if reporter else ())
-            error = cause or failure(results)
-            _report(plan, results, error, fatal=_fatal(cause, results), json=json, junit=junit)
+            results = rounds.results
+            error = cause or failure(results) or (needs.error() if needs and shard is None else None)
+            _report(rounds.plan, results, error, fatal=_fatal(cause, results), json=json, junit=junit)
     if error:
         raise error
 

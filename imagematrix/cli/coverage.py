@@ -10,7 +10,18 @@ import typer
 
 from imagematrix import files
 from imagematrix.cli.choosing import catalog_of, require_image
-from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Policy, Where
+from imagematrix.cli.needing import plain_pulls
+from imagematrix.cli.options import (
+    AllowCpu,
+    AtMost,
+    CatalogName,
+    Drivers,
+    Gpus,
+    ImageName,
+    Json,
+    Policy,
+    Where,
+)
 from imagematrix.cli.output import counted, escaped, folded, names, print_json, print_lines, table, writing
 from imagematrix.selection.selection import NothingFits
 
@@ -18,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from imagematrix.fleet.coverage import Coverage
+    from imagematrix.fleet.coverage import Coverage, Few
     from imagematrix.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
 
@@ -46,11 +57,12 @@ def command(
     where: Where = None,
     allow_cpu: AllowCpu = False,
     driver: Drivers = None,
+    at_most: AtMost = None,
     json: Json = False,
     html: Html = None,
 ) -> None:
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
-    from imagematrix.fleet.coverage import coverage
+    from imagematrix.fleet.coverage import coverage, with_few
     from imagematrix.fleet.hosts import load_hosts
     from imagematrix.fleet.page import page
     from imagematrix.fleet.upgrade import parse as replaced
@@ -67,6 +79,8 @@ def command(
         drivers=drivers,
         where=parse(where or ()),
     )
+    if at_most is not None:
+        report = with_few(report, at_most, always=plain_pulls(fleet.values(), report.catalog, {}))
     if html is not None:
         with writing(html):
             files.write(html, page(report).encode(errors="backslashreplace"))
@@ -100,6 +114,8 @@ def _print(report: Coverage) -> None:
         rows = [(short(service.reference), str(service.fits)) for service in report.unused]
         table(("variant", "fits"), rows)
     print_lines("", *_smallest(report, short))
+    if report.few:
+        _few(report.few, report, short)
     for upgrade in report.upgrades:
         _upgrade(upgrade, short)
 
@@ -137,6 +153,34 @@ def _smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
     else:
         yield f"{many} would be enough for the same hosts; perhaps fewer, but at least {least.least}:"
     yield from (f"  {short(reference)}" for reference in least.variants)
+
+
+def _few(few: Few, report: Coverage, short: Callable[[str], str]) -> None:
+    from imagematrix.fleet.loss import LOSSES
+
+    chosen = few.chosen
+    left = f"; [red]{counted(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""
+    proof = "" if chosen.exact else ", perhaps not the best"
+    print_lines(
+        f"\nof at most {counted(chosen.limit, 'variant')}, these are the best{proof}{left}:",
+        *(f"  {short(reference)}" for reference in chosen.variants),
+    )
+    if chosen.left_out:
+        print_lines(*folded("  left out: ", names(chosen.left_out)))
+    print_lines("")
+    table(
+        ("variants", "served", "worse", *LOSSES.values(), "proven"),
+        [
+            (
+                f"[bold]{one.limit}[/]" if one.limit == chosen.limit else str(one.limit),
+                str(report.served - one.loss.left_out),
+                str(one.worse),
+                *(str(getattr(one.loss, name) or "") for name in LOSSES),
+                "yes" if one.exact else "no",
+            )
+            for one in few.by_number
+        ],
+    )
 
 
 def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from imagematrix import files
-from imagematrix.cli.options import AllowContext, File, Only
+from imagematrix.cli.needing import needing
+from imagematrix.cli.options import AllowContext, AtMost, File, ForHosts, Only
 from imagematrix.cli.output import counted, info, writing
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
@@ -19,8 +20,9 @@ from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from imagematrix.cli.needing import HostNeeds
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.backend import Order
 
@@ -51,10 +53,19 @@ def command(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write to files in DIR.")
     ] = None,
     allow_context: AllowContext = None,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
 ) -> None:
     """Write the matrix as the jobs of a CI system, or for docker buildx bake."""
     require_known(target, TARGETS, "export target")
-    written = TARGETS[target].files(_MatrixFile(file, only, allow_context or ()), jobs)
+    needs = needing(hosts, at_most)
+    written = TARGETS[target].files(_MatrixFile(file, only, allow_context or (), needs), jobs)
+    _write(written, output)
+    if needs and (unserved := needs.error()):
+        raise unserved
+
+
+def _write(written: Mapping[str, str], output: Path | None) -> None:
     if output is None:
         if len(written) > 1:
             remedy = "write them to a folder with -o DIR, or select fewer cells with --only"
@@ -72,16 +83,19 @@ def command(
 class _MatrixFile:
     """A matrix file as an ExportSource."""
 
-    def __init__(self, file: Path, only: str | None, contexts: Sequence[Path]) -> None:
+    def __init__(
+        self, file: Path, only: str | None, contexts: Sequence[Path], needs: HostNeeds | None
+    ) -> None:
         self.expression = only or ""
         self._file = file
         self._only = only
         self._contexts = contexts
+        self._needs = needs
 
     def cells(self) -> list[Cell]:
         from imagematrix.planning.planner import Against
 
-        plan = planned(self._file, Against(), self._only, contexts=self._contexts)
+        plan = planned(self._file, Against(), self._only, contexts=self._contexts, needs=self._needs)
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
@@ -92,7 +106,7 @@ class _MatrixFile:
         from imagematrix.planning.given import Given
 
         with workshop(push=False, given=Given()) as shop:
-            plan = planned(self._file, shop.against, self._only, contexts=self._contexts)
+            plan = planned(self._file, shop.against, self._only, contexts=self._contexts, needs=self._needs)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
                 remedy = "run `imagematrix plan` for details, and raise the version with `imagematrix bump`"

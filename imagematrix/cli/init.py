@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import info
-from imagematrix.errors import UsageError
+from imagematrix.cli.output import counted, info
+from imagematrix.errors import UnservedError, UsageError
 from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["command"]
 
@@ -23,31 +29,113 @@ MACROS = ("macros.j2", "cuda_wheels.j2")
 def command(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write them.")] = Path(),
     template: Annotated[
-        str, typer.Option("--template", "-t", metavar="NAME", help=f"The template: {', '.join(TEMPLATES)}.")
-    ] = TEMPLATES[0],
+        str | None,
+        typer.Option(
+            "--template",
+            "-t",
+            metavar="NAME",
+            help=f"The template: {', '.join(TEMPLATES)}. Default: `{TEMPLATES[0]}`.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="HOSTS",
+            help="Write a matrix for these hosts and your own template: saved hosts as for `coverage`; "
+            "repeatable.",
+        ),
+    ] = None,
+    drivers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="With --from: the installers of the drivers, as paths or https addresses with {version} and "
+            "{arch}.",
+        ),
+    ] = None,
+    cuda: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="With --from: use this CUDA release; default: the fewest and newest that serve all hosts; "
+            "repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Write a commented matrix.yaml and its templates as a start; existing files are not overwritten."""
-    if template not in TEMPLATES:
-        remedy = nearest(template, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
-        raise UsageError(f"template {template!r} not found", remedy=remedy)
     if not STARTER.is_dir():  # in the file of `make zipapp`
         raise UsageError(
             "this is the file for nodes, which has no templates",
             remedy="install the whole package: pip install imagematrix",
         )
-    try:
+    if hosts:
+        if template is not None:
+            raise UsageError("--from and --template exclude each other")
+        _write_for(hosts, folder, drivers, cuda or ())
+        return
+    if drivers is not None or cuda:
+        raise UsageError("--drivers and --cuda need the hosts of a fleet", remedy="add --from HOSTS")
+    chosen = TEMPLATES[0] if template is None else template
+    if chosen not in TEMPLATES:
+        remedy = nearest(chosen, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
+        raise UsageError(f"template {chosen!r} not found", remedy=remedy)
+    with _writing():
         for name in ("matrix.yaml", "templates"):
-            if (folder / name).exists():
-                raise UsageError(f"{folder / name} already exists", remedy="choose an empty folder")
-        for name in (template, *BASES.get(template, ())):
+            _require_absent(folder / name)
+        for name in (chosen, *BASES.get(chosen, ())):
             shutil.copytree(STARTER / "templates" / name, folder / "templates" / name)
         for name in MACROS:
             shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)
-        shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")
+        shutil.copyfile(STARTER / f"{chosen}.yaml", folder / "matrix.yaml")
+    info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
+    info("next: `imagematrix plan`, then `imagematrix build`")
+
+
+def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
+    """Write a matrix for a fleet, and those files of a template that are not there."""
+    from imagematrix import files, proposal
+    from imagematrix.fleet.hosts import load_hosts
+    from imagematrix.proposal.cells import proposed
+    from imagematrix.proposal.text import DRIVERS, TEMPLATE, matrix_text, unserved
+
+    fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
+    cells = proposed(fleet, releases=cuda)
+    reasons = unserved(cells)
+    if not cells.suited:
+        lines = "\n  ".join(reasons)
+        raise UnservedError(f"no cell can serve any of these hosts:\n  {lines}")
+    text = matrix_text(cells, drivers=DRIVERS if drivers is None else drivers)
+    own = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
+    own[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"
+    with _writing():
+        _require_absent(folder / "matrix.yaml")
+        for name, source in own.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if not (folder / name).exists():
+                shutil.copyfile(source, folder / name)
+        files.write(folder / "matrix.yaml", text.encode())
+    info(
+        f"wrote {folder / 'matrix.yaml'}: {counted(len(cells.points), 'cell')} for {cells.served} of "
+        f"{counted(len(fleet), 'host')}"
+    )
+    for reason in reasons:
+        info(f"no cell can serve {reason}")
+    info(f"next: write {folder / 'templates' / TEMPLATE}, then `imagematrix plan --for HOSTS`")
+
+
+def _require_absent(path: Path) -> None:
+    if path.exists():
+        raise UsageError(f"{path} already exists", remedy="choose an empty folder")
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Raise UsageError for a file that cannot be written."""
+    try:
+        yield
     except shutil.Error as error:  # a list with source, target and reason of each file
         (_, target, reason), *_ = error.args[0]
         raise UsageError(f"{target}: {reason}") from error
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
-    info("next: `imagematrix plan`, then `imagematrix build`")

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AllowContext",
     "AllowCpu",
+    "AtMost",
     "BuildArgs",
     "CatalogName",
     "Drivers",
     "DurationsFiles",
     "File",
+    "ForHosts",
     "Gpus",
     "HostFile",
     "Image",
@@ -49,6 +51,23 @@ Only = Annotated[
         metavar="EXPR",
         help="Select these cells only, such as 'cuda=12.4,march=znver*'.",
         autocompletion=completing.only,
+    ),
+]
+ForHosts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--for",
+        metavar="HOSTS",
+        help="Keep to the cells that these hosts would choose: saved hosts as for `coverage`; repeatable.",
+    ),
+]
+AtMost = Annotated[
+    int | None,
+    typer.Option(
+        "--at-most",
+        min=1,
+        metavar="N",
+        help="Keep to the N variants of an image that serve the most hosts, and then lose least.",
     ),
 ]
 ShardOf = Annotated[

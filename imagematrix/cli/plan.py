@@ -8,8 +8,20 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
-from imagematrix.cli.output import counted, info, print_json, table
+from imagematrix.cli.needing import needing
+from imagematrix.cli.options import (
+    AllowContext,
+    AtMost,
+    BuildArgs,
+    DurationsFiles,
+    File,
+    ForHosts,
+    Json,
+    Only,
+    Proxy,
+    ShardOf,
+)
+from imagematrix.cli.output import counted, info, print_error, print_json, table
 from imagematrix.cli.planning import compared, sharding, warn_of_lost, warn_of_unseen
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
@@ -28,6 +40,7 @@ COLOURS = {
     PlanStatus.FAILED: "red",
     DropStatus.EXCLUDED: "dim",
     DropStatus.INFEASIBLE: "yellow",
+    DropStatus.UNNEEDED: "dim",
 }
 
 
@@ -42,6 +55,8 @@ def command(
     build_arg: BuildArgs = None,
     proxy: Proxy = False,
     allow_context: AllowContext = None,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     json: Json = False,
 ) -> None:
     """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
@@ -49,13 +64,17 @@ def command(
 
     narrow = sharding(shard, durations)
     given = parse(args=build_arg or (), proxy=proxy)
-    plan = narrow(compared(file, only, push=push, given=given, contexts=allow_context or ()))
+    needs = needing(hosts, at_most)
+    plan = narrow(compared(file, only, push=push, given=given, contexts=allow_context or (), needs=needs))
     if json:
         print_json(plan.to_json())
     else:
         _print(plan)
     warn_of_lost(plan)
     warn_of_unseen(plan)
+    unserved = needs.error() if needs else None
+    if unserved:
+        print_error(unserved)
     failed = plan.with_status(PlanStatus.FAILED)
     errors = [item.error for item in failed if item.error]
     for remedy in dict.fromkeys(error.remedy for error in errors if error.remedy):
@@ -65,6 +84,8 @@ def command(
     if failed:
         lost = any(isinstance(error, EngineError) for error in errors)
         raise typer.Exit(EngineError.exit_code if lost else UsageError.exit_code)
+    if unserved:
+        raise typer.Exit(unserved.exit_code)
 
 
 def _print(plan: Plan) -> None:
@@ -76,11 +97,14 @@ def _print(plan: Plan) -> None:
     rows: list[tuple[str, PlanStatus | DropStatus, str]] = [
         (name(item), item.status, _why(item))
         for item in plan.items
-        if item.status not in (DropStatus.EXCLUDED, PlanStatus.OTHER_SHARD)
+        if item.status not in (DropStatus.EXCLUDED, DropStatus.UNNEEDED, PlanStatus.OTHER_SHARD)
     ]
     # Excluded cells are many and alike: one line for each rule. --json lists each cell.
     excluded = Counter(map(_why, plan.dropped(DropStatus.EXCLUDED)))
     rows += [(counted(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
+    unneeded = len(plan.dropped(DropStatus.UNNEEDED))
+    if unneeded:
+        rows.append((counted(unneeded, "cell"), DropStatus.UNNEEDED, "no host would choose them"))
     table(
         ("cell", "status", "why"),
         [(escape(cell), f"[{COLOURS[status]}]{status}[/]", escape(why)) for cell, status, why in rows],

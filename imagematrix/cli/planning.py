@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.layers import Layers
     from imagematrix.builder.pool import Pool
+    from imagematrix.cli.needing import HostNeeds
     from imagematrix.matrix.matrix import Matrix
     from imagematrix.planning.backend import Builder
     from imagematrix.planning.given import Given
@@ -133,10 +134,12 @@ def planned(
     push: bool = False,
     frozen: bool = False,
     contexts: Sequence[Path] = (),
+    needs: HostNeeds | None = None,
 ) -> Plan:
     """Return the plan of the matrix in `file`, with the base images in its lock.
 
-    Contexts may be in the matrix' folder and in the folders `contexts`. Raises UsageError if `--only` is
+    Contexts may be in the matrix' folder and in the folders `contexts`. With `needs`, only cells that hosts
+    need are planned. Raises UsageError if `--only` is
     invalid, or if an image to push has no registry.
     """
     from imagematrix.axis_conditions import ConditionError
@@ -159,9 +162,10 @@ def planned(
         note=info,
     )
     try:
-        return plan(matrix, against, expression=only)
+        made = plan(matrix, against, expression=only, unneeded=needs.unneeded if needs else None)
     except ConditionError as error:
         raise UsageError(f"--only: {error}") from error
+    return replace(made, hosts=needs.to_json()) if needs else made
 
 
 def locked(
@@ -172,12 +176,13 @@ def locked(
     push: bool,
     frozen: bool,
     contexts: Sequence[Path] = (),
+    needs: HostNeeds | None = None,
 ) -> Plan:
     """Return the plan as `planned` does, after adding missing base images to the lock."""
     from imagematrix.planning import lock
 
     while True:
-        plan = planned(file, against, only, push=push, frozen=frozen, contexts=contexts)
+        plan = planned(file, against, only, push=push, frozen=frozen, contexts=contexts, needs=needs)
         if lock.extend(lock.beside(file), plan.bases):  # otherwise another build has locked another digest
             return plan
 
@@ -189,6 +194,7 @@ def compared(
     push: bool = False,
     given: Given | None = None,
     contexts: Sequence[Path] = (),
+    needs: HostNeeds | None = None,
 ) -> Plan:
     """Return the plan compared with the engine or the registries, or with nothing if no engine answers."""
     from imagematrix.planning.planner import Against
@@ -200,7 +206,7 @@ def compared(
             # A plan is also useful on machines that cannot build, such as a laptop.
             info(f"{error}; every feasible cell is shown as to build")
             against = Against(given=given)
-        return planned(file, against, only, push=push, contexts=contexts)
+        return planned(file, against, only, push=push, contexts=contexts, needs=needs)
 
 
 def warn_of_lost(plan: Plan) -> None:

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import Json
+from imagematrix import record
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.cli.needing import needing
+from imagematrix.cli.options import AtMost, ForHosts, Json
 from imagematrix.cli.output import counted, info, print_json, print_text
 from imagematrix.cli.planning import never_pushed
 from imagematrix.engine.releases import ZSTD_LAYERS
@@ -15,8 +19,11 @@ from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Mapping
 
+    from imagematrix.catalog.index import IndexEntry
+    from imagematrix.cli.needing import HostNeeds
+    from imagematrix.matrix.matrix import Matrix
     from imagematrix.stores.plain_pull import PlatformDefault
     from imagematrix.stores.publish import Published
 
@@ -43,11 +50,14 @@ def command(
         typer.Option(metavar="REF", help="Publish this image of a cell that has several; repeatable."),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove images that the registry lost.")] = False,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     json: Json = False,
 ) -> None:
     """Push images that only the engine has, and write the index of all variants.
 
-    Prints the index with its digest. Variants are only ever added to an index.
+    Prints the index with its digest. Variants are only ever added to an index. With --for, only those that
+    some host would choose are added; nothing is, if one of them is not built.
     """
     from imagematrix.oci.registry import Registry
     from imagematrix.reference import split
@@ -57,10 +67,13 @@ def command(
     if version is None or "/" not in image or "@" in name:
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
-    named, versions = _of_matrix(image, version, file)
+    needs = needing(hosts, at_most)
+    matrix = _matrix(image, version, file)
+    named, versions = _of_matrix(matrix, image, version)
+    needed = _NeededCells(needs, matrix, image, version) if needs else None
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
-    _push(image, version, chosen)
+    kept_back = _push(image, version, chosen, needed)
     with Registry(image) as registry:
         done = publish(
             registry,
@@ -70,31 +83,92 @@ def command(
             versions=versions,
             chosen=chosen,
             repair=repair,
+            needed=needed.among if needed else None,
         )
+    unneeded = sorted({*done.unneeded, *kept_back})
     _report(name, done)
+    for tag in unneeded:
+        info(f"{tag} left out: no host would choose it")
     if json:
-        print_json(_document(image, version, alias or [], done))
+        print_json(_document(image, version, alias or [], done) | {"unneeded": unneeded})
     else:
         print_text(f"{name}@{done.digest}")
+    if needs and (unserved := needs.error()):
+        raise unserved
 
 
-def _of_matrix(image: str, version: str, file: Path | None) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the cells, by platform, that the matrix names for a plain pull, and the image's versions."""
-    from imagematrix.matrix.expand import expand, plain_pull
+class _NeededCells:
+    """The cells of a version that hosts need, by the images that exist and by what other cells promise."""
+
+    def __init__(self, needs: HostNeeds, matrix: Matrix | None, image: str, version: str) -> None:
+        from imagematrix.matrix.expand import expand
+        from imagematrix.planning.claims import candidates
+
+        self._needs = needs
+        self._image = image
+        self._version = version
+        declared = (
+            [one for one in matrix.images if (one.name, one.version) == (image, version)] if matrix else []
+        )
+        self._promised = candidates(matrix, expand(matrix), declared[0]) if matrix and declared else None
+
+    def among(self, entries: Iterable[IndexEntry]) -> frozenset[str]:
+        """Return the needed cells among those of these variants; raise UnservedError if another is needed."""
+        return self.of({entry.annotations[labels.CELL]: entry.annotations for entry in entries})
+
+    def of(self, found: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
+        """Return the needed cells among those with these labels; raise UnservedError if another is needed."""
+        from imagematrix.planning.claims import Candidates, name
+
+        names = {name(self._image, self._version, cell): cell for cell in found}
+        for cell, own in found.items():
+            self._needs.learn(self._image, self._version, cell, own)
+        if self._promised:
+            catalog = self._promised.catalog
+        else:
+            terms = labels.agreed(self._image, (labels.terms(own, cell) for cell, own in found.items()))
+            catalog = Catalog(
+                image=self._image,
+                version=self._version,
+                variants=(),
+                prefer=terms.prefer,
+                defaults=terms.defaults,
+            )
+        promised = {variant.reference for variant in catalog.variants}
+        others = tuple(self._needs.facts[one] for one in names if one not in promised)
+        self._needs.consider(
+            [
+                Candidates(
+                    catalog=record.replace(catalog, variants=(*catalog.variants, *others)),
+                    plain_pull=self._promised.plain_pull if self._promised else {},
+                )
+            ]
+        )
+        self._needs.require(names)
+        return frozenset(cell for one, cell in names.items() if one in self._needs.needed)
+
+
+def _matrix(image: str, version: str, file: Path | None) -> Matrix | None:
+    """Return the matrix that names an image, or None; raise UsageError if `file` lacks the version."""
     from imagematrix.matrix.load import load
 
     path = file or Path("matrix.yaml")
     if file is None and not path.exists():
-        return {}, frozenset()
+        return None
     matrix = load(path, contexts=None)
-    declared = {each.version: each for each in matrix.images if each.name == image}
-    versions = frozenset(declared)
-    if version in declared:
-        return plain_pull(matrix, expand(matrix), declared[version]), versions
-    if file:
+    if file and not any((each.name, each.version) == (image, version) for each in matrix.images):
         names = ", ".join(f"{each.name}:{each.version}" for each in matrix.images)
         raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {names}")
-    return {}, versions
+    return matrix
+
+
+def _of_matrix(matrix: Matrix | None, image: str, version: str) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the cells, by platform, that the matrix names for a plain pull, and the image's versions."""
+    from imagematrix.matrix.expand import expand, plain_pull
+
+    declared = {each.version: each for each in matrix.images if each.name == image} if matrix else {}
+    named = plain_pull(matrix, expand(matrix), declared[version]) if matrix and version in declared else {}
+    return named, frozenset(declared)
 
 
 def _report(name: str, done: Published) -> None:
@@ -121,10 +195,11 @@ def _plain_pull(plain: PlatformDefault) -> str:
     return f"{plain.platform}: `docker pull` gets {tag} ({plain.why}); {beyond}"
 
 
-def _push(image: str, version: str, chosen: Collection[str]) -> None:
+def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCells | None) -> list[str]:
     """Push images that only the engine has; nothing without an engine, as in a pipeline.
 
-    Raises TagMovedError if the registry has a cell with other inputs that was not chosen.
+    Returns the tags of those that are not `needed`, which are not pushed. Raises TagMovedError if the
+    registry has a cell with other inputs that was not chosen.
     """
     from imagematrix.audit.cache import Cache
     from imagematrix.audit.layers import Layers
@@ -136,7 +211,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
         engine = EngineStore()
     except EngineError as error:
         info(f"{error}: publishing only what is in the registry")
-        return
+        return []
     with engine, RegistryStore(engine, Layers(Cache(cache_folder("layers")))) as remote:
         in_engine = engine.present(image, version)
         in_registry = remote.present(image, version)
@@ -146,7 +221,10 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
         if any(present.cell not in cells for present in in_engine):
             raise never_pushed(image, version)
         pushed = {present.reference for present in in_registry if not present.lost}
+        wanted = needed.of({one.cell: one.labels for one in (*final, *in_registry)}) if needed else cells
         for present in final:
+            if present.cell not in wanted:
+                continue
             others = {other.reference for other in in_registry if other.cell == present.cell}
             others.discard(present.reference)
             if present.reference in pushed or any(f"{image}:{tag}" in others for tag in chosen):
@@ -158,6 +236,8 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
                 )
             info(f"pushing {present.reference}")
             remote.adopt(present.reference)
+        unneeded = {one.reference for one in final if one.cell not in wanted}
+        return [reference.rpartition(":")[2] for reference in unneeded - pushed]
 
 
 def _document(image: str, version: str, aliases: list[str], done: Published) -> dict[str, object]:

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli import progress
-from imagematrix.cli.options import Json
+from imagematrix.cli.needing import needing
+from imagematrix.cli.options import AtMost, ForHosts, Json
 from imagematrix.cli.output import info, print_json, table
 from imagematrix.planning.plan import PlanStatus
-from imagematrix.reports.outcome import MISSING
+from imagematrix.reports.outcome import BUILT, MISSING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,15 +32,28 @@ def command(
             help="The output of `build --json` from each job; add that of `plan --json` to see missing jobs.",
         ),
     ],
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     json: Json = False,
 ) -> None:
-    """Merge the reports of several builds, and show which images are built, failed or missing."""
+    """Merge the reports of several builds, and show which images are built, failed or missing.
+
+    With --for, what all builds found decides again which cells the hosts need.
+    """
     from imagematrix.cli.ci import write_summary
+    from imagematrix.planning.claims import name
     from imagematrix.reports import outcome
+    from imagematrix.reports.candidates import Known
     from imagematrix.reports.merge import merge
 
-    merged = merge(map(outcome.load, files))
+    needs = needing(hosts, at_most)
+    known = Known()
+    reports = map(outcome.load, files)
+    merged = merge(map(known.add, reports) if needs else reports)
     document = merged.to_json()
+    if needs:
+        needs.consider(known.candidates)
+        document["for"] = needs.to_json()
     outcomes = outcome.parse(document, "report").outcomes
     if json:
         print_json(document)
@@ -49,6 +63,10 @@ def command(
     error = merged.failure()
     if error:
         raise error
+    if needs:
+        needs.require([name(one.image, one.version, one.cell) for one in outcomes if one.status in BUILT])
+        if unserved := needs.error():
+            raise unserved
 
 
 def _print(outcomes: tuple[Outcome, ...]) -> None:

@@ -28,5 +28,7 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
         remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
         raise UsageError(shortened(lines, SHOWN, "\n", "\nand {} more"), remedy=next(iter(remedies), None))
     buildable = plan_.with_status(PlanStatus.BUILD)
-    dropped = [f"{len(plan_.dropped(status))} {status}" for status in DropStatus]
+    dropped = [
+        f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
+    ]
     info(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")

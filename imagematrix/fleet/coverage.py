@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imagematrix.errors import UsageError
+from imagematrix.fleet.at_most import at_most, by_number, demand
 from imagematrix.fleet.cover import cover
 from imagematrix.fleet.kinds import Kind, kinds, miss
+from imagematrix.fleet.unserved import Unserved, unserved
 from imagematrix.fleet.upgrade import Upgrade, upgrade
 from imagematrix.selection.index import bits, differing
 from imagematrix.selection.question import asked
@@ -14,15 +16,15 @@ from imagematrix.selection.select import Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from imagematrix.catalog.catalog import Catalog
+    from imagematrix.fleet.at_most import AtMost
     from imagematrix.fleet.kinds import Answer
     from imagematrix.node.host import Host
-    from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Where
 
-__all__ = ["SCHEMA", "Coverage", "Service", "Smallest", "Unserved", "Upgrade", "coverage"]
+__all__ = ["SCHEMA", "Coverage", "Few", "Service", "Smallest", "Unserved", "Upgrade", "coverage", "with_few"]
 
 SCHEMA = "imagematrix.coverage/v1"
 
@@ -51,18 +53,6 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unserved:
-    """Hosts that nothing fits, all for one reason; `hosts` are their names, sorted."""
-
-    hosts: tuple[str, ...]
-    miss: Miss
-
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Coverage document's `unserved`."""
-        return {"hosts": list(self.hosts), **self.miss.to_json()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
     """The smallest set of variants with a fitting one for every served host.
 
@@ -83,12 +73,24 @@ class Smallest:
         return {"variants": list(self.variants), "exact": self.exact, "least": self.least}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few:
+    """The few variants that serve the most hosts, and the best choice for each number of variants."""
+
+    chosen: AtMost
+    by_number: tuple[AtMost, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Coverage document's `at_most`."""
+        return {"chosen": self.chosen.to_json(), "by_number": [one.to_json() for one in self.by_number]}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Coverage:
     """How `catalog` serves a fleet of `hosts` hosts.
 
     `kinds` are the kinds of hardware in the fleet. `variants` are all variants of the catalog, sorted by the
-    number of hosts that they serve, most first.
+    number of hosts that they serve, most first. `few` are the best few of them, if they were asked for.
     """
 
     catalog: Catalog
@@ -98,6 +100,7 @@ class Coverage:
     variants: tuple[Service, ...]
     smallest: Smallest
     upgrades: tuple[Upgrade, ...] = ()
+    few: Few | None = None
 
     @property
     def image(self) -> str:
@@ -131,8 +134,9 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether every host gets an image, and keeps one through every upgrade."""
-        return not self.unserved and not any(upgrade.lost for upgrade in self.upgrades)
+        """Whether every host gets an image, also of the few variants, and keeps one through every upgrade."""
+        lost = any(upgrade.lost for upgrade in self.upgrades)
+        return not (self.unserved or lost or (self.few and self.few.chosen.left_out))
 
     def to_json(self) -> dict[str, object]:
         """Return the Coverage document."""
@@ -146,6 +150,7 @@ class Coverage:
             "unused": [service.reference for service in self.unused],
             "variants": [service.to_json() for service in self.variants],
             "smallest": self.smallest.to_json(),
+            "at_most": self.few.to_json() if self.few else None,
             "upgrades": [upgrade.to_json() for upgrade in self.upgrades],
         }
 
@@ -183,11 +188,24 @@ def coverage(
         catalog=catalog,
         hosts=len(hosts),
         kinds=fleet,
-        unserved=_unserved((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
+        unserved=unserved((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
         variants=variants,
         smallest=_smallest({kind.fits for kind in fleet if kind.fits}, variants),
         upgrades=tuple(upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())),
     )
+
+
+def with_few(coverage: Coverage, limit: int, *, always: Collection[str] = ()) -> Coverage:
+    """Return a coverage with the at most `limit` variants that serve the most hosts and then lose least.
+
+    The variants in `always` are among them. Raises UsageError if these are more than `limit`.
+    """
+    answers = [(kind.hosts, kind.answer) for kind in coverage.kinds]
+    demands = [
+        demand(hosts, answer.decision) for hosts, answer in answers if not isinstance(answer, UsageError)
+    ]
+    chosen = at_most(demands, limit, always=always)
+    return replace(coverage, few=Few(chosen=chosen, by_number=by_number(demands, chosen, always=always)))
 
 
 def _require_unambiguous(kinds: Iterable[Kind]) -> None:
@@ -205,15 +223,6 @@ def _require_unambiguous(kinds: Iterable[Kind]) -> None:
             f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",
             remedy=f"choose one, such as --where {axis}={values[-1]}",
         )
-
-
-def _unserved(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[Unserved, ...]:
-    """Group the hosts of equal misses, the most hosts first."""
-    groups: dict[Miss, list[str]] = {}
-    for reason, names in misses:
-        groups.setdefault(reason, []).extend(names)
-    unserved = [Unserved(hosts=tuple(sorted(names)), miss=reason) for reason, names in groups.items()]
-    return tuple(sorted(unserved, key=lambda one: (-len(one.hosts), one.hosts)))
 
 
 def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Service, ...]:

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from imagematrix.errors import UsageError
 from imagematrix.facts import versions
+from imagematrix.fleet.loss import LOSSES
 from imagematrix.selection.rules.device_code import served
 from imagematrix.text import shortened
 
@@ -72,6 +73,7 @@ def page(coverage: Coverage, *, cells: int = CELLS) -> str:
         headlines=[(name, len(list(some))) for name, some in groupby(columns, lambda one: one.group)],
         rows=rows,
         listed=LISTED,
+        losses=LOSSES,
         hidden=groups[len(rows) :],
     )
 

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["Infeasible", "infeasible", "unseen"]
+__all__ = ["ANY_COMPILER", "Infeasible", "infeasible", "unseen"]
 
 ANY_COMPILER = "gcc"  # all of its versions
 ARCHES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}

@@ -29,13 +29,14 @@ class StoppedError(BuildError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """A variant in a store; if `lost`, it should be there but is missing."""
+    """A variant in a store, with its `labels`; if `lost`, it should be there but is missing."""
 
     reference: str
     cell: str
     input_digest: str
     development: bool = False
     lost: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

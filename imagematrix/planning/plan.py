@@ -37,10 +37,11 @@ class PlanStatus(StrEnum):
 
 
 class DropStatus(StrEnum):
-    """Why a cell is never built: the matrix excludes it, or a vendor's rule forbids it."""
+    """Why a cell is not built: the matrix excludes it, a vendor's rule forbids it, or no host needs it."""
 
     EXCLUDED = "excluded"
     INFEASIBLE = "infeasible"
+    UNNEEDED = "unneeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ class Planned:
     if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
     has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
     from a folder, or None. `earlier` is the reference of an image of another version, built from the same
-    inputs, whose layers it adopts. `error` is why it failed; `why` has its message.
+    inputs, whose layers it adopts. `labels` are those of the image of the same inputs in a store, if there is
+    one. `error` is why it failed; `why` has its message.
     """
 
     cell: Cell
@@ -77,6 +79,7 @@ class Planned:
     difference: Difference | None = None
     driver: DriverFolder | RemoteDriver | None = None
     earlier: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     error: ImagematrixError | None = None
 
     @property
@@ -96,17 +99,23 @@ class Planned:
             "from": self.earlier,
             "changed": list(self.difference.components) if self.difference else [],
             "files": list(self.difference.files) if self.difference else [],
+            "nearest_host": None,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """A cell that is never built. `rule` is the reason: a line of the matrix, or a vendor's rule."""
+    """A cell that is not built. `rule` is the reason: a line of the matrix, or a vendor's rule.
+
+    If no host needs it, `rule` is None, and `nearest_host` is the name of the host that fails the fewest of
+    its rules.
+    """
 
     cell: Cell
     status: DropStatus
-    rule: str
+    rule: str | None
     why: str | None
+    nearest_host: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
@@ -120,6 +129,7 @@ class Dropped:
             "from": None,
             "changed": [],
             "files": [],
+            "nearest_host": self.nearest_host,
         }
 
 
@@ -131,7 +141,8 @@ class Plan:
     `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
     copy from. `unresolved` are the errors of bases and drivers whose digest is unknown, which fail only
     their cells. `lost` are the references of published images that the registry lost and no item rebuilds.
-    `drivers` are those at https addresses.
+    `drivers` are those at https addresses. `hosts` is what the document says of the hosts that the plan was
+    made for, or None.
     """
 
     items: tuple[Planned | Dropped, ...]
@@ -142,18 +153,24 @@ class Plan:
     unresolved: Mapping[str, ImagematrixError] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     drivers: Mapping[str, LockedDriver] = field(default_factory=dict)
+    hosts: Mapping[str, object] | None = None
 
     def with_status(self, *statuses: PlanStatus) -> tuple[Planned, ...]:
         """Return the feasible cells with one of the statuses."""
         return tuple(item for item in self.items if isinstance(item, Planned) and item.status in statuses)
 
     def dropped(self, status: DropStatus) -> tuple[Dropped, ...]:
-        """Return the cells that are never built, for the reason `status`."""
+        """Return the cells that are not built, for the reason `status`."""
         return tuple(item for item in self.items if isinstance(item, Dropped) and item.status == status)
 
     def to_json(self) -> dict[str, object]:
         """Return the Plan document."""
-        return {"schema": SCHEMA, "shard": self.shard, "cells": [item.to_json() for item in self.items]}
+        return {
+            "schema": SCHEMA,
+            "shard": self.shard,
+            "for": self.hosts,
+            "cells": [item.to_json() for item in self.items],
+        }
 
 
 def _named(cell: Cell) -> dict[str, object]:

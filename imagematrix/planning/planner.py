@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from imagematrix.planning.identity import Identity
     from imagematrix.planning.remote_driver import LockedDriver
 
-__all__ = ["Against", "plan"]
+    # Returns the cells of an expansion that no host needs, by image and id, each with the nearest host.
+    Unneeded = Callable[[Matrix, Expansion], Mapping[tuple[str, str], str]]
+
+__all__ = ["Against", "Unneeded", "plan"]
 
 SHOWN = 5  # files listed in a reason
 DEEPEST = 100  # images of the matrix that build on each other
@@ -65,16 +68,22 @@ class Against:
     adopts_earlier: bool = True
 
 
-def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
+def plan(
+    matrix: Matrix, against: Against, *, expression: str | None = None, unneeded: Unneeded | None = None
+) -> Plan:
     """Return what a build of `matrix` would do; `expression` selects cells as `--only` does.
+
+    Cells that are `unneeded` are only built if another image of the matrix builds on them. `expression` plays
+    no part in that.
 
     Raises UsageError if a base image is missing in a frozen lock.
     """
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         expansion = expand(matrix)
+        leaving = unneeded(matrix, expansion) if unneeded else {}
         if expression:
             expansion = only(expansion, expression, matrix)
-        planner = _Planner(matrix, against, renderer)
+        planner = _Planner(matrix, against, renderer, leaving)
         items = tuple(planner.items(expansion))
     return Plan(
         items=items,
@@ -92,7 +101,13 @@ def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> 
 class _Planner:
     """Looks up shared facts once: contexts, the digests of bases, the images in the stores."""
 
-    def __init__(self, matrix: Matrix, against: Against, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        against: Against,
+        renderer: Renderer,
+        unneeded: Mapping[tuple[str, str], str],
+    ) -> None:
         self.bases: dict[str, str] = {}
         self.contexts: dict[Path | None, Listing] = {}
         self.lost: set[str] = set()
@@ -103,6 +118,7 @@ class _Planner:
         self._against = against
         self._given = against.given or Given()
         self._renderer = renderer
+        self._unneeded = unneeded
         self.drivers: dict[str, LockedDriver] = {}
         self._drivers: dict[tuple[str, str, str], DriverFolder | RemoteDriver | ImagematrixError] = {}
         self._changed_files: dict[tuple[Path | None, str], tuple[str, ...]] = {}
@@ -111,15 +127,34 @@ class _Planner:
 
     def items(self, expansion: Expansion) -> Iterator[Planned | Dropped]:
         verdicts = [(cell, infeasible(cell)) for cell in expansion.cells]
-        self._renderer.ahead(cell for cell, impossible in verdicts if not impossible)
+        needed = [cell for cell, impossible in verdicts if not impossible and not self._is_unneeded(cell)]
+        self._renderer.ahead(needed)
+        if self._unneeded:
+            for cell in needed:  # which shows the images below them
+                self._item(cell)
         for cell, impossible in verdicts:
             if impossible:
                 rule, why = impossible.rule, impossible.why
                 yield Dropped(cell=cell, status=DropStatus.INFEASIBLE, rule=rule, why=why)
+            elif self._is_unneeded(cell) and (cell.image.name, cell.id) not in self._planned:
+                yield self._dropped(cell)
             else:
                 yield self._item(cell)
         for dropped in expansion.excluded:
             yield self._excluded(dropped)
+
+    def _is_unneeded(self, cell: Cell) -> bool:
+        return (cell.image.name, cell.id) in self._unneeded
+
+    def _dropped(self, cell: Cell) -> Dropped:
+        host = self._unneeded[cell.image.name, cell.id]
+        return Dropped(
+            cell=cell,
+            status=DropStatus.UNNEEDED,
+            rule=None,
+            why=f"no host would choose it; the nearest is {host}",
+            nearest_host=host,
+        )
 
     def _excluded(self, dropped: Excluded) -> Dropped:
         rule = f"{self._where}:{dropped.rule.mark.line}"
@@ -230,7 +265,7 @@ class _Planner:
         others = [image for image in present if image is not same and image.reference != item.reference]
         replaceable = cell.image.development or all(image.development for image in others)
         if same and not same.lost and replaceable:
-            return replace(item, status=PlanStatus.UP_TO_DATE)
+            return replace(item, status=PlanStatus.UP_TO_DATE, labels=same.labels)
         if others and self._against.store:
             difference, why = self._difference(self._against.store, others[0].reference, cell, made)
             if same:
@@ -239,7 +274,7 @@ class _Planner:
             return replace(item, status=status, why=why, difference=difference)
         in_engine = _same(self._present_of(self._against.engine, cell), cell, made)
         if in_engine:
-            return replace(item, status=PlanStatus.ADOPT)
+            return replace(item, status=PlanStatus.ADOPT, labels=in_engine.labels)
         if same:
             return replace(item, why="the registry lost it")
         if self._against.store and self._against.adopts_earlier and not cell.image.development:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from imagematrix.builder.result import SCHEMA
 from imagematrix.errors import BuildError
+from imagematrix.planning.plan import DropStatus
 from imagematrix.planning.shard import Shard
 from imagematrix.reports.outcome import BUILT, DROPPED, MISSING, OPEN, STATUSES
 from imagematrix.text import plain, shortened
@@ -40,6 +41,7 @@ class Merged:
             "schema": SCHEMA,
             "shard": None,
             "error": "\n".join(self.errors) if self.errors and self.failure() else None,
+            "for": None,
             "cells": [
                 {**outcome.data, "status": MISSING} if outcome.status in OPEN else dict(outcome.data)
                 for outcome in self.outcomes
@@ -103,7 +105,12 @@ def merge(reports: Iterable[Report]) -> Merged:
 
 
 def _contradictions(first: Outcome, other: Outcome) -> list[str]:
-    if first.status in DROPPED or other.status in DROPPED:
+    statuses = {first.status, other.status}
+    if DropStatus.UNNEEDED in statuses and statuses.isdisjoint(
+        [*OPEN, DropStatus.EXCLUDED, DropStatus.INFEASIBLE]
+    ):
+        pairs = []  # what was built may have shown that hosts need the cell
+    elif first.status in DROPPED or other.status in DROPPED:
         pairs = [(first.status, other.status)] if first.status != other.status else []
     elif first.status in OPEN or other.status in OPEN:
         # A report decides only about the cells of its own shard; other shards may have other base images.

@@ -75,13 +75,14 @@ class Outcome:
 class Report:
     """A Build document or a Plan document; `shard` is its part, such as "2/8", or None for a whole matrix.
 
-    `error` ended the build as a whole.
+    `error` ended the build as a whole. `hosts` is what it says of the hosts of `--for`, or None.
     """
 
     where: str
     shard: str | None
     outcomes: tuple[Outcome, ...]
     error: str | None = None
+    hosts: documents.Fields | None = None
 
 
 def load(path: str | Path) -> Report:
@@ -102,6 +103,7 @@ def parse(data: object, where: str) -> Report:
         shard=fields.text_or_none("shard"),
         outcomes=tuple(_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
         error=fields.text_or_none("error"),
+        hosts=fields.object_or_none("for"),
     )
 
 

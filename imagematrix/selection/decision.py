@@ -62,6 +62,22 @@ class Decision:
         return self._index.references(self._fitting)
 
     @property
+    def target(self) -> Target:
+        """What it was decided for, with one GPU of each kind."""
+        return sample(self._target)
+
+    @property
+    def ranked(self) -> list[Variant]:
+        """All variants that fit, best first. It is computed each time."""
+        return self._index.ranked(self.target, self._fitting)
+
+    @property
+    def by_failures(self) -> list[frozenset[str]]:
+        """The references of variants that fit, then of those that fail one rule, two, and so on."""
+        masks = self._index.by_failures(self.target, self._index.everything)
+        return [self._index.references(mask) for mask in masks]
+
+    @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every variant with every rule's result: those that fit by rank, then the others, nearest first."""
         from imagematrix.selection.candidate import candidates

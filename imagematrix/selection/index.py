@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from imagematrix.facts.versions import natural
+from imagematrix.selection.order import key
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
@@ -73,12 +74,7 @@ class Index:
         pool = (self.everything & ~_failing(platform, platforms, target, self.everything)) or self.everything
         wanted = self._for_gpus if target.gpus else ~self._for_gpus
         pool = (pool & wanted) or pool
-        by_failures = [pool]
-        for rule, groups in self._rules:
-            failing = _failing(rule, groups, target, pool)
-            shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
-            by_failures = [(as_many & ~failing) | (one_less & failing) for as_many, one_less in shifted]
-        mask = next(filter(None, by_failures))
+        mask = next(filter(None, self.by_failures(target, pool)))
         for rule, groups in reversed(self._rules):
             gaps = [
                 (rule.distance(target, example), members & mask)
@@ -91,6 +87,15 @@ class Index:
             mask = sum(members for gap, members in gaps if gap == least)
         return self.best(target, mask)
 
+    def by_failures(self, target: Target, pool: int) -> list[int]:
+        """Return the variants of a set that fail no rule, then those that fail one rule, two, and so on."""
+        by_failures = [pool]
+        for rule, groups in self._rules:
+            failing = _failing(rule, groups, target, pool)
+            shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
+            by_failures = [(as_many & ~failing) | (one_less & failing) for as_many, one_less in shifted]
+        return by_failures
+
     def references(self, mask: int) -> frozenset[str]:
         """Return the references of a set of variants; the same object for the same set."""
         references = self._references.get(mask)
@@ -98,6 +103,10 @@ class Index:
             references = frozenset([variant.reference for variant in self._members(mask)])
             self._references[mask] = references
         return references
+
+    def ranked(self, target: Target, mask: int) -> list[Variant]:
+        """Return the variants of a set, best first."""
+        return sorted(self._members(mask), key=lambda variant: key(self.criteria, target, variant))
 
     def differing(self, mask: int) -> dict[str, tuple[str, ...]]:
         """Return the image's own axes in which variants of a set differ; see the function."""

@@ -61,6 +61,7 @@ def present(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[P
             cell=given[labels.CELL],
             input_digest=given[labels.INPUT],
             development=given.get(labels.DEVELOPMENT) == "true",
+            labels=given,
         )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.catalog.index import IndexEntry
 
-__all__ = ["PlatformDefault", "answers", "kept"]
+__all__ = ["PlatformDefault", "answers", "default", "kept"]
 
 # The march that every CPU of an architecture supports.
 BASELINE = {"linux/amd64": "x86-64", "linux/arm64": "armv8-a"}
@@ -97,16 +97,19 @@ def _answer(
     defaults: Mapping[str, str],
 ) -> PlatformDefault:
     published = next((variant for variant, _ in variants if variant.digest in before), None)
-    wanted, why = _wanted(variants, named, defaults)
+    wanted, why = default(variants, named, defaults)
     if published and published != wanted:
         wanted, why = published, "a version's default stays once it is published"
     return PlatformDefault(platform=platform, variant=wanted, why=why)
 
 
-def _wanted(
+def default(
     variants: Sequence[tuple[Variant, str]], named: str | None, defaults: Mapping[str, str]
 ) -> tuple[Variant | None, str]:
-    """Return the default of a version that has none yet, and why."""
+    """Return the default of a version on a platform that has none yet, and why.
+
+    `variants` are those for the platform, each with its cell, and `named` is the cell that the matrix names.
+    """
     if named:
         variant = next((variant for variant, cell in variants if cell == named), None)
         missing = f"plain_pull names the cell {named}, which is not pushed yet"

@@ -16,7 +16,7 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from imagematrix.catalog.index import IndexEntry
     from imagematrix.oci.registry import Registry
@@ -36,7 +36,8 @@ class Published:
     `plain` are its answers to plain pulls. `dropped` are the references of images that the registry lost and
     that were removed from the index. `stuck` are the incomplete images among them that cannot be deleted, so
     builds still treat them as pushed. `others` are the tags of images that are left out because the version
-    has another image for their cells.
+    has another image for their cells, `unneeded` those of images that are left out because no host chooses
+    them.
     """
 
     digest: str
@@ -46,9 +47,10 @@ class Published:
     dropped: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    unneeded: tuple[str, ...] = ()
 
 
-def publish(
+def publish(  # noqa: PLR0913 - the version and the command's options
     registry: Registry,
     version: str,
     aliases: Sequence[str] = (),
@@ -57,6 +59,7 @@ def publish(
     versions: Collection[str] = (),
     chosen: Collection[str] = (),
     repair: bool = False,
+    needed: Callable[[Sequence[IndexEntry]], Collection[str]] | None = None,
 ) -> Published:
     """Write the index of all variants of a version that the registry has, and tag it with the version.
 
@@ -64,7 +67,8 @@ def publish(
     blob, in which case the rest of the image is deleted so that builds make it again. The `aliases` are tags
     that are moved to the index; only they ever move. The matrix names the cells, by platform, that answer a
     plain pull (`named`), and the `versions` of the image. If a cell has several images with different inputs,
-    the one with a `chosen` tag is taken.
+    the one with a `chosen` tag is taken. Only cells that are `needed`, of those that the variants are of, are
+    added.
 
     Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
     variants of one cell have different inputs and none is chosen, if the version's tag has something else
@@ -87,6 +91,13 @@ def publish(
         }
         variants, others = _settled(name, surveyed, chosen)
         before = {entry.digest: entry for entry in surveyed.alive}
+        cells = needed(variants) if needed else [entry.annotations[labels.CELL] for entry in variants]
+        unneeded = [
+            entry
+            for entry in variants
+            if entry.annotations[labels.CELL] not in cells and entry.digest not in before
+        ]
+        variants = [entry for entry in variants if entry not in unneeded]
         first = frozenset(before) if first is None else first
         listed = {entry.digest: _described(entry) for entry in variants}
         new = [one for digest, one in listed.items() if digest not in before]
@@ -121,6 +132,7 @@ def publish(
                 dropped=tuple(sorted(dropped)),
                 stuck=tuple(sorted(stuck)),
                 others=tuple(sorted(others)),
+                unneeded=tuple(sorted(entry.tag for entry in unneeded)),
             )
         if registry.digest(version) == (published.digest if published else None):
             registry.push_manifest(version, raw, INDEX)

@@ -83,6 +83,7 @@ class RegistryStore:
                     cell=variant.annotations[labels.CELL],
                     input_digest=variant.annotations[labels.INPUT],
                     lost=variant.tag in lost,
+                    labels=variant.annotations,
                 )
             )
         return images

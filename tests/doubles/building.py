@@ -105,6 +105,7 @@ class FakeBackend:
                 cell=own[labels.CELL],
                 input_digest=own[labels.INPUT],
                 development=own.get(labels.DEVELOPMENT) == "true",
+                labels=own,
             )
             for reference, own in self.images.items()
             if (own[labels.IMAGE], own[labels.VERSION]) == (image, version)

@@ -276,3 +276,27 @@ def test_attestations_do_not_change_the_image(engine, folder, image):
     (variant,) = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
     assert variant["digest"] == plain["digest"]
     assert engine.imagematrix("build", *attest, cwd=folder).returncode == 2
+
+
+def test_only_what_hosts_need_is_built_and_published(engine, project, image):
+    folder = project({"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3", "x86-64-v4"]}, image=image)
+    hosts = ("--for", ROOT / "tests" / "hosts" / "laptop.json")
+    build(engine, folder, "--only", "march=x86-64-v2")
+    early = engine.imagematrix("publish", f"{image}:v1", *hosts, cwd=folder)
+    assert early.returncode == 3
+    assert f"hosts need images that are not built:\n  {image}:v1-cpu-x86-64-v3\n" in early.stderr
+    built = build(engine, folder, *hosts, "--json")
+    assert built.returncode == 0, built.stderr
+    found = {cell["cell"]: cell["status"] for cell in json.loads(built.stdout)["cells"]}
+    assert found == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "built", "cpu-x86-64-v4": "unneeded"}
+    assert build(engine, folder, "--only", "march=x86-64-v4").returncode == 0
+    published = engine.imagematrix("publish", f"{image}:v1", *hosts, "--json", cwd=folder)
+    assert published.returncode == 0, published.stderr
+    document = json.loads(published.stdout)
+    assert document["variants"] == 2
+    assert [tag.rpartition("-")[0] for tag in document["unneeded"]] == ["v1-cpu-x86-64-v4"]
+    chosen = engine.imagematrix("select", f"{image}:v1", "--catalog", f"{image}:v1", *HOST)
+    assert "-cpu-x86-64-v3-" in chosen.stdout
+    assert engine.imagematrix("publish", f"{image}:v1", cwd=folder).returncode == 0  # the rest may follow
+    kept = engine.imagematrix("publish", f"{image}:v1", *hosts, "--json", cwd=folder)
+    assert json.loads(kept.stdout)["variants"] == 3

@@ -258,6 +258,7 @@ def test_fatal_error_is_in_all_reports(command, backend, conforms, tmp_path, mon
         "schema": "imagematrix.build/v1",
         "shard": "1/2",
         "error": "the engine is gone",
+        "for": None,
         "cells": [],
     }
     junit = (tmp_path / "junit.xml").read_text()

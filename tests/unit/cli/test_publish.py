@@ -227,6 +227,7 @@ def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, reposit
         "dropped": [],
         "stuck": [],
         "others": [],
+        "unneeded": [],
     }
 
 

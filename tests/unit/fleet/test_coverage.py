@@ -60,6 +60,7 @@ def test_document_conforms_to_the_schema(fleet, catalog, conforms):
             {"reference": "t:v1-arm", "hosts": [], "share": 0.0, "fits": 0},
         ],
         "smallest": {"variants": ["t:v1-plain", "t:v1-cpu"], "exact": True, "least": 2},
+        "at_most": None,
         "upgrades": [],
     }
 

@@ -45,6 +45,7 @@ def test_missing_images_are_to_be_built(planned, conforms):
         "from": None,
         "changed": [],
         "files": [],
+        "nearest_host": None,
     }
     conforms(plan.to_json())
 

@@ -25,7 +25,7 @@ from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownIm
 from imagematrix.oci.manifest import INDEX
 from imagematrix.oci.registry import Registry
 from imagematrix.oci.retry import TRIES
-from imagematrix.planning.backend import BuildSources, Order, Present, StoredImage
+from imagematrix.planning.backend import BuildSources, Order, StoredImage
 from imagematrix.stores.publish import publish
 from imagematrix.stores.registry import Complete, RegistryStore, survey
 
@@ -347,10 +347,11 @@ def test_published_and_unpublished_variants_are_listed(
     repository.image("v1-by-others", {"by": "somebody"})
     repository.image("v1-without", None)
     result = remote.present(image, "v1")
-    assert result == [
-        Present(reference=f"{image}:v1-{cell}-{digest(inputs)[7:19]}", cell=cell, input_digest=digest(inputs))
+    assert [(one.reference, one.cell, one.input_digest, one.lost) for one in result] == [
+        (f"{image}:v1-{cell}-{digest(inputs)[7:19]}", cell, digest(inputs), False)
         for cell, inputs in (("a", b"1"), ("b", b"2"))
     ]
+    assert [one.labels[labels.CELL] for one in result] == ["a", "b"]
     assert remote.components(result[1].reference) == {"dockerfile": "2"}
     assert remote.components(result[0].reference) == {"dockerfile": "1"}
 

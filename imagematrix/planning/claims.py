@@ -1,0 +1,72 @@
+"""The catalog entries that cells promise before anything is built, as far as the shipped tables know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.catalog.catalog import UNKNOWN, Catalog
+from imagematrix.facts import marches
+from imagematrix.matrix.expand import plain_pull
+from imagematrix.matrix.feasibility import ANY_COMPILER, infeasible
+from imagematrix.planning import labels
+from imagematrix.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.matrix.expand import Expansion
+    from imagematrix.matrix.matrix import Cell, Image, Matrix
+
+__all__ = ["Candidates", "candidates", "claim", "name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The variants of one image that hosts choose from: what its cells promise.
+
+    References are those of `name`. `plain_pull` has those, by platform, that the matrix names.
+    """
+
+    catalog: Catalog
+    plain_pull: Mapping[str, str]
+
+
+def name(image: str, version: str, cell: str) -> str:
+    """Return the reference of a cell's image without an input digest, which is the same for every build."""
+    return f"{image}:{version}-{cell}"
+
+
+def claim(cell: Cell) -> Variant:
+    """Return what `cell` promises; its reference is that of `name`.
+
+    CPU flags are those of the table for its compiler, or for GCC if only the image has one. What no table
+    knows is unknown, as is the device code of a cell for GPUs that names no compute capability.
+    """
+    march = cell.axes.get("march")
+    flags = cell.facts.flags(march) if march else frozenset()
+    if march and flags is None:
+        flags = marches.required(march, cell.properties.get("compiler") or ANY_COMPILER)
+    reference = name(cell.image.name, cell.image.version, cell.id)
+    promised = labels.variant(cell, flags or frozenset(), reference)
+    unknown = {"cpu_flags": UNKNOWN} if flags is None else {}
+    if cell.cuda and "compute" not in cell.axes and not cell.claims_code:
+        unknown["cubins"] = UNKNOWN
+    return replace(promised, facts=tuple(sorted({**dict(promised.facts), **unknown}.items())))
+
+
+def candidates(matrix: Matrix, expansion: Expansion, image: Image) -> Candidates:
+    """Return the candidates that the feasible cells of an image are."""
+    own = [cell for cell in expansion.cells if cell.image.name == image.name and not infeasible(cell)]
+    named = plain_pull(matrix, expansion, image)
+    return Candidates(
+        catalog=Catalog(
+            image=image.name,
+            version=image.version,
+            variants=tuple(map(claim, own)),
+            prefer=image.prefer,
+            defaults=image.defaults,
+        ),
+        plain_pull={platform: name(image.name, image.version, cell) for platform, cell in named.items()},
+    )
