@@ -24,10 +24,20 @@ if TYPE_CHECKING:
     from imagematrix.trust.policy import SignaturePolicy
     from imagematrix.trust.signature import Key, ManifestSource, Requirement
 
-__all__ = ["Guard", "guard", "listed_digest", "require_tag", "require_variants", "signed_digest", "signers"]
+__all__ = [
+    "Guard",
+    "RepositorySource",
+    "guard",
+    "identity",
+    "listed_digest",
+    "require_tag",
+    "require_variants",
+    "signed_digest",
+    "signers",
+]
 
 
-class _Repository:
+class RepositorySource:
     """The repository of a Registry as a source of signatures."""
 
     def __init__(self, registry: Registry) -> None:
@@ -47,7 +57,7 @@ class Guard:
 
     def __init__(self, registry: Registry, requirements: Sequence[Requirement]) -> None:
         self._name = registry.name
-        self._source = _Repository(registry)
+        self._source = RepositorySource(registry)
         self._requirements = requirements
 
     def listing(self, tag: str, manifest: Manifest) -> None:
@@ -70,6 +80,16 @@ class Guard:
     def _require_tag(self, requirement: Requirement, tag: str, tags: set[str]) -> None:
         if not DIGEST.fullmatch(tag):  # a digest names its content, whatever its tags
             _require_tag(requirement, self._name, tag, tags)
+
+
+def identity(name: str) -> str:
+    """Return how signatures name the repository `name`.
+
+    cosign names Docker Hub by the host that images are named by, not by the one that serves its API.
+    """
+    reference = Reference.parse(name)
+    registry = HUB_NAMES[-1] if reference.registry == DOCKER_HUB else reference.registry
+    return f"{registry}/{reference.repository}"
 
 
 def guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
@@ -105,7 +125,7 @@ def require_variants(variants: Iterable[Variant], policies: Sequence[SignaturePo
                 digest = signed_digest(variant)
                 checked = True
                 for requirement in required:
-                    _signer(_Repository(registry), requirement, name, str(tag), digest)
+                    _signer(RepositorySource(registry), requirement, name, str(tag), digest)
     return checked
 
 
@@ -165,10 +185,8 @@ def _required(policies: Iterable[SignaturePolicy], name: str) -> tuple[Requireme
     """
     if not names_registry(name):
         return requirements(policies, name)
-    reference = Reference.parse(name)
-    # cosign names Docker Hub by the host that images are named by, not by the one that serves its API.
-    registry = HUB_NAMES[-1] if reference.registry == DOCKER_HUB else reference.registry
-    return requirements([policy.on(registry) for policy in policies], reference.repository)
+    registry, _, repository = identity(name).partition("/")
+    return requirements([policy.on(registry) for policy in policies], repository)
 
 
 def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[str]) -> None:
