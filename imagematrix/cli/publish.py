@@ -121,8 +121,8 @@ def _signing(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], N
     from imagematrix.stores.sign import sign
 
     def signing(digests: Sequence[str]) -> None:
-        new = sign(registry, key, digests)
-        info(f"signed with {key.public.name}: {counted(new, 'manifest')}, {len(digests) - new} already were")
+        if new := sign(registry, key, digests):
+            info(f"signed with {key.public.name}: {counted(new, 'manifest')}")
 
     return signing
 
