@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SignatureError,
         TagMovedError,
         UnknownImageError,
+        UnservedError,
         UsageError,
     )
     from imagematrix.fleet.hosts import load_hosts
@@ -63,6 +64,7 @@ __all__ = [
     "SignatureError",
     "TagMovedError",
     "UnknownImageError",
+    "UnservedError",
     "UsageError",
     "Variant",
     "explain",

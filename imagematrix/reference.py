@@ -7,7 +7,17 @@ import re
 from imagematrix.errors import UsageError
 from imagematrix.record import Record
 
-__all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "familiar", "names_registry", "split", "word"]
+__all__ = [
+    "DIGEST",
+    "DOCKER_HUB",
+    "HUB_NAMES",
+    "TAG",
+    "Reference",
+    "familiar",
+    "names_registry",
+    "split",
+    "word",
+]
 
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = ("docker.io", "index.docker.io")  # its hosts in names of images; they do not serve its API

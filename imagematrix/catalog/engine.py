@@ -11,11 +11,12 @@ from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.catalog.labels import Terms
+    from imagematrix.trust.policy import SignaturePolicy
 
 __all__ = ["FULL", "built_on", "catalog", "catalogs", "repository_digest", "require_named", "require_own"]
 
@@ -24,11 +25,12 @@ __all__ = ["FULL", "built_on", "catalog", "catalogs", "repository_digest", "requ
 FULL = ("docker.io/library/", "docker.io/", "localhost/")
 
 
-def catalog(name: str) -> Catalog:
+def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """Return the catalog of `name` (IMAGE:VERSION, or IMAGE if it has one version) in the local engine.
 
     It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the engine
-    has no variant of it, EngineError if no engine answers.
+    has no variant of it, EngineError if no engine answers, SignatureError if one lacks a signature that one
+    of the policies requires.
     """
     image, _ = split(name)
     existing = catalogs(image)
@@ -38,7 +40,7 @@ def catalog(name: str) -> Catalog:
     if len(named_catalogs) > 1:
         versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)
         raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
-    return named_catalogs[0]
+    return _signed(named_catalogs, policies)[0]
 
 
 def require_own(image: Mapping[str, Any], reference: str) -> None:
@@ -78,8 +80,11 @@ def _remedy(name: str, catalogs_of_image: list[Catalog]) -> str:
     return nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
 
 
-def catalogs(image: str | None = None) -> list[Catalog]:
-    """Return the catalogs of all images in the engine, or of one image, sorted by name and version."""
+def catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
+    """Return the catalogs of all images in the engine, or of one image, sorted by name and version.
+
+    Raises SignatureError if an image lacks a signature that one of the policies requires.
+    """
     wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
     groups: dict[tuple[str, str], dict[str, tuple[Variant, Terms]]] = {}
     for item in images.listed(wanted):
@@ -87,7 +92,17 @@ def catalogs(image: str | None = None) -> list[Catalog]:
             continue
         for name, version, variant, terms in _variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
-    return [_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
+    found = [_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
+    return _signed(found, policies)
+
+
+def _signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]) -> list[Catalog]:
+    """Return the catalogs, of which all variants have the signatures that the policies require."""
+    if policies:
+        from imagematrix.catalog.signed import require_variants
+
+        require_variants((variant for each in catalogs for variant in each.variants), policies)
+    return catalogs
 
 
 def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:

@@ -13,7 +13,7 @@ from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.oci import manifest as manifests
-from imagematrix.oci.manifest import INDEX, Descriptor, ImageIndex, digest_of
+from imagematrix.oci.manifest import INDEX, INDEXES, MANIFESTS, Descriptor, ImageIndex, digest_of
 from imagematrix.reference import Reference
 
 TYPE_CHECKING = False
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.oci.manifest import Manifest
 
-__all__ = ["IndexEntry", "catalog", "intact", "parse", "platform", "published", "write"]
+__all__ = ["IndexEntry", "catalog", "intact", "listed", "parse", "platform", "published", "write"]
 
+IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
 UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
 
 
@@ -131,6 +132,17 @@ def catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Catalog:
         prefer=terms.prefer,
         defaults=terms.defaults,
     )
+
+
+def listed(manifest: Manifest, image: str, version: str) -> Catalog | None:
+    """Return the catalog in the index of a version; None if it has no variants.
+
+    Raises UsageError if it is damaged, TagMovedError if another tool changed it.
+    """
+    if manifest.media_type in IMAGES:
+        return None
+    entries = [entry for entry in intact(manifest, f"{image}:{version}").entries if entry.ours]
+    return catalog(image, version, entries) if entries else None
 
 
 def _index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:

@@ -42,6 +42,7 @@ __all__ = [
     "size",
     "tag",
     "terms",
+    "version_of",
     "write",
 ]
 
@@ -90,6 +91,11 @@ class Terms(Record):
 def tag(version: str, cell: str, input_digest: str) -> str:
     """Return the tag of a variant: version, cell and shortened input digest."""
     return f"{version}-{cell}-{input_digest.removeprefix('sha256:')[:SHORT]}"
+
+
+def version_of(tag: str) -> str:
+    """Return the version in a tag: the part before its first dash."""
+    return tag.partition("-")[0]
 
 
 def annotated(labels: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from imagematrix.catalog import index, labels
 from imagematrix.errors import UnknownImageError
 from imagematrix.facts.versions import natural
-from imagematrix.oci.manifest import INDEX, INDEXES, MANIFESTS, Descriptor, ImageManifest, parse
+from imagematrix.oci.manifest import INDEX, INDEXES, Descriptor, ImageManifest, parse
 from imagematrix.oci.registry import Registry
 from imagematrix.record import replace
 from imagematrix.reference import DIGEST, Reference
@@ -20,31 +20,35 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.catalog.index import IndexEntry
-    from imagematrix.oci.manifest import Manifest
+    from imagematrix.catalog.signed import Guard
+    from imagematrix.trust.policy import SignaturePolicy
 
-__all__ = ["catalog", "catalogs", "entry_of", "listed"]
+__all__ = ["catalog", "catalogs", "entry_of"]
 
 REQUESTS = 8  # at the same time
-IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
 CONFIGS = (
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
 )
 
 
-def catalog(name: str) -> Catalog:
+def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """Return the catalog of `name`, such as registry:5000/ml/training:v1.
 
     It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the registry
-    has none, EngineError if it cannot be reached or refuses, UsageError if its content is not a catalog.
+    has none, EngineError if it cannot be reached or refuses, UsageError if its content is not a catalog,
+    SignatureError if it lacks a signature that one of the policies requires.
     """
     reference = Reference.parse(name)
     with Registry(reference.name) as registry:
+        guard = _guard(registry, policies)
         manifest = registry.manifest(reference.tag)
         if manifest is None:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_remedy(reference, registry.tags()))
-        whole = listed(manifest, reference.name, reference.tag)
+        if guard:
+            guard.listing(reference.tag, manifest)
+        whole = index.listed(manifest, reference.name, reference.tag)
         named = None if whole else entry_of(registry, reference.tag)
         # An image that was built on a variant inherits its labels, but neither its tag nor its content. For a
         # version, a resolver answers with the variant itself.
@@ -57,6 +61,8 @@ def catalog(name: str) -> Catalog:
                 or registry.digest(named.tag) == named.digest
             )
         )
+        if guard and named and own:
+            guard.variant(reference.tag, named)
     if whole:
         return whole
     if named and own:
@@ -66,31 +72,32 @@ def catalog(name: str) -> Catalog:
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
 
-def catalogs(name: str) -> list[Catalog]:
-    """Return the catalogs of all versions in the repository `name`; raise EngineError."""
+def catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
+    """Return the catalogs of all versions in the repository `name`.
+
+    Raises EngineError, and SignatureError if one lacks a signature that one of the policies requires.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        guard = _guard(registry, policies)
         versions = _versions(registry.tags())
         manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
-        read = [listed(manifest, name, version) for version, manifest in manifests if manifest]
+        read = []
+        for version, manifest in manifests:
+            if guard and manifest:
+                guard.listing(version, manifest)
+            read.append(index.listed(manifest, name, version) if manifest else None)
     return [found for found in read if found is not None]
 
 
-def listed(manifest: Manifest, image: str, version: str) -> Catalog | None:
-    """Return the catalog in the index of a version; None if it has no variants.
+def _guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
+    """Return what checks signatures in a repository, None if no policy requires them."""
+    if not policies:
+        return None
+    from imagematrix.catalog import signed
 
-    Raises UsageError if it is damaged, TagMovedError if another tool changed it.
-    """
-    entries = _listed(manifest, f"{image}:{version}")
-    return index.catalog(image, version, entries) if entries else None
-
-
-def _listed(manifest: Manifest, name: str) -> list[IndexEntry]:
-    """Return the variants in a manifest: none if it is a single image or a foreign index."""
-    if manifest.media_type in IMAGES:
-        return []
-    return [variant for variant in index.intact(manifest, name).entries if variant.ours]
+    return signed.guard(registry, policies)
 
 
 def _versions(tags: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The sources of catalogs: which one a name refers to.
 
 To add a source, add a module beside this one and a line in SOURCES. The module has two functions: `catalog`
-returns the Catalog of a name, and `catalogs` those of all versions of an image.
+returns the Catalog of a name, and `catalogs` those of all versions of an image. Both get the policies that
+the images have to satisfy, and raise SignatureError if one does not.
 """
 
 from __future__ import annotations
@@ -17,23 +18,33 @@ from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
     from typing import Protocol
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.trust.policy import SignaturePolicy
+
+    Policy = str | PathLike[str] | None
 
     class Module(Protocol):
         """The interface of a source's module."""
 
-        def catalog(self, name: str, /) -> Catalog:
-            """Return the catalog of `name`; raise UnknownImageError, EngineError or UsageError."""
+        def catalog(self, name: str, policies: Sequence[SignaturePolicy] = (), /) -> Catalog:
+            """Return the catalog of `name`.
+
+            Raises UnknownImageError, EngineError or UsageError; SignatureError if a policy refuses an image.
+            """
             ...
 
-        def catalogs(self, image: str | None = None, /) -> list[Catalog]:
-            """Return the catalogs of all versions of an image, or of all images."""
+        def catalogs(
+            self, image: str | None = None, policies: Sequence[SignaturePolicy] = (), /
+        ) -> list[Catalog]:
+            """Return the catalogs of all versions of an image, or of all images; raises the same."""
             ...
 
 
-__all__ = ["confirm", "list_catalogs", "open_catalog", "stored_catalog"]
+__all__ = ["confirm", "list_catalogs", "open_catalog", "require_signed", "stored_catalog"]
 
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
@@ -68,17 +79,19 @@ SOURCES = (
 )
 
 
-def open_catalog(name: str | PathLike[str], *, image: str | None = None) -> Catalog:
+def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy: Policy = None) -> Catalog:
     """Return the catalog `name`: a saved file, or an image in a registry or in the engine.
 
     A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. Any other
     name is that of an image: with a registry in the name it is stored there, without one in the engine. Both
     are IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
     catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
-    a registry may have the image under another name.
+    a registry may have the image under another name. Images in a registry or in the engine have to satisfy
+    the site's policy and the user's: the file `policy`, or else the one that the environment names.
 
     Raises UnknownImageError if there is no such image, EngineError if the engine or the registry cannot be
-    reached, UsageError if the file cannot be read or is no catalog.
+    reached, UsageError if a file cannot be read or is invalid, SignatureError if a signature that a policy
+    requires is missing or wrong.
     """
     if not isinstance(name, str | os.PathLike):
         raise UsageError(f"{name!r:.80} is not the name of a catalog", remedy=ADVICE)
@@ -87,27 +100,28 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None) -> Cata
         catalog = Catalog.from_json(documents.read(text), text)
     else:
         source = next(source for source in SOURCES if source.keeps(text))
-        catalog = source.module.catalog(text)
+        catalog = source.module.catalog(text, _policies(policy))
         if source.own_names:
             return catalog
     return catalog if image is None else _part(catalog, image, text)
 
 
-def stored_catalog(image: str, note: Callable[[str], object]) -> Catalog:
-    """Return the catalog of `image` from the source that stores it.
+def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = None) -> Catalog:
+    """Return the catalog of `image` from the source that stores it; `policy` is as in `open_catalog`.
 
     If the registry in its name does not have the image, the engine's is used, and `note` is called with a
     message. An unreachable registry is an error: the engine may have only the images that this node pulled,
     which would change the choice.
     """
     first, *others = [source for source in SOURCES if source.keeps(image)]
+    policies = _policies(policy)
     try:
-        return first.module.catalog(image)
+        return first.module.catalog(image, policies)
     except UnknownImageError as error:
         unknown = error
     for source in others:
         try:
-            catalog = source.module.catalog(image)
+            catalog = source.module.catalog(image, policies)
         except (EngineError, UnknownImageError):  # the first source's error says what is missing
             continue
         note(f"{unknown}: using the {source.name}'s images")
@@ -128,17 +142,49 @@ def confirm(image: str | None, name: str | None, references: Iterable[str]) -> N
         require_named(references)
 
 
-def list_catalogs(image: str | None = None) -> list[Catalog]:
+def require_signed(variant: Variant, policy: Policy = None) -> str | None:
+    """Raise SignatureError unless a variant has the signatures that the policies require.
+
+    Its catalog may be from a file, which nothing has checked. `policy` is as in `open_catalog`. Returns the
+    digest that is signed, None if no policy requires a signature. Raises EngineError if the variant's
+    registry cannot be reached.
+    """
+    policies = _policies(policy)
+    if not policies:
+        return None
+    from imagematrix.catalog.signed import require_variants, signed_digest
+
+    return signed_digest(variant) if require_variants([variant], policies) else None
+
+
+def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Catalog]:
     """Return the catalogs of all versions of `image`, or if that is None, of all images of the engine.
 
-    Raises UnknownImageError if `image` has none.
+    `policy` is as in `open_catalog`. Raises UnknownImageError if `image` has none, SignatureError if a
+    policy refuses an image.
     """
+    policies = _policies(policy)
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
-        catalogs = source.module.catalogs(image)
+        catalogs = source.module.catalogs(image, policies)
         if catalogs or image is None:
             return catalogs
-    return [homes[-1].module.catalog(str(image))]  # raises an error that lists existing images
+    return [homes[-1].module.catalog(str(image), policies)]  # raises an error that lists existing images
+
+
+def _policies(policy: Policy) -> Sequence[SignaturePolicy]:
+    """Return the policies that images have to satisfy; raise UsageError if one cannot be read."""
+    from imagematrix.trust.files import policy_files
+
+    files = policy_files(policy)
+    if not files:
+        return ()
+    try:
+        from imagematrix.trust.policy import load_policies
+    except ImportError as error:  # the zipapp has no cryptography
+        message = f"the signatures that {files[0]} requires cannot be checked: {error}"
+        raise UsageError(message, remedy="install the package, which has all modules") from error
+    return load_policies(files)
 
 
 def _is_path(name: str) -> bool:

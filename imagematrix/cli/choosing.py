@@ -62,6 +62,7 @@ def choose(
     where: Sequence[str] | None,
     allow_cpu: bool,
     json: bool,
+    policy: Path | None = None,
 ) -> Selection:
     """Return the selection from a catalog, as `catalog_of` finds it, for a `host` of `node_of`.
 
@@ -73,10 +74,9 @@ def choose(
     from imagematrix.selection.selection import NothingFits
 
     node, wanted = host
+    known = catalog_of(image, catalog, policy)
     try:
-        return select(
-            node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
-        )
+        return select(node, known, gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ()))
     except NothingFits as error:
         if json:
             print_json(error.selection.to_json())
@@ -100,9 +100,14 @@ def remark(selection: Selection, wanted: str | None) -> None:
         info(f"imagematrix: {selection.doubt}")
 
 
-def catalog_of(image: str | None, name: str | None) -> Catalog:
-    """Return the catalog `name`, or that of `image` where it is stored; print a note if it is elsewhere."""
-    return stored_catalog(image or "", _note) if name is None else open_catalog(name, image=image)
+def catalog_of(image: str | None, name: str | None, policy: Path | None = None) -> Catalog:
+    """Return the catalog `name`, or that of `image` where it is stored; print a note if it is elsewhere.
+
+    `policy` is the user's own policy of signatures, None for that of the environment.
+    """
+    if name is None:
+        return stored_catalog(image or "", _note, policy)
+    return open_catalog(name, image=image, policy=policy)
 
 
 def require_image(image: str | None, catalog: str | None) -> None:

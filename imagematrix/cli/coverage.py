@@ -11,7 +11,17 @@ import typer
 from imagematrix import files
 from imagematrix.cli.choosing import catalog_of, require_image
 from imagematrix.cli.needing import plain_pulls
-from imagematrix.cli.options import AllowCpu, AtMost, CatalogName, Drivers, Gpus, ImageName, Json, Where
+from imagematrix.cli.options import (
+    AllowCpu,
+    AtMost,
+    CatalogName,
+    Drivers,
+    Gpus,
+    ImageName,
+    Json,
+    Policy,
+    Where,
+)
 from imagematrix.cli.output import counted, escaped, folded, names, print_json, print_lines, table, writing
 from imagematrix.selection.selection import NothingFits
 
@@ -42,6 +52,7 @@ def command(
     hosts: Hosts,
     image: ImageName = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     gpus: Gpus = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -62,7 +73,7 @@ def command(
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     report = coverage(
         fleet,
-        catalog_of(image, catalog),
+        catalog_of(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,

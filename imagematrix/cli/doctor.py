@@ -8,13 +8,14 @@ import typer
 
 from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
-from imagematrix.cli.options import HostFile, Json, Where
+from imagematrix.cli.options import HostFile, Json, Policy, Where
 from imagematrix.cli.output import print_json, print_lines
 from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from imagematrix.doctor.checks import Finding
     from imagematrix.doctor.facts import ImageFacts
@@ -31,6 +32,7 @@ def command(
     image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
     host: HostFile = None,
     where: Where = None,
+    policy: Policy = None,
     json: Json = False,
 ) -> None:
     """Check this node, and an image if one is given, for problems that would stop a launch.
@@ -49,12 +51,12 @@ def command(
     conditions = parse(where or ())
     if host:
         node = Host.load(host)
-        image_facts = _image(node, image, conditions, live=False) if image else None
+        image_facts = _image(node, image, conditions, policy, live=False) if image else None
         findings = examine(saved(node, image_facts))
     else:
         nvml = query_nvml()
         node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
-        image_facts = _image(node, image, conditions, live=True) if image else None
+        image_facts = _image(node, image, conditions, policy, live=True) if image else None
         restricted, error = _restricted(node)
         findings = examine(gather(restricted, nvml, image_facts, environment=error, tasks=installed_locks))
     if json:
@@ -77,7 +79,9 @@ def _restricted(host: Host) -> tuple[Host, UsageError | None]:
         return host, error
 
 
-def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: bool) -> ImageFacts:
+def _image(
+    host: Host, name: str, where: Mapping[str, Sequence[str]], policy: Path | None, *, live: bool
+) -> ImageFacts:
     from imagematrix.doctor.facts import ImageFacts
     from imagematrix.doctor.image import libcudas
     from imagematrix.gpu_request.visible import within
@@ -85,7 +89,7 @@ def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: b
 
     try:
         node, wanted = within(host) if live else (host, None)
-        chosen = select(node, catalog_of(name, None), gpus=wanted, where=where)
+        chosen = select(node, catalog_of(name, None, policy), gpus=wanted, where=where)
         driver = chosen.variant.driver if chosen.variant else None
         try:
             paths = libcudas(str(chosen.selected)) if driver else ()

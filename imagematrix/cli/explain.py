@@ -17,6 +17,7 @@ from imagematrix.cli.options import (
     Image,
     Json,
     NvidiaSmi,
+    Policy,
     Root,
     Where,
 )
@@ -44,6 +45,7 @@ def command(
     image: Image,
     host: HostFile = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     gpus: Gpus = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -57,7 +59,7 @@ def command(
 
     node, wanted = node_of(host, root, nvidia_smi, gpus)
     selection = explain(
-        node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
+        node, catalog_of(image, catalog, policy), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
     )
     if json:
         print_json(selection.to_json())

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from imagematrix.cli.completing import images
-from imagematrix.cli.options import CatalogName, Json, Where
+from imagematrix.cli.options import CatalogName, Json, Policy, Where
 from imagematrix.cli.output import counted, print_json, print_text, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
@@ -17,6 +17,7 @@ from imagematrix.selection.rules.device_code import served
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.selection import question
@@ -31,6 +32,7 @@ MEGABYTE = 1_000_000
 def command(
     image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     where: Where = None,
     size: Annotated[
         bool,
@@ -60,11 +62,11 @@ def command(
     if before is not None and not single:
         raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
     versions = name is not None and not single and names_registry(name)
-    catalogs = [catalog_of(image, catalog)] if single else list_catalogs(name)
+    catalogs = [catalog_of(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
     confirm(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
     catalogs = _narrowed(catalogs, parse(where or ()))
     if before is not None:
-        _upgrade(catalogs[0], before, json=json)
+        _upgrade(catalogs[0], before, policy, json=json)
     elif size:
         from imagematrix.stores.sizes import sizes
 
@@ -91,14 +93,14 @@ def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
     return documents[0] if single else {"schema": SCHEMA, "versions": documents}
 
 
-def _upgrade(catalog: Catalog, before: str, *, json: bool) -> None:
+def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) -> None:
     """Print the sizes of a version with what a node that has the version or image `before` still pulls."""
     from imagematrix.catalog.sources import open_catalog
     from imagematrix.stores.predecessor import predecessors
     from imagematrix.stores.sizes import sizes
 
     whole = any(mark in before for mark in ":/@")
-    old = open_catalog(before if whole else f"{catalog.image}:{before}")
+    old = open_catalog(before if whole else f"{catalog.image}:{before}", policy=policy)
     weights = sizes(catalog)
     found = predecessors(weights, sizes(old))
     if not json:

@@ -32,6 +32,7 @@ __all__ = [
     "KeptFor",
     "NvidiaSmi",
     "Only",
+    "Policy",
     "Protect",
     "Proxy",
     "Root",
@@ -118,6 +119,10 @@ CatalogName = Annotated[
         metavar="FILE|REF",
         help="Use a saved catalog or a registry's image index instead of the engine's images.",
     ),
+]
+Policy = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="Use only images with the signatures that FILE requires."),
 ]
 ImageName = Annotated[
     str | None,

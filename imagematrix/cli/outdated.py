@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, File, Json, Only
+from imagematrix.cli.options import AllowContext, File, Json, Only, Policy
 from imagematrix.cli.output import counted, escaped, folded, info, names, print_json, print_lines, table
 from imagematrix.text import shortened
 
@@ -37,6 +37,7 @@ def command(
         ),
     ] = None,
     allow_context: AllowContext = None,
+    policy: Policy = None,
     json: Json = False,
 ) -> None:
     """Show bases that moved, drivers and wheels with newer releases, and toolkits with other facts.
@@ -57,7 +58,7 @@ def command(
     if not any(isinstance(item, Planned) for item in plan.items):
         raise UsageError("no cell can be built, so nothing can be outdated", remedy="see `imagematrix plan`")
     locked = lock.read(lock.beside(file))
-    findings = outdated(plan, locked, fleet, dt.datetime.now(dt.UTC).date())
+    findings = outdated(plan, locked, fleet, dt.datetime.now(dt.UTC).date(), policy)
     if json:
         print_json(document(findings))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +20,15 @@ from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from imagematrix.catalog.index import IndexEntry
     from imagematrix.cli.needing import HostNeeds
     from imagematrix.matrix.matrix import Matrix
+    from imagematrix.oci.registry import Registry
     from imagematrix.stores.plain_pull import PlatformDefault
     from imagematrix.stores.publish import Published
+    from imagematrix.trust.signing import SigningKey
 
 __all__ = ["command"]
 
@@ -50,6 +53,13 @@ def command(
         typer.Option(metavar="REF", help="Publish this image of a cell that has several; repeatable."),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove images that the registry lost.")] = False,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY",
+            help="Sign the index and each image with the private key in KEY: cosign's, or ECDSA in PEM.",
+        ),
+    ] = None,
     hosts: ForHosts = None,
     at_most: AtMost = None,
     json: Json = False,
@@ -58,6 +68,8 @@ def command(
 
     Prints the index with its digest. Variants are only ever added to an index. With --for, only those that
     some host would choose are added; nothing is, if one of them is not built.
+
+    With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
     from imagematrix.oci.registry import Registry
     from imagematrix.reference import split
@@ -68,6 +80,7 @@ def command(
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
     needs = needing(hosts, at_most)
+    key = _key(sign) if sign else None
     matrix = _matrix(image, version, file)
     named, versions = _of_matrix(matrix, image, version)
     needed = _NeededCells(needs, matrix, image, version) if needs else None
@@ -84,6 +97,7 @@ def command(
             chosen=chosen,
             repair=repair,
             needed=needed.among if needed else None,
+            sign=_signing(registry, key) if key else None,
         )
     unneeded = sorted({*done.unneeded, *kept_back})
     _report(name, done)
@@ -95,6 +109,22 @@ def command(
         print_text(f"{name}@{done.digest}")
     if needs and (unserved := needs.error()):
         raise unserved
+
+
+def _key(file: Path) -> SigningKey:
+    from imagematrix.trust.signing import PASSWORD, SigningKey
+
+    return SigningKey.load(file, os.environ.get(PASSWORD))
+
+
+def _signing(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
+    from imagematrix.stores.sign import sign
+
+    def signing(digests: Sequence[str]) -> None:
+        if new := sign(registry, key, digests):
+            info(f"signed with {key.public.name}: {counted(new, 'manifest')}")
+
+    return signing
 
 
 class _NeededCells:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Image,
         Json,
         NvidiaSmi,
+        Policy,
         Root,
         Where,
     )
@@ -26,6 +27,7 @@ def command(
     image: Image,
     host: HostFile = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     gpus: Gpus = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -43,9 +45,11 @@ def command(
 
     engine_machine(described=host is not None or root is not None)
     node, wanted = node_of(host, root, nvidia_smi, gpus)
-    selection = choose(image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json)
+    selection = choose(
+        image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+    )
     with PullDisplay(str(selection.selected)) as display:
-        name = pull(selection, report=display)
+        name = pull(selection, policy=policy, report=display)
     if json:
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Image,
         Json,
         NvidiaSmi,
+        Policy,
         Root,
         Where,
     )
@@ -27,6 +28,7 @@ def command(
     image: Image,
     host: HostFile = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     gpus: Gpus = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -36,7 +38,9 @@ def command(
 ) -> None:
     """Print the reference of the variant that fits this node best."""
     node, wanted = node_of(host, root, nvidia_smi, gpus)
-    selection = choose(image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json)
+    selection = choose(
+        image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+    )
     confirm(image, catalog, [str(selection.selected)])
     if json:
         print_json(selection.to_json())

@@ -7,12 +7,14 @@ import shlex
 import time
 from contextlib import ExitStack
 
+from imagematrix.catalog.sources import require_signed
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import info, print_json, print_text, warn
 from imagematrix.cli.pulling import PullDisplay
 from imagematrix.engine import system
 from imagematrix.errors import UsageError
 from imagematrix.launcher.options import JSON
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +37,11 @@ def start(args: RunArgs, image: str) -> int:
             "--measure and --detach are mutually exclusive: the report follows the end of the run"
         )
     remote = remote_machine(args)
+    policy = _path(args.policy)
     host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
-    requested = request(args, host, catalog_of(image, args.catalog), wanted, remote)
+    requested = request(args, host, catalog_of(image, args.catalog, policy), wanted, remote)
     chosen, launch = requested.first()
+    launch = _signed(chosen, launch, policy)
     if args.shown:
         _print(launch, args)
         return 0
@@ -64,12 +68,28 @@ def start(args: RunArgs, image: str) -> int:
     with ExitStack() as stack:
         if launch.gpus or requested.passed:
             claimed = stack.enter_context(requested.claim(launch, report, now))
+            signed = launch
             chosen, launch = requested.on(claimed, chosen, launch, latest or now())
+            launch = _signed(chosen, launch, policy, signed)
             claimed.pass_on()
         _pull(launch, args)
         if args.detached:
             _exec(launch, args)
         return _run(launch, args, chosen)
+
+
+def _signed(chosen: Selection, launch: Launch, policy: Path | None, before: Launch | None = None) -> Launch:
+    """Return the launch, by digest if policies require signatures, which are then checked.
+
+    By its name, docker's command could pull another image with `--pull always`. The image of the launch
+    `before` was checked already.
+    """
+    if before is not None and before.reference == launch.reference:
+        return launch
+    digest = require_signed(chosen.variant, policy) if chosen.variant else None
+    if digest is None or "@" in launch.reference:
+        return launch
+    return replace(launch, reference=f"{launch.reference}@{digest}")
 
 
 def _pull(launch: Launch, args: RunArgs) -> None:

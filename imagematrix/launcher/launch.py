@@ -7,6 +7,7 @@ from functools import cache, partial
 
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import survey_node
+from imagematrix.catalog.sources import require_signed
 from imagematrix.engine import images, transport
 from imagematrix.errors import EngineError, ProbeError, UnknownImageError, UsageError
 from imagematrix.gpu_request.spec import candidates
@@ -21,6 +22,7 @@ from imagematrix.selection.selection import Selection
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import PathLike
     from typing import Any
 
     from docker import DockerClient
@@ -40,6 +42,7 @@ def launch(
     gpus: Wanted = None,
     share: Share | None = None,
     wait: float = 0.0,
+    policy: str | PathLike[str] | None = None,
     client: DockerClient | None = None,
     **options: Any,
 ) -> Container:
@@ -49,14 +52,18 @@ def launch(
     or the `share` of each; if too few are free, this waits up to `wait` seconds. `options` are those of
     docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's own, and
     GPUs that they pass are claimed too. An image that the engine lacks is pulled by digest from its registry.
-    Raises GpusBusyError if GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError
-    if neither engine nor registry has the image, AuditError if its name now stands for an image built on it,
-    and EngineError if the engine refuses or does not respond.
+    Before, its signatures are checked as the site's policy and the user's require: the file `policy`, or else
+    the one that the environment names. Raises SignatureError if one is missing or wrong, GpusBusyError if
+    GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError if neither engine nor
+    registry has the image, AuditError if its name now stands for an image built on it, and EngineError if the
+    engine refuses or does not respond.
     """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
 
     _check_types(selection, share, wait)
+    if selection.variant:
+        require_signed(selection.variant, policy)
     if isinstance(command, str):  # as docker-py takes it
         command = shlex.split(command)
     try:

@@ -28,6 +28,7 @@ OWN: dict[str, tuple[str | None, str]] = {
     "--print": ("FORM", "print the launch as command or json, start nothing"),
     "--host": ("FILE", "select for a saved Host instead of this node"),
     "--catalog": ("FILE|REF", "select from a saved Catalog, or from a registry"),
+    "--policy": ("FILE", "start only an image with the signatures that FILE requires"),
     "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
 }
 OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
@@ -76,6 +77,7 @@ class RunArgs(Record):
     command: tuple[str, ...]
     host: str | None = None
     catalog: str | None = None
+    policy: str | None = None
     gpus: str | None = None
     capabilities: str | None = None
     where: Mapping[str, Sequence[str]] | None = None
@@ -170,6 +172,7 @@ def split(words: Sequence[str]) -> RunArgs:
         command=tuple(left[1:]),
         host=values.get("--host"),
         catalog=values.get("--catalog"),
+        policy=values.get("--policy"),
         gpus=gpus,
         capabilities=capabilities,
         where=_where(where) if where else None,

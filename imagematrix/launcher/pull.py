@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from imagematrix.catalog.engine import repository_digest
+from imagematrix.catalog.sources import require_signed
 from imagematrix.engine import images, transport
 from imagematrix.engine.pull import pull as pull_into_engine
 from imagematrix.engine.pull import silent
@@ -16,6 +17,7 @@ from imagematrix.reference import split
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
 
     import docker
 
@@ -28,18 +30,22 @@ __all__ = ["ensure", "pull"]
 def pull(
     selection: Selection,
     *,
+    policy: str | PathLike[str] | None = None,
     report: Callable[[PullProgress], object] = silent,
     client: docker.DockerClient | None = None,
 ) -> str:
     """Pull the image of `selection` unless the engine has it, and return REFERENCE@DIGEST.
 
+    Its signatures are checked first, as the site's policy and the user's require: the file `policy`, or else
+    the one that the environment names.
     An image that only the engine has stays as it is; the answer has no digest if the engine keeps no
-    manifests. Raises what `ensure` does, UsageError if nothing was selected, and AuditError if the name now
-    stands for an image that was built on the variant.
+    manifests. Raises what `ensure` does, UsageError if nothing was selected, AuditError if the name now
+    stands for an image that was built on the variant, and SignatureError if a signature is missing or wrong.
     """
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot pull: nothing was selected")
+    require_signed(variant, policy)
     over = transport.DockerPy(client) if client else None
     reference = named(variant, held_of(selection, partial(images.inspect, over=over)))
     ensure(reference, variant.digest, variant.platform, report=report, client=client)

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from imagematrix.planning.plan import Planned
 
@@ -91,7 +92,7 @@ def _end(branch: str, end: str) -> str:
     return f"support of the branch {branch} ended in {end}"
 
 
-def toolkits(items: Sequence[Planned]) -> Iterator[AgeFinding]:
+def toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iterator[AgeFinding]:
     """Yield the CUDA releases of existing images for which the tables say another oldest driver than a label.
 
     A label states it if the tables of the release that built the image lacked the toolkit.
@@ -102,7 +103,7 @@ def toolkits(items: Sequence[Planned]) -> Iterator[AgeFinding]:
         by_version.setdefault(name, {})[item.cell.id] = item
     for name, cells in by_version.items():
         try:
-            catalog = open_catalog(name)
+            catalog = open_catalog(name, policy=policy)
         except UnknownImageError:  # it was never built
             continue
         except ImagematrixError as error:

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Host
@@ -25,17 +26,22 @@ __all__ = ["outdated"]
 
 
 def outdated(
-    plan: Plan, locked: Mapping[str, str], hosts: Mapping[str, Host], today: dt.date
+    plan: Plan,
+    locked: Mapping[str, str],
+    hosts: Mapping[str, Host],
+    today: dt.date,
+    policy: Path | None = None,
 ) -> list[AgeFinding]:
     """Return what is outdated or unknown of a plan; `locked` are the digests of its bases.
 
     Each finding names the `hosts` that would choose one of its cells, by what the cells claim.
+    Catalogs have to satisfy `policy`, the user's policy of signatures, or are unknown.
     """
     items = [item for item in plan.items if isinstance(item, Planned)]
     findings = [
         *checks.bases(items, locked),
         *checks.drivers(items, today),
-        *checks.toolkits(items),
+        *checks.toolkits(items, policy),
         *wheels(items),
     ]
     return affecting(findings, _chosen(items, hosts) if hosts else {})

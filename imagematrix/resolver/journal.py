@@ -6,7 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, g
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from imagematrix.errors import EngineError, ImagematrixError
     from imagematrix.resolver.answer import Resolved
@@ -47,11 +47,12 @@ class ResolverJournal:
         """Count an answer. Unusual methods, which clients can invent, share one counter."""
         self._answers.labels(method if method in METHODS else "other", str(status)).inc()
 
-    def chose(self, tag: str, chosen: Resolved, key: str | None) -> None:
-        """Log a tag's variant and the `key` that signed it, the first time and after every change."""
+    def chose(self, tag: str, chosen: Resolved, keys: Sequence[str]) -> None:
+        """Log a tag's variant and the `keys` that signed it, the first time and after every change."""
         if self._chosen.get(tag) != chosen.digest:
             self._chosen[tag] = chosen.digest
-            self._note(f"{tag} is {chosen}{f', signed with {key}' if key else ''}")
+            signed = f", signed with {' and '.join(keys)}" if keys else ""
+            self._note(f"{tag} is {chosen}{signed}")
             self._choices.labels(tag, chosen.reference).inc()
 
     def refused(self, path: str, error: ImagematrixError) -> None:

@@ -23,17 +23,18 @@ from imagematrix.reference import DIGEST, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
 from imagematrix.resolver.journal import ResolverJournal
 from imagematrix.resolver.node import HostSources
-from imagematrix.resolver.policy import SignaturePolicy
 from imagematrix.resolver.state import StateFolder
 from imagematrix.resolver.tag import CLASS_NAME
 from imagematrix.resolver.upstream import LAYOUT, open_upstream
 from imagematrix.resolver.versions import Versions
+from imagematrix.trust.files import policy_files
+from imagematrix.trust.policy import load_policies
 
 Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
     from imagematrix.oci.manifest import Manifest
     from imagematrix.resolver.answer import Resolved
     from imagematrix.resolver.node import HostSource
-    from imagematrix.resolver.signature import Key
     from imagematrix.resolver.upstream import Upstream
     from imagematrix.resolver.versions import Version
+    from imagematrix.trust.policy import SignaturePolicy
+    from imagematrix.trust.signature import Key
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,7 +74,7 @@ class Resolver:
     """Answers requests for images of `upstream` with the variants that fit this node, one of `nodes`.
 
     containerd's requests name a registry, which has to be the one that this resolver `mirrors`. With a
-    `token`, clients have to log in with it as their password. `policy` says which images have to be signed.
+    `token`, clients have to log in with it as their password. `policies` say which images have to be signed.
     `state` saves the last answers of the upstream for the next start.
     """
 
@@ -84,13 +86,13 @@ class Resolver:
         journal: ResolverJournal,
         mirrors: str | None = None,
         token: str | None = None,
-        policy: SignaturePolicy | None = None,
+        policies: Sequence[SignaturePolicy] = (),
         state: StateFolder | None = None,
     ) -> None:
         self._upstream = upstream
         # Local work has its own threads, because asyncio's may all wait for an upstream that hangs.
         self._local = ThreadPoolExecutor(DECIDING)
-        self._versions = Versions(upstream, journal, self._local, policy, state)
+        self._versions = Versions(upstream, journal, self._local, policies, state)
         self._nodes = nodes
         self._journal = journal
         self._mirrors = mirrors
@@ -195,7 +197,7 @@ class Resolver:
         version = await self._version(repository, name)
         if version.catalog is None:
             return version.manifest
-        chosen = await self._locally(self._chosen, version.catalog, version.key, repository, name)
+        chosen = await self._locally(self._chosen, version.catalog, version.keys, repository, name)
         manifest = await self._versions.manifest(repository, chosen.digest)
         if manifest is None:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is missing")
@@ -211,9 +213,9 @@ class Resolver:
     async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
 
-    def _chosen(self, catalog: Catalog, key: Key | None, repository: str, tag: str) -> Resolved:
+    def _chosen(self, catalog: Catalog, keys: Sequence[Key], repository: str, tag: str) -> Resolved:
         chosen = resolve(self._nodes, catalog, tag)
-        self._journal.chose(f"{repository}:{tag}", chosen, key.name if key else None)
+        self._journal.chose(f"{repository}:{tag}", chosen, [key.name for key in keys])
         return chosen
 
     async def _explain(self, request: web.Request) -> web.Response:
@@ -297,14 +299,17 @@ def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
                 f"invalid class name: {name!r}; expected letters, digits, '.' and '_', as in a tag"
             )
     address = settings.address()
-    policy = SignaturePolicy.load(settings.policy) if settings.policy else SignaturePolicy()
+    policies = load_policies(policy_files(settings.policy))
     for node in (settings.node, *settings.classes.values()):
         node.host()
-    asyncio.run(_serve(settings, policy, address, note))
+    asyncio.run(_serve(settings, policies, address, note))
 
 
 async def _serve(
-    settings: ResolverSettings, policy: SignaturePolicy, address: Address, note: Callable[[str], None]
+    settings: ResolverSettings,
+    policies: Sequence[SignaturePolicy],
+    address: Address,
+    note: Callable[[str], None],
 ) -> None:
     upstream = open_upstream(settings.upstream)
     registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
@@ -314,7 +319,7 @@ async def _serve(
         journal=ResolverJournal(note),
         mirrors=registry.partition("/")[0] or None,
         token=settings.token,
-        policy=policy.on(registry),
+        policies=[policy.on(registry) for policy in policies],
         state=StateFolder(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
     )
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from imagematrix.resolver.signature import ManifestSource
+    from imagematrix.trust.signature import ManifestSource
 
 __all__ = ["Recorder", "StateFolder"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
 
-__all__ = ["CLASS_NAME", "TagRequest", "request", "version"]
+__all__ = ["CLASS_NAME", "TagRequest", "request"]
 
 CPU = "cpu"
 CLASS = "class."  # no axis can have this name
@@ -42,11 +42,6 @@ class TagRequest:
     def gpus(self) -> str | None:
         """The equivalent value of `--gpus`."""
         return NONE if self.cpu else None
-
-
-def version(tag: str) -> str:
-    """Return the version in a tag: the part before its first dash."""
-    return tag.partition("-")[0]
 
 
 def request(tag: str, catalog: Catalog) -> TagRequest:

@@ -24,7 +24,7 @@ from imagematrix.oci.layout import MARK, NAME, LayoutFolder, blob_file
 from imagematrix.oci.manifest import Descriptor, ImageIndex, Manifest, parse
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import DIGEST, names_registry
-from imagematrix.resolver.signature import ManifestSource
+from imagematrix.trust.signature import ManifestSource
 
 __all__ = ["LAYOUT", "Upstream", "open_upstream"]
 

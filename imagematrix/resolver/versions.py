@@ -13,30 +13,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from imagematrix import documents
-from imagematrix.catalog import index, labels
-from imagematrix.catalog.registry import listed
-from imagematrix.errors import EngineError, ImagematrixError, SignatureError, UsageError
-from imagematrix.oci.manifest import INDEXES, Descriptor, ImageManifest, parse
-from imagematrix.resolver.policy import SignaturePolicy
-from imagematrix.resolver.signature import is_signature, prove
+from imagematrix.catalog import index
+from imagematrix.catalog.labels import version_of
+from imagematrix.catalog.signed import listed_digest, require_tag, signers
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.oci.manifest import INDEXES
 from imagematrix.resolver.state import Recorder
-from imagematrix.resolver.tag import version as version_of
+from imagematrix.trust.policy import requirements
+from imagematrix.trust.signature import is_signature, prove
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.oci.manifest import Manifest
     from imagematrix.resolver.journal import ResolverJournal
-    from imagematrix.resolver.policy import SignatureRule
-    from imagematrix.resolver.signature import Key, ManifestSource
     from imagematrix.resolver.state import StateFolder
     from imagematrix.resolver.upstream import Upstream
+    from imagematrix.trust.policy import SignaturePolicy
+    from imagematrix.trust.signature import Key, ManifestSource
 
 __all__ = ["Version", "Versions"]
 
@@ -50,17 +50,17 @@ class Version:
     """A manifest or an index under a tag.
 
     `catalog` is None if it has no variants of imagematrix. `digests` are its own digest and those of the
-    entries in an index. `key` is the key that signed it, None if the policy requires no signature.
+    entries in an index. `keys` are those that signed it, one for each policy that requires a signature.
     """
 
     manifest: Manifest
     catalog: Catalog | None
     digests: frozenset[str]
-    key: Key | None
+    keys: tuple[Key, ...]
 
 
 class Versions:
-    """The tags of an upstream that the policy admits; `state` saves them for the next start.
+    """The tags of an upstream that all policies admit; `state` saves them for the next start.
 
     The threads of `executor` read the saved state.
     """
@@ -70,13 +70,13 @@ class Versions:
         upstream: Upstream,
         journal: ResolverJournal,
         executor: Executor,
-        policy: SignaturePolicy | None = None,
+        policies: Sequence[SignaturePolicy] = (),
         state: StateFolder | None = None,
     ) -> None:
         self._upstream = upstream
         self._journal = journal
         self._executor = executor
-        self._policy = policy or SignaturePolicy()
+        self._policies = policies
         self._state = state
         self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
         self._manifests: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
@@ -101,7 +101,7 @@ class Versions:
         except EngineError:
             if earlier is None:
                 raise
-            digest = _named(earlier.catalog, repository, tag)
+            digest = listed_digest(earlier.catalog, repository, tag)
             manifest = await self.manifest(repository, digest) if digest else None
             version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
         if version is not None:
@@ -147,7 +147,7 @@ class Versions:
             )
             # The content of a digest never changes, so the saved manifest is as good as the upstream's.
             entry = await self._saved(repository, digest)
-            if entry is None or (not listed and self._policy.rule(repository)):
+            if entry is None or (not listed and requirements(self._policies, repository)):
                 entry = await asyncio.to_thread(self._read_digest, repository, digest, entry, listed=listed)
             if entry is None:
                 return None
@@ -178,7 +178,7 @@ class Versions:
         if earlier is not None and earlier.manifest.digest == manifest.digest:
             return earlier  # its catalog has cached decisions
         source = Recorder(self._upstream)
-        version = _examine(source, self._policy, repository, tag, manifest)
+        version = _examine(source, self._policies, repository, tag, manifest)
         if self._state:
             for reference, content in ((tag, manifest), *source.read):
                 self._state.keep(repository, reference, content)
@@ -195,9 +195,9 @@ class Versions:
         self, repository: str, digest: str, saved: Manifest | None, *, listed: bool
     ) -> Manifest | None:
         manifest = saved or self._upstream.manifest(repository, digest)
-        rule = self._policy.rule(repository)
-        if manifest and rule and not listed:
-            prove(self._upstream, repository, digest, rule.keys, self._policy.identity(repository))
+        required = requirements(self._policies, repository)
+        for requirement in required if manifest and not listed else ():
+            prove(self._upstream, repository, digest, requirement)
         if manifest and self._state:
             self._state.keep(repository, digest, manifest)
         return manifest
@@ -209,7 +209,7 @@ class Versions:
             if manifest is None:
                 continue
             try:
-                version = _examine(state, self._policy, repository, tag, manifest)
+                version = _examine(state, self._policies, repository, tag, manifest)
             except ImagematrixError as error:
                 self._journal.refused(f"{repository}:{tag} from the saved state", error)
             else:
@@ -225,88 +225,21 @@ def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
 
 
 def _examine(
-    source: ManifestSource, policy: SignaturePolicy, repository: str, tag: str, manifest: Manifest
+    source: ManifestSource, policies: Sequence[SignaturePolicy], repository: str, tag: str, manifest: Manifest
 ) -> Version:
     """Return the Version for `manifest`, which `source` has for a tag.
 
     Raises SignatureError if the policy requires a signature that is missing or wrong, UsageError for a
     damaged catalog, EngineError if `source` cannot be read.
     """
-    rule = policy.rule(repository)
+    required = requirements(policies, repository)
     try:
-        catalog = listed(manifest, repository, tag)
+        catalog = index.listed(manifest, repository, tag)
         entries = index.parse(manifest.raw, tag) if manifest.media_type in INDEXES else ()
     except UsageError as error:
         raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
-    key = _signer(source, policy, rule, repository, tag, manifest) if rule else None
-    if rule:
-        _check_tag(source, rule, repository, tag, manifest, catalog)
+    keys = signers(source, required, repository, tag, manifest.digest)
+    for requirement in required:
+        require_tag(source, requirement, repository, tag, manifest, catalog)
     digests = frozenset([manifest.digest, *(entry.digest for entry in entries)])
-    return Version(manifest=manifest, catalog=catalog, digests=digests, key=key)
-
-
-def _named(catalog: Catalog | None, repository: str, tag: str) -> str | None:
-    """Return the digest of the variant with a tag, or None if the catalog has no such variant."""
-    variants = catalog.variants if catalog else ()
-    return next((variant.digest for variant in variants if variant.reference == f"{repository}:{tag}"), None)
-
-
-def _signer(
-    source: ManifestSource,
-    policy: SignaturePolicy,
-    rule: SignatureRule,
-    repository: str,
-    tag: str,
-    manifest: Manifest,
-) -> Key:
-    """Return the key that signed a manifest or, for a variant's tag, the index of its version."""
-    identity = policy.identity(repository)
-    try:
-        return prove(source, repository, manifest.digest, rule.keys, identity)
-    except SignatureError:
-        of_version = _indexed(source, repository, tag, manifest.digest)
-        if of_version is None:
-            raise
-        return prove(source, repository, of_version, rule.keys, identity)
-
-
-def _check_tag(
-    source: ManifestSource,
-    rule: SignatureRule,
-    repository: str,
-    tag: str,
-    manifest: Manifest,
-    catalog: Catalog | None,
-) -> None:
-    """Raise SignatureError if the signed annotations or labels name another tag.
-
-    Tags are not signed: whoever controls the registry could present an old version as the new one.
-    """
-    if catalog:
-        tags = {version_of(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
-    else:
-        tags = _own_tags(source, repository, manifest)
-    if tags and tags != {tag} and tag not in rule.aliases:
-        message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
-        raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
-
-
-def _own_tags(source: ManifestSource, repository: str, manifest: Manifest) -> set[str]:
-    """Return the tag of a variant, from its annotations or labels; an empty set for other images."""
-    found = parse(manifest.raw, repository, Descriptor)
-    texts = found.annotations
-    if labels.VERSION not in texts and isinstance(found, ImageManifest) and found.config:
-        # An engine with the classic image store writes no annotations.
-        raw = source.content(repository, found.config.digest)
-        image = documents.Fields(documents.parse(raw, repository), repository).object_or_empty("config")
-        texts = image.named_texts("Labels")
-    parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
-    return {labels.tag(*map(str, parts))} if all(parts) else set()
-
-
-def _indexed(source: ManifestSource, repository: str, tag: str, digest: str) -> str | None:
-    """Return the digest of the version's index, if the image `digest` is in it as the variant named `tag`."""
-    version = version_of(tag)
-    manifest = source.manifest(repository, version) if version != tag else None
-    catalog = listed(manifest, repository, version) if manifest else None
-    return manifest.digest if manifest and _named(catalog, repository, tag) == digest else None
+    return Version(manifest=manifest, catalog=catalog, digests=digests, keys=keys)

@@ -8,7 +8,7 @@ from imagematrix.catalog import index, labels
 from imagematrix.catalog.registry import entry_of
 from imagematrix.compression import has_zstd
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.oci.manifest import INDEX, INDEXES, LIMIT
+from imagematrix.oci.manifest import INDEX, INDEXES, LIMIT, digest_of
 from imagematrix.reference import TAG
 from imagematrix.stores import plain_pull as plain
 from imagematrix.stores.registry import Complete, attestations, survey
@@ -60,6 +60,7 @@ def publish(  # noqa: PLR0913 - the version and the command's options
     chosen: Collection[str] = (),
     repair: bool = False,
     needed: Callable[[Sequence[IndexEntry]], Collection[str]] | None = None,
+    sign: Callable[[Sequence[str]], object] | None = None,
 ) -> Published:
     """Write the index of all variants of a version that the registry has, and tag it with the version.
 
@@ -68,7 +69,7 @@ def publish(  # noqa: PLR0913 - the version and the command's options
     that are moved to the index; only they ever move. The matrix names the cells, by platform, that answer a
     plain pull (`named`), and the `versions` of the image. If a cell has several images with different inputs,
     the one with a `chosen` tag is taken. Only cells that are `needed`, of those that the variants are of, are
-    added.
+    added. `sign` signs the manifests with these digests: the index, and each variant in it.
 
     Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
     variants of one cell have different inputs and none is chosen, if the version's tag has something else
@@ -116,6 +117,11 @@ def publish(  # noqa: PLR0913 - the version and the command's options
             raise UsageError(
                 f"{name}: an index of {len(listed)} variants is too large for a registry", remedy=remedy
             )
+        if sign:
+            # Before the tag: no node that requires signatures finds a version without them.
+            own = digest_of(raw)
+            registry.push_manifest(own, raw, INDEX)
+            sign([own, *listed])
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
         published = surveyed.published

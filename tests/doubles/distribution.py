@@ -270,6 +270,8 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             elif self.path.startswith("/token"):
                 server.forms.append(self.body.decode())
                 self.answer(200, server.token())
+            elif self.path == "/v2/":
+                self.answer(200)
             else:
                 name, kind, what = RESOURCE.fullmatch(urlsplit(self.path).path).groups()
                 getattr(self, f"{self.command.lower()}_{kind}")(server.repository(name), name, what)

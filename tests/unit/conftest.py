@@ -81,6 +81,13 @@ def _no_other_containers(monkeypatch):
     monkeypatch.setattr("imagematrix.allocation.other_engines.containers", lambda *_, **__: [])
 
 
+@pytest.fixture(autouse=True)
+def _no_policy(monkeypatch, tmp_path):
+    """Let no policy of this machine apply to a test."""
+    monkeypatch.setattr("imagematrix.trust.files.SITE", str(tmp_path / "etc" / "policy.json"))
+    monkeypatch.delenv("IMAGEMATRIX_POLICY", raising=False)
+
+
 @pytest.fixture
 def project(tmp_path):
     """A folder with a valid matrix and its template; call it with (old, new) pairs to modify it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
-from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Policy, Where
 from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
 from imagematrix.selection.selection import NothingFits
 
@@ -23,6 +23,7 @@ def command(
     nodes: Nodes,
     image: ImageName = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     gpus: Gpus = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -33,7 +34,14 @@ def command(
     from imagematrix.fleet.upgrade import parse
 
     classes = cluster(
-        nodes, image, catalog, gpus=gpus, allow_cpu=allow_cpu, where=where, drivers=parse(driver or ())
+        nodes,
+        image,
+        catalog,
+        gpus=gpus,
+        allow_cpu=allow_cpu,
+        where=where,
+        drivers=parse(driver or ()),
+        policy=policy,
     )
     if json:
         print_json(classes.to_json())

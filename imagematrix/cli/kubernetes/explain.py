@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
-from imagematrix.cli.options import AllowCpu, Json, Where
+from imagematrix.cli.options import AllowCpu, Json, Policy, Where
 from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
@@ -35,6 +35,7 @@ def command(
         typer.Option("--catalog", metavar="FILE|REF", help="A version that the pod may use; repeatable."),
     ],
     pods: Pods = None,
+    policy: Policy = None,
     used_as: Annotated[
         str | None,
         typer.Option("--as", metavar="NAME", help="The image's name in pods, as for `render policy`."),
@@ -66,7 +67,9 @@ def command(
     requested = used(given.pods)
     explanations = []
     for name in dict.fromkeys(catalog):
-        seen = view(known, open_catalog(name), name=used_as, allow_cpu=allow_cpu, where=conditions)
+        seen = view(
+            known, open_catalog(name, policy=policy), name=used_as, allow_cpu=allow_cpu, where=conditions
+        )
         explained = explain(shown, seen, by_name, requested)
         if explained:
             explanations.append(explained)

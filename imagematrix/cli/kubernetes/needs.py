@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import narrowed_catalog
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Policy, Where
 from imagematrix.cli.output import print_json, print_text
 from imagematrix.spelling import require_known
 
@@ -17,6 +17,7 @@ __all__ = ["command"]
 def command(
     image: Image,
     catalog: CatalogName = None,
+    policy: Policy = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
     dra_driver: Annotated[
@@ -34,7 +35,9 @@ def command(
     from imagematrix.kubernetes.yaml import dump
 
     require_known(dra_driver, DRA_DRIVERS, "--dra-driver")
-    needs = document(narrowed_catalog(image, catalog, where), allow_cpu=allow_cpu, dra_driver=dra_driver)
+    needs = document(
+        narrowed_catalog(image, catalog, where, policy), allow_cpu=allow_cpu, dra_driver=dra_driver
+    )
     if json:
         print_json(needs)
     else:

@@ -116,6 +116,7 @@ def cluster(
     allow_cpu: bool,
     where: Sequence[str] | None,
     drivers: Mapping[str, str] | None = None,
+    policy: Path | None = None,
 ) -> Classes:
     """Return the classes of the nodes in a file, each with its answer from the catalog that options name."""
     from imagematrix.kubernetes.classes import classes
@@ -125,7 +126,7 @@ def cluster(
     require_image(image, catalog)
     return classes(
         load(nodes, sys.stdin.buffer),
-        catalog_of(image, catalog),
+        catalog_of(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,
@@ -133,8 +134,10 @@ def cluster(
     )
 
 
-def narrowed_catalog(image: str, catalog: str | None, where: Sequence[str] | None) -> Catalog:
+def narrowed_catalog(
+    image: str, catalog: str | None, where: Sequence[str] | None, policy: Path | None
+) -> Catalog:
     """Return the catalog that options name, with only the variants that --where admits."""
     from imagematrix.selection.question import narrowed, parse
 
-    return narrowed(catalog_of(image, catalog), parse(where or ()))
+    return narrowed(catalog_of(image, catalog, policy), parse(where or ()))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import OnUnknown, denies
-from imagematrix.cli.options import AllowCpu, Where
+from imagematrix.cli.options import AllowCpu, Policy, Where
 from imagematrix.cli.output import info
 from imagematrix.errors import UsageError
 
@@ -42,6 +42,7 @@ def command(
     on_unknown: OnUnknown = "default",
     where: Where = None,
     allow_cpu: AllowCpu = False,
+    policy: Policy = None,
     events: Annotated[
         str | None,
         typer.Option(
@@ -85,6 +86,7 @@ def command(
             key=tls_key,
             listen=listen,
             options=options,
+            policy=policy,
             events=Events(lease) if lease else None,
         ),
         note=info,

@@ -35,7 +35,10 @@ GRACE_S = 10.0  # for reviews in progress, after that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """The settings of `imagematrix kubernetes webhook`; `listen` is ADDRESS:PORT, `events` writes Events."""
+    """The settings of `imagematrix kubernetes webhook`.
+
+    `listen` is ADDRESS:PORT, `events` writes Events, `policy` is the user's policy of signatures.
+    """
 
     catalogs: tuple[str, ...]
     nodes: NodeSource
@@ -44,6 +47,7 @@ class WebhookSettings:
     listen: str
     options: PolicyOptions
     events: Events | None = None
+    policy: Path | None = None
 
 
 def serve(settings: WebhookSettings, note: Callable[[str], None]) -> None:
@@ -74,7 +78,10 @@ async def _serve(
                 state.follow(),
                 certificate.follow(telemetry),
                 settings.nodes.follow(state, telemetry),
-                *(follow_catalog(catalog, state, telemetry) for catalog in settings.catalogs),
+                *(
+                    follow_catalog(catalog, state, telemetry, settings.policy)
+                    for catalog in settings.catalogs
+                ),
                 *([settings.events.follow(state, telemetry)] if settings.events else []),
             )
         ]

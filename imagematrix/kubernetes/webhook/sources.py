@@ -52,11 +52,16 @@ class NodesFile:
             await asyncio.sleep(FILE_S)
 
 
-async def follow_catalog(name: str, state: ClusterState, telemetry: Telemetry) -> None:
-    """Update `state` when the catalog `name` changes; while it cannot be read, the last one is used."""
+async def follow_catalog(
+    name: str, state: ClusterState, telemetry: Telemetry, policy: Path | None = None
+) -> None:
+    """Update `state` when the catalog `name` changes.
+
+    While it cannot be read, or its signatures do not satisfy a policy, the last one is used.
+    """
     while True:
         try:
-            state.put_catalog(name, await asyncio.to_thread(open_catalog, name))
+            state.put_catalog(name, await asyncio.to_thread(open_catalog, name, policy=policy))
         except ImagematrixError as error:
             telemetry.failed("catalog", error)
         await asyncio.sleep(CATALOG_S)

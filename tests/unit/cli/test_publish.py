@@ -5,6 +5,8 @@ import io
 import json
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from distribution import digest
 
 from imagematrix.builder import buildx
@@ -468,3 +470,24 @@ def test_build_reports_a_tag_moved_during_the_push(
     result = cli("build", "-f", matrix, "--push", *CPU)
     assert result.code == 7
     assert "from other inputs" in result.err
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_publish_signs_with_a_key(cli, image, repository, labels_of, tmp_path, monkeypatch):
+    private = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (tmp_path / "key.pem").write_bytes(
+        private.private_bytes(*form, serialization.BestAvailableEncryption(b"secret"))
+    )
+    own = labels_of("cpu-znver4")
+    repository.image(labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT]), own)
+    monkeypatch.delenv("COSIGN_PASSWORD", raising=False)
+    refused = cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem")
+    assert (refused.code, "v1" in repository.tags) == (2, False)
+    assert "set COSIGN_PASSWORD to its password" in refused.err
+    monkeypatch.setenv("COSIGN_PASSWORD", "secret")
+    signed = cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem")
+    assert "signed with key.pem: 2 manifests" in signed.err
+    assert signed.out == f"{image}:v1@{repository.tags['v1']}\n"
+    assert repository.tags[f"{repository.tags['v1'].replace(':', '-')}.sig"]
+    assert "signed with" not in cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem").err

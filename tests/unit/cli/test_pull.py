@@ -37,7 +37,8 @@ def pulled(monkeypatch):
     """The references that are pulled, with the options; the engine has none of them before."""
     calls = []
 
-    def pull(selection, *, report):
+    def pull(selection, *, policy, report):
+        assert policy is None, "no line of these tests gives one"
         calls.append(selection.selected)
         report(PullProgress(layers=2, downloaded=1, received=5_000_000))
         return f"{selection.selected}@{DIGEST}"

@@ -5,12 +5,14 @@ import pytest
 from imagematrix.allocation.usage import Consumer
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.cli import starting
+from imagematrix.errors import SignatureError
 from imagematrix.launcher.options import split
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
 from imagematrix.record import replace
 
 WEB = Consumer(kind="container", name="web")
 OLD, NEW = "535.261.03", "550.163.01"
+DIGEST = f"sha256:{'1' * 64}"
 HOST = Host(
     arch="x86_64",
     cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None),
@@ -81,3 +83,25 @@ def test_a_gpu_that_is_lost_during_the_wait_is_left_out(run, monkeypatch):
 
 def test_a_saved_host_is_not_read_again(run):
     assert run("--host node.json --wait 10s training:v1", NEW) == [f"training:v1-{OLD}"]
+
+
+@pytest.mark.parametrize(("upgraded", "checked"), [(OLD, [OLD]), (NEW, [OLD, NEW])])
+def test_another_choice_after_a_wait_is_checked_again(run, monkeypatch, upgraded, checked):
+    """A policy requires signatures, and docker's command gets the digest that is signed."""
+    asked = []
+
+    def require_signed(variant, policy):
+        asked.append((variant.driver.version, str(policy)))
+        return DIGEST
+
+    monkeypatch.setattr(starting, "require_signed", require_signed)
+    line = "--policy mine.json --pull never --wait 10s training:v1"
+    assert run(line, upgraded) == [f"training:v1-{upgraded}@{DIGEST}"]
+    assert list(dict.fromkeys(asked)) == [(version, "mine.json") for version in checked]
+
+
+def test_nothing_unsigned_is_started(run, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_text('{"schema": "imagematrix.policy/v1", "otherwise": "deny"}')
+    with pytest.raises(SignatureError, match="the policy allows no images of training"):
+        run(f"--policy {file} training:v1", OLD)

@@ -7,7 +7,7 @@ import pytest
 from double import Double, response
 
 from imagematrix.catalog.catalog import Catalog
-from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
 from imagematrix.launcher.launch import launch
 from imagematrix.launcher.pull import pull
 from imagematrix.record import replace
@@ -121,6 +121,17 @@ def test_an_image_is_pulled_before_it_is_launched(selection):
     with pytest.raises(UnknownImageError, match="manifest unknown"):
         launch(selection(), client=engine)
     assert engine.done == [("pull", f"{IMAGE}@{DIGEST}")]
+
+
+@pytest.mark.parametrize("start", [pull, launch])
+def test_signatures_are_checked_before_anything_is_pulled(selection, tmp_path, start):
+    """Nothing says where the catalog of a selection comes from."""
+    file = tmp_path / "policy.json"
+    file.write_text('{"schema": "imagematrix.policy/v1", "otherwise": "deny"}')
+    engine = Engine(registry=[f"{IMAGE}@{DIGEST}"])
+    with pytest.raises(SignatureError, match="the policy allows no images of ml/t"):
+        start(selection(), policy=file, client=engine)
+    assert engine.done == []
 
 
 def test_nothing_is_pulled_if_nothing_fits(make, no_engine, selection):  # noqa: ARG001 - for its effect

@@ -9,7 +9,7 @@ from signing import ANNOTATION, PAYLOAD, Signer, attach, pem
 
 from imagematrix.errors import UsageError
 from imagematrix.oci.manifest import INDEX
-from imagematrix.resolver.policy import SignaturePolicy
+from imagematrix.trust.policy import SignaturePolicy
 
 NAME = "registry.example:5000/ml/training"
 
@@ -35,7 +35,7 @@ def policy(tmp_path, signer):
 
 def test_signed_version_is_answered_and_its_key_logged(front, published, signer, policy):
     signer.sign(published.repository, published.repository.tags["v1"], NAME)
-    node = front("genoa-h200", policy=policy())
+    node = front("genoa-h200", policies=[policy()])
     assert node.pull("v1") == published.digests["sm90"]
     assert node.pull("v1-cpu") == published.digests["cpu-v3"]
     assert node.notes[0].endswith("the best of 1 that fit out of 3, signed with cosign.pub")
@@ -44,7 +44,7 @@ def test_signed_version_is_answered_and_its_key_logged(front, published, signer,
 
 
 def test_missing_signature_is_reported_in_answer_log_and_explain(front, published, policy):
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     status, message = node.pull("v1")
     assert status == 403
     index = published.repository.tags["v1"]
@@ -56,7 +56,7 @@ def test_missing_signature_is_reported_in_answer_log_and_explain(front, publishe
 
 
 def test_later_signature_is_accepted(front, published, signer, policy):
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull("v1")[0] == 403
     signer.sign(published.repository, published.repository.tags["v1"], NAME)
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -78,7 +78,7 @@ def test_signature_of_another_image_is_rejected(
     index = published.repository.tags["v1"]
     layer = signer.layer(published.repository, about or index, identity, kind=kind)
     attach(published.repository, index, [layer])
-    status, message = front(policy=policy()).pull("v1")
+    status, message = front(policies=[policy()]).pull("v1")
     assert (status, message) == (403, f"ml/training@{index} has no valid signature: {fault}")
 
 
@@ -86,13 +86,13 @@ def test_unknown_key_is_rejected_and_one_valid_signature_suffices(front, publish
     repository, index = published.repository, published.repository.tags["v1"]
     other = Signer(tmp_path, "other")
     other.sign(repository, index, NAME)
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
     attach(repository, index, [other.layer(repository, index, NAME), signer.layer(repository, index, NAME)])
     assert node.pull("v1") == published.digests["cpu-v3"]
     rule = {"repository": "ml/training", "keys": ["other.pub", "cosign.pub"]}
     other.sign(repository, index, NAME)
-    assert front(policy=policy(rules=[rule])).pull("v1") == published.digests["cpu-v3"]
+    assert front(policies=[policy(rules=[rule])]).pull("v1") == published.digests["cpu-v3"]
 
 
 def test_modified_payload_is_rejected(front, published, signer, policy):
@@ -102,7 +102,7 @@ def test_modified_payload_is_rejected(front, published, signer, policy):
     forged = repository.blobs[good["digest"]].replace(digest(b"another").encode(), index.encode())
     repository.blobs[digest(forged)] = forged
     attach(repository, index, [{**good, "digest": digest(forged)}])
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
     repository.blobs[good["digest"]] = (
         forged  # from a registry that answers with other content than requested
@@ -116,7 +116,7 @@ def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, 
     repository = published.repository
     for one in published.digests.values():
         signer.sign(repository, one, NAME)
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull("v1")[0] == 403
     assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"], "it is signed itself"
     (tag,) = (one for one in repository.tags if "cpu-v2" in one)
@@ -134,7 +134,7 @@ def test_signed_variant_is_not_a_version(front, published, signer, policy, annot
         annotations = document.pop("annotations")
         variant = repository.image(tag, annotations, layer=b"cpu-v2" * 1000)
     signer.sign(repository, variant, NAME)
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull(tag) == variant
     repository.tags["v1"] = repository.tags["tool"] = variant
     for wrong in ("v1", "tool"):
@@ -146,7 +146,7 @@ def test_media_type_sent_by_the_registry_is_not_trusted(front, published, signer
     repository, index = published.repository, published.repository.tags["v1"]
     signer.sign(repository, index, NAME)
     repository.manifests[index] = MANIFEST, repository.manifests[index][1]
-    node = front("genoa-h200", policy=policy())
+    node = front("genoa-h200", policies=[policy()])
     assert node.pull("v1") == published.digests["sm90"]
     raw = b"{"
     repository.put("v7", raw, MANIFEST)
@@ -159,7 +159,7 @@ def test_old_version_cannot_replace_a_new_one(front, published, signer, policy):
     signer.sign(repository, repository.tags["v1"], NAME)
     for tag in ("v2", "stable"):
         repository.tags[tag] = repository.tags["v1"]
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     status, message = node.pull("v2")
     assert (status, message) == (
         403,
@@ -172,7 +172,7 @@ def test_variant_tag_is_covered_by_the_signed_index(front, published, signer, po
     repository = published.repository
     signer.sign(repository, repository.tags["v1"], NAME)
     tags = {cell: tag for cell in published.digests for tag in repository.tags if f"-{cell}-" in tag}
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull(tags["cpu-v2"]) == published.digests["cpu-v2"]
     repository.tags[tags["cpu-v3"]] = published.digests["cpu-v2"]
     assert node.pull(tags["cpu-v3"])[0] == 403, "it is signed, but as another variant"
@@ -189,7 +189,7 @@ def test_images_without_variants_need_their_own_signature(front, upstream, signe
     entry = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": image, "size": 3}
     raw = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}).encode()
     index = repository.put("all", raw, INDEX)
-    node = front(policy=policy())
+    node = front(policies=[policy()])
     assert node.pull("trixie", "ml/tools")[0] == node.pull("all", "ml/tools")[0] == 403
     signer.sign(repository, index, "registry.example:5000/ml/tools")
     assert node.pull("all", "ml/tools") == index
@@ -201,11 +201,11 @@ def test_images_without_variants_need_their_own_signature(front, upstream, signe
 
 def test_policy_has_a_default_for_other_images(front, upstream, published, policy):
     other = upstream.repository("library/debian").image("trixie", {})
-    status, message = front(policy=policy()).pull("trixie", "library/debian")
+    status, message = front(policies=[policy()]).pull("trixie", "library/debian")
     assert (status, message) == (403, "the policy allows no images of library/debian")
-    assert front(policy=policy()).pull(other, "library/debian")[0] == 403
-    assert front(policy=policy(otherwise="allow")).pull("trixie", "library/debian") == other
-    assert front(policy=policy(otherwise="allow")).pull("v1")[0] == 403
+    assert front(policies=[policy()]).pull(other, "library/debian")[0] == 403
+    assert front(policies=[policy(otherwise="allow")]).pull("trixie", "library/debian") == other
+    assert front(policies=[policy(otherwise="allow")]).pull("v1")[0] == 403
     assert published.digests
 
 
@@ -223,7 +223,7 @@ def test_unreadable_signatures_are_ignored(front, published, policy, raw):
     published.repository.put(
         f"{index.replace(':', '-')}.sig", raw, "application/vnd.oci.image.manifest.v1+json"
     )
-    status, message = front(policy=policy()).pull("v1")
+    status, message = front(policies=[policy()]).pull("v1")
     assert status == 403
     assert "cannot be read" in message or "the list is empty" in message
 
@@ -232,13 +232,13 @@ def test_unreadable_signatures_are_ignored(front, published, policy, raw):
 def test_malformed_payload_is_rejected(front, published, signer, policy, payload):
     index = published.repository.tags["v1"]
     attach(published.repository, index, [signer.sealed(published.repository, payload)])
-    assert front(policy=policy()).pull("v1")[0] == 403
+    assert front(policies=[policy()]).pull("v1")[0] == 403
 
 
 def test_policy_defaults_to_the_upstream_registry(policy):
-    assert policy(registry=None).on("other:1/mirror").identity("ml/a") == "other:1/mirror/ml/a"
-    assert policy().on("other:1").identity("ml/a") == "registry.example:5000/ml/a"
-    assert policy(registry=None).on("").identity("ml/a") == "ml/a"
+    assert policy(registry=None).on("other:1/mirror").requirement("ml/a").identity == "other:1/mirror/ml/a"
+    assert policy().on("other:1").requirement("ml/a").identity == "registry.example:5000/ml/a"
+    assert policy(registry=None).on("").requirement("ml/a").identity == "ml/a"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_first_matching_rule_applies(policy, tmp_path):
         {"repository": "*", "keys": ["cosign.pub"]},
     ]
     loaded = policy(rules=rules)
-    assert [loaded.rule(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
+    assert [loaded.requirement(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
         "first.pub",
         "cosign.pub",
         "cosign.pub",

@@ -14,9 +14,9 @@ from signing import Signer
 from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.oci.manifest import Manifest
 from imagematrix.resolver import state, versions
-from imagematrix.resolver.policy import SignaturePolicy, SignatureRule
-from imagematrix.resolver.signature import Key
 from imagematrix.resolver.state import StateFolder
+from imagematrix.trust.policy import SignaturePolicy, SignatureRule
+from imagematrix.trust.signature import Key
 
 HERE = "r.example"  # the upstream
 LISTED = (
@@ -104,14 +104,14 @@ def test_saved_signatures_are_verified_again(front, upstream, published, folder,
         )
 
     (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
-    first = front(state=folder, policy=policy(signer.public))
+    first = front(state=folder, policies=[policy(signer.public)])
     assert first.pull(tag) == published.digests["cpu-v2"]
     assert first.pull("v1") == published.digests["cpu-v3"]
     away(upstream)
-    again = front(state=folder, policy=policy(signer.public))
+    again = front(state=folder, policies=[policy(signer.public)])
     assert again.pull("v1") == again.pull(published.digests["cpu-v3"]) == published.digests["cpu-v3"]
     assert again.pull(tag) == published.digests["cpu-v2"], "the signed index covers it"
-    other = front(state=folder, policy=policy(Signer(tmp_path, "other").public))
+    other = front(state=folder, policies=[policy(Signer(tmp_path, "other").public)])
     assert other.pull("v1")[0] == 502
     assert "it is not signed with other.pub" in other.notes[0]
 

@@ -3,8 +3,9 @@
 import pytest
 
 from imagematrix.catalog.catalog import Catalog, Variant
+from imagematrix.catalog.labels import version_of
 from imagematrix.errors import UsageError
-from imagematrix.resolver.tag import TagRequest, request, version
+from imagematrix.resolver.tag import TagRequest, request
 
 
 def catalog(*axes):
@@ -32,7 +33,7 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
     ],
 )
 def test_tag_words_are_accepted_in_any_order(tag, requested):
-    assert version(tag) == "v1"
+    assert version_of(tag) == "v1"
     assert request(tag, PYTHONS) == requested
 
 

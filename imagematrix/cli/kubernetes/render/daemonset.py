@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.cli.kubernetes.options import Nodes
 from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecret, WorkloadName
 from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, write
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -15,6 +15,7 @@ def command(
     nodes: Nodes,
     arguments: Arguments = None,
     catalog: CatalogName = None,
+    policy: Policy = None,
     only: Only = None,
     name: WorkloadName = None,
     gpus: PodGpus = None,
@@ -38,4 +39,5 @@ def command(
         pull_secret=pull_secret,
         where=where,
         allow_cpu=allow_cpu,
+        policy=policy,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
 from imagematrix.cli.kubernetes.render.options import Only, print_manifests
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -13,6 +13,7 @@ def command(
     image: Image,
     nodes: Nodes,
     catalog: CatalogName = None,
+    policy: Policy = None,
     only: Only = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -21,5 +22,5 @@ def command(
     from imagematrix.kubernetes.manifests import flavors
     from imagematrix.kubernetes.placed import chosen
 
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     print_manifests(flavors(chosen(grouped.classes, only or ())))

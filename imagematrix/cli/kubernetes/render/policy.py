@@ -8,7 +8,7 @@ import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, cluster, denies
 from imagematrix.cli.kubernetes.render.options import default_name, print_manifests, warn_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -17,6 +17,7 @@ def command(
     image: Image,
     nodes: Nodes,
     catalog: CatalogName = None,
+    policy: Policy = None,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="The policy's name; default: the image's, and version."),
@@ -30,14 +31,14 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
-    from imagematrix.kubernetes.admission import policy
+    from imagematrix.kubernetes.admission import policy as admitting
     from imagematrix.kubernetes.placed import require_labels
     from imagematrix.kubernetes.policy import objects
 
     deny = denies(on_unknown)
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)
     version = f"{grouped.catalog.image}:{grouped.catalog.version}"
     named = f"{default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
-    print_manifests(objects(policy(used_as or version, grouped, deny=deny), name or named))
+    print_manifests(objects(admitting(used_as or version, grouped, deny=deny), name or named))
     warn_of(grouped.classes)

@@ -8,7 +8,7 @@ import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
 from imagematrix.cli.kubernetes.render.options import Only, PullSecret, default_name, print_manifests, warn_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -20,6 +20,7 @@ def command(
     image: Image,
     nodes: Nodes,
     catalog: CatalogName = None,
+    policy: Policy = None,
     only: Only = None,
     name: Annotated[
         str | None,
@@ -37,7 +38,7 @@ def command(
     from imagematrix.kubernetes.placed import chosen
     from imagematrix.kubernetes.prepull import prepull
 
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     classes = chosen(grouped.classes, only or ())
     named = name or f"{default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
     print_manifests(prepull(named, classes, pause=pause, pull_secret=pull_secret))

@@ -16,7 +16,7 @@ from imagematrix.cli.kubernetes.render.options import (
     print_manifests,
     warn_of,
 )
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def counted(kind: str, what: str) -> Callable[..., None]:
         nodes: Nodes,
         arguments: Arguments = None,
         catalog: CatalogName = None,
+        policy: Policy = None,
         only: Only = None,
         name: WorkloadName = None,
         gpus: PodGpus = None,
@@ -67,6 +68,7 @@ def counted(kind: str, what: str) -> Callable[..., None]:
             pull_secret=pull_secret,
             where=where,
             allow_cpu=allow_cpu,
+            policy=policy,
         )
 
     command.__doc__ = what
@@ -88,12 +90,13 @@ def write(
     pull_secret: str | None,
     where: Sequence[str] | None,
     allow_cpu: bool,
+    policy: Path | None,
 ) -> None:
     """Print the manifests of a workload, and warn of classes that get no pods."""
     from imagematrix.kubernetes.manifests import Workload, manifests
     from imagematrix.kubernetes.placed import chosen
 
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     classes = chosen(grouped.classes, only or ())
     workload = Workload(
         name=name or default_name(grouped),

@@ -1,20 +1,21 @@
-"""The policy of required signatures: the file for `imagematrix resolver --policy`."""
+"""Policies: which images need a signature, by which keys."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import SignatureError
-from imagematrix.resolver.signature import Key
+from imagematrix.trust.signature import Key, Requirement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
-__all__ = ["SignaturePolicy", "SignatureRule"]
+__all__ = ["SignaturePolicy", "SignatureRule", "load_policies", "requirements"]
 
 SCHEMA = "imagematrix.policy/v1"
 LIMIT = 1024 * 1024  # bytes of the file
@@ -66,8 +67,8 @@ class SignaturePolicy:
         """Return the policy with `registry` in the names of signed repositories, unless it names another."""
         return self if self.registry else replace(self, registry=registry)
 
-    def rule(self, repository: str) -> SignatureRule | None:
-        """Return the rule for a repository, or None if it needs none.
+    def requirement(self, repository: str) -> Requirement | None:
+        """Return what is required of a repository, or None if it needs no signature.
 
         Raises SignatureError if there is no rule and other images are denied.
         """
@@ -76,11 +77,21 @@ class SignaturePolicy:
         )
         if rule is None and not self.allows_others:
             raise SignatureError(f"the policy allows no images of {repository}")
-        return rule
+        if rule is None:
+            return None
+        identity = f"{self.registry}/{repository}" if self.registry else repository
+        return Requirement(keys=rule.keys, aliases=rule.aliases, identity=identity)
 
-    def identity(self, repository: str) -> str:
-        """Return the name of a repository in its signatures."""
-        return f"{self.registry}/{repository}" if self.registry else repository
+
+def load_policies(files: Iterable[str]) -> tuple[SignaturePolicy, ...]:
+    """Return the policies in `files`; raise UsageError."""
+    return tuple(SignaturePolicy.load(Path(file)) for file in files)
+
+
+def requirements(policies: Iterable[SignaturePolicy], repository: str) -> tuple[Requirement, ...]:
+    """Return what all policies require of a repository; raise SignatureError if one of them denies it."""
+    required = [policy.requirement(repository) for policy in policies]
+    return tuple(one for one in required if one is not None)
 
 
 def _rule(fields: documents.Fields, folder: Path) -> SignatureRule:

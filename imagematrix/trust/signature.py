@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.manifest import Manifest
 
-__all__ = ["Key", "ManifestSource", "is_signature", "prove", "signature_tag"]
+__all__ = ["Key", "ManifestSource", "Requirement", "is_signature", "prove", "signature_tag"]
 
 SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -82,12 +82,25 @@ class Key:
         return True
 
 
-def prove(source: ManifestSource, repository: str, digest: str, keys: Sequence[Key], identity: str) -> Key:
-    """Return the one of `keys` that has signed the manifest `digest` as an image of `identity`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What a policy requires of a repository: a signature by one of `keys` that names it `identity`.
+
+    `aliases` are tags that may point to any version.
+    """
+
+    keys: tuple[Key, ...]
+    aliases: frozenset[str]
+    identity: str
+
+
+def prove(source: ManifestSource, repository: str, digest: str, requirement: Requirement) -> Key:
+    """Return the key that has signed the manifest `digest` as `requirement` says.
 
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
     cannot be read.
     """
+    keys, identity = requirement.keys, requirement.identity
     tag = signature_tag(digest)
     manifest = source.manifest(repository, tag)
     if manifest is None:

@@ -1,0 +1,159 @@
+"""Signing manifests in their registry, in both forms that cosign reads.
+
+The older form is a list of signatures under the tag sha256-HEX.sig. The newer one is a bundle of Sigstore: a
+signed statement of in-toto about the digest, in a manifest that refers to the signed one
+(github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). Registries that cannot list what refers to a
+manifest have the list under the tag sha256-HEX (OCI distribution specification, "Referrers Tag Schema").
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from imagematrix.catalog.signed import RepositorySource, identity
+from imagematrix.errors import SignatureError
+from imagematrix.oci.manifest import IMAGE, INDEX, Descriptor, ImageIndex, ImageManifest, digest_of, parse
+from imagematrix.trust.signature import PAYLOAD, SIGNATURE, Requirement, prove, signature_tag
+from imagematrix.trust.signing import payload
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.oci.registry import Registry
+    from imagematrix.trust.signing import SigningKey
+
+__all__ = ["sign"]
+
+REQUESTS = 8  # at the same time
+CONFIG = "application/vnd.oci.image.config.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+STATEMENT = "application/vnd.in-toto+json"
+PREDICATE = "https://sigstore.dev/cosign/sign/v1"
+
+
+def sign(registry: Registry, key: SigningKey, digests: Iterable[str]) -> int:
+    """Sign manifests of a repository that have no signature by this key yet; return how many they are.
+
+    Signatures by other keys stay. Raises EngineError if the registry refuses.
+    """
+    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        return sum(pool.map(partial(_sign, registry, key), dict.fromkeys(digests)))
+
+
+def _sign(registry: Registry, key: SigningKey, digest: str) -> bool:
+    name = identity(registry.name)
+    required = Requirement(keys=(key.public,), aliases=frozenset(), identity=name)
+    try:
+        prove(RepositorySource(registry), registry.name, digest, required)
+    except SignatureError:
+        # The tag last: once it is there, so is the bundle.
+        _refer(registry, digest, _bundle(key, digest))
+        _tag(registry, digest, key, payload(name, digest))
+        return True
+    return False
+
+
+def _tag(registry: Registry, digest: str, key: SigningKey, content: bytes) -> None:
+    """Add a signature to those under the tag of a manifest."""
+    tag = signature_tag(digest)
+    present = registry.manifest(tag)
+    found = parse(present.raw, tag, Descriptor) if present else None
+    layers = [layer.to_json() for layer in found.layers or ()] if isinstance(found, ImageManifest) else []
+    for layer in layers:
+        layer.pop("platform", None)
+    signature = base64.b64encode(key.sign(content)).decode()
+    layers.append({**_pushed(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}})
+    config = {
+        "architecture": "",
+        "os": "",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
+    }
+    registry.push_manifest(tag, *_manifest(_pushed(registry, _json(config), CONFIG), layers))
+
+
+def _bundle(key: SigningKey, digest: str) -> bytes:
+    """Return the bundle that signs a manifest."""
+    algorithm, _, number = digest.partition(":")
+    statement = _json(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"digest": {algorithm: number}}],
+            "predicateType": PREDICATE,
+            "predicate": {},
+        }
+    )
+    # What DSSE signs (github.com/secure-systems-lab/dsse/blob/master/protocol.md).
+    encoded = b"DSSEv1 %d %s %d %s" % (len(STATEMENT), STATEMENT.encode(), len(statement), statement)
+    public = key.public.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return _json(
+        {
+            "mediaType": BUNDLE,
+            "verificationMaterial": {"publicKey": {"hint": _base64(hashlib.sha256(public).digest())}},
+            "dsseEnvelope": {
+                "payload": _base64(statement),
+                "payloadType": STATEMENT,
+                "signatures": [{"sig": _base64(key.sign(encoded))}],
+            },
+        }
+    )
+
+
+def _refer(registry: Registry, digest: str, bundle: bytes) -> None:
+    """Store a bundle in a manifest that refers to another one."""
+    subject = registry.manifest(digest)
+    if subject is None:
+        raise SignatureError(f"{registry.name}@{digest} cannot be signed: the registry does not have it")
+    raw, media_type = _manifest(
+        _pushed(registry, b"{}", EMPTY),
+        [_pushed(registry, bundle, BUNDLE)],
+        artifactType=BUNDLE,
+        subject={"mediaType": subject.media_type, "digest": digest, "size": len(subject.raw)},
+        annotations={
+            "dev.sigstore.bundle.content": "dsse-envelope",
+            "dev.sigstore.bundle.predicateType": PREDICATE,
+        },
+    )
+    own = digest_of(raw)
+    registry.push_manifest(own, raw, media_type)
+    if registry.referrers(digest) is not None:
+        return
+    tag = digest.replace(":", "-")
+    present = registry.manifest(tag)
+    found = parse(present.raw, tag, Descriptor) if present else None
+    listed = json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
+    entry = {"mediaType": media_type, "digest": own, "size": len(raw), "artifactType": BUNDLE}
+    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
+    registry.push_manifest(tag, _json(document), INDEX)
+
+
+def _manifest(
+    config: Mapping[str, object], layers: list[dict[str, object]], **more: object
+) -> tuple[bytes, str]:
+    document = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": layers, **more}
+    return _json(document), IMAGE
+
+
+def _pushed(registry: Registry, content: bytes, media_type: str) -> dict[str, object]:
+    """Push a blob; return its descriptor."""
+    digest = digest_of(content)
+    if not registry.has_blob(digest):
+        registry.push_blob(digest, io.BytesIO(content))
+    return {"mediaType": media_type, "digest": digest, "size": len(content)}
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,0 +1,1 @@
+"""Signatures of images, and the policies that require them."""
