@@ -32,8 +32,8 @@ OTHERS = (
     "jinja2",
     "prometheus-client",
     "protobuf",
+    "pynacl",
     "pyyaml",
-    "ruamel.yaml",
     "yarl",
     "zstandard",
 )

@@ -17,10 +17,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_private_key, load_pem_private_key
+from nacl.exceptions import CryptoError
+from nacl.secret import SecretBox
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.trust.secretbox import KEY, NONCE, unseal
 from imagematrix.trust.signature import KEY_LIMIT, TYPE, Key
 
 TYPE_CHECKING = False
@@ -101,13 +102,13 @@ def _opened(text: bytes, where: str, password: str | None) -> bytes:
         r=cost.integer("r"),
         p=cost.integer("p"),
         maxmem=MEMORY,
-        dklen=KEY,
+        dklen=SecretBox.KEY_SIZE,
     )
     nonce = base64.b64decode(cipher.text("nonce"))
-    opened = unseal(base64.b64decode(fields.text("ciphertext")), nonce, key) if len(nonce) == NONCE else None
-    if opened is None:
-        raise UsageError(f"{where} cannot be decrypted", remedy=f"check {PASSWORD}")
-    return opened
+    try:
+        return SecretBox(key).decrypt(base64.b64decode(fields.text("ciphertext")), nonce)
+    except (CryptoError, ValueError) as error:
+        raise UsageError(f"{where} cannot be decrypted", remedy=f"check {PASSWORD}") from error
 
 
 def _encrypted(path: Path) -> UsageError:

@@ -8,7 +8,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from imagematrix.errors import UsageError
-from imagematrix.trust.secretbox import unseal
 from imagematrix.trust.signature import Key
 from imagematrix.trust.signing import SigningKey
 
@@ -106,19 +105,3 @@ def test_other_kinds_of_keys_are_refused(stored):
         SigningKey.load(file, None)
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         SigningKey.load(file.with_name("nowhere.key"), None)
-
-
-def test_box_of_the_library_nacl_is_opened():
-    """The example of NaCl's own tests (tests/secretbox.c)."""
-    key = bytes.fromhex("1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389")
-    nonce = bytes.fromhex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37")
-    box = bytes.fromhex(
-        "f3ffc7703f9400e52a7dfb4b3d3305d98e993b9f48681273c29650ba32fc76ce48332ea7164d96a4476fb8c531a1186a"
-        "c0dfc17c98dce87b4da7f011ec48c97271d2c20f9b928fe2270d6fb863d51738b48eeee314a7cc8ab932164548e526ae"
-        "90224368517acfeabd6bb3732bc0e9da99832b61ca01b6de56244a9e88d5f9b37973f622a43d14a6599b1f654cb45a74"
-        "e355a5"
-    )
-    content = unseal(box, nonce, key)
-    assert content is not None
-    assert content.hex().startswith("be075fc53c81f2d5cf141316ebeb0c7b")
-    assert unseal(box[:-1], nonce, key) is None
