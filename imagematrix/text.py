@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONTROL", "headline", "line", "plain", "shortened", "visible"]
+__all__ = ["CONTROL", "counted", "headline", "line", "plain", "shortened", "visible"]
 
 # Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
 # the direction of text, which can disguise a line. Patterns are compiled when they are first used, because
@@ -37,6 +37,11 @@ def plain(text: str) -> str:
 def headline(error: str) -> str:
     """Return an error in one line: its last, in which builds report the cause."""
     return next((line.strip() for line in reversed(plain(error).split("\n")) if line.strip()), "failed")
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return "1 image" or "2 images"; `plural` is the form of a noun that does not just take an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
 
 
 def shortened(words: Sequence[str], most: int, glue: str = ", ", more: str = " and {} more") -> str:

@@ -23,6 +23,7 @@ from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.gpu_request.choice import label, memory_mib, merged
 from imagematrix.gpu_request.spec import names
 from imagematrix.record import Record, replace
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class _Demand(Record):
 
     def __str__(self) -> str:
         mig_only = all(len(gpu.mig or ()) == 1 for gpu in self.also + self.gpus)
-        gpus = _counted(len(self.also) + self.count, "MIG device" if mig_only else "GPU")
+        gpus = counted(len(self.also) + self.count, "MIG device" if mig_only else "GPU")
         return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB free"
 
 
@@ -226,7 +227,7 @@ def _large_enough(choice: Choice, vram_mib: int | None) -> Choice:
             remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
         )
     sizes = ", ".join(f"{label(gpu)} has {total} MiB" for gpu, total in totals.items())
-    raise UsageError(f"requested {_counted(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}")
+    raise UsageError(f"requested {counted(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}")
 
 
 def _try(
@@ -238,7 +239,7 @@ def _try(
 ) -> Claim | str:
     """Return the claim, or the reason why there is none yet; call this while holding the turn."""
     holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
-    queued = f"{_counted(len(ahead), 'launch', 'launches')} ahead in the queue"
+    queued = f"{counted(len(ahead), 'launch', 'launches')} ahead in the queue"
     queued += f" ({holders})" if holders else ""
     eligible = demand.also + demand.gpus
     count = len(demand.also) + demand.count
@@ -369,7 +370,3 @@ def _reason(slot: Slot) -> str:
 
 def _busy(reason: str) -> GpusBusyError:
     return GpusBusyError(reason, remedy="run `imagematrix gpus` for details, or wait with --wait 10m")
-
-
-def _counted(count: int, noun: str, plural: str = "") -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {plural or f'{noun}s'}"

@@ -9,9 +9,10 @@ import typer
 
 from imagematrix import documents, files
 from imagematrix.cli.auditing import Platform, References, audited
-from imagematrix.cli.output import counted, info, print_json, warn, writing
+from imagematrix.cli.output import info, print_json, warn, writing
 from imagematrix.errors import UsageError
 from imagematrix.reference import DIGEST, TAG, split
+from imagematrix.text import counted
 
 __all__ = ["command"]
 

@@ -24,9 +24,10 @@ from imagematrix.cli.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text, warn, writing
+from imagematrix.cli.output import info, info_raw, print_error, print_json, print_text, warn, writing
 from imagematrix.cli.planning import locked, sharding, workshop
 from imagematrix.errors import ImagematrixError
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from imagematrix.cli.options import (
     Policy,
     Where,
 )
-from imagematrix.cli.output import counted, escaped, folded, names, print_json, print_lines, table, writing
+from imagematrix.cli.output import escaped, folded, names, print_json, print_lines, table, writing
 from imagematrix.selection.selection import NothingFits
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

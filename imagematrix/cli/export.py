@@ -11,12 +11,13 @@ import typer
 from imagematrix import files
 from imagematrix.cli.needing import needing
 from imagematrix.cli.options import AllowContext, AtMost, File, ForHosts, Only
-from imagematrix.cli.output import counted, info, writing
+from imagematrix.cli.output import info, writing
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.export.targets import TARGETS
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.spelling import require_known
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

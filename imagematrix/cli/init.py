@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import counted, info
+from imagematrix.cli.output import info
 from imagematrix.errors import UnservedError, UsageError
 from imagematrix.spelling import nearest
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

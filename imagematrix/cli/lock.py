@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import AllowContext, File, Json
-from imagematrix.cli.output import counted, info, print_json
+from imagematrix.cli.output import info, print_json
+from imagematrix.text import counted
 
 __all__ = ["command"]
 

@@ -9,10 +9,11 @@ from rich.markup import escape
 
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import CatalogName, Json, Policy, Where
-from imagematrix.cli.output import counted, print_json, print_text, table
+from imagematrix.cli.output import print_json, print_text, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
 from imagematrix.selection.rules.device_code import served
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -119,7 +119,7 @@ class HostNeeds:
         """Return what the Plan and Build documents say of the hosts."""
         images = [
             {
-                "catalog": self._known(candidates).to_json(),
+                "catalog": candidates.knowing(self.facts).catalog.to_json(),
                 "plain_pull": dict(candidates.plain_pull),
                 "needed": sorted(one.variants),
                 "unserved": [some.to_json() for some in one.unserved],
@@ -129,19 +129,11 @@ class HostNeeds:
         ]
         return {"hosts": len(self._hosts), "images": images}
 
-    def _known(self, candidates: Candidates) -> Catalog:
-        """Return the catalog of candidates with the facts in place of promises."""
-        from imagematrix.record import replace
-
-        catalog = candidates.catalog
-        variants = tuple([self.facts.get(variant.reference, variant) for variant in catalog.variants])
-        return replace(catalog, variants=variants)
-
     def _needed(self, candidates: Candidates) -> Needed:
         """Return which candidates hosts need, with the default of each of their architectures."""
         from imagematrix.fleet.needed import needed
 
-        catalog = self._known(candidates)
+        catalog = candidates.knowing(self.facts).catalog
         always = plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
         return needed(self._hosts, catalog, always=always, limit=self._at_most)
 

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import AllowContext, File, Json, Only, Policy
-from imagematrix.cli.output import counted, escaped, folded, info, names, print_json, print_lines, table
-from imagematrix.text import shortened
+from imagematrix.cli.output import escaped, folded, info, names, print_json, print_lines, table
+from imagematrix.text import counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "console",
-    "counted",
     "escaped",
     "folded",
     "info",
@@ -77,11 +76,6 @@ def writing(path: Path | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{path or error.filename}: {error.strerror}") from error
-
-
-def counted(number: int, noun: str) -> str:
-    """Return "1 image" or "2 images"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def escaped(text: str) -> str:

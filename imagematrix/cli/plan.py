@@ -21,10 +21,11 @@ from imagematrix.cli.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.output import counted, info, print_error, print_json, table
+from imagematrix.cli.output import info, print_error, print_json, table
 from imagematrix.cli.planning import compared, sharding, warn_of_lost, warn_of_unseen
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -139,8 +139,7 @@ def planned(
     """Return the plan of the matrix in `file`, with the base images in its lock.
 
     Contexts may be in the matrix' folder and in the folders `contexts`. With `needs`, only cells that hosts
-    need are planned. Raises UsageError if `--only` is
-    invalid, or if an image to push has no registry.
+    need are planned. Raises UsageError if `--only` is invalid, or if an image to push has no registry.
     """
     from imagematrix.axis_conditions import ConditionError
     from imagematrix.matrix.load import load

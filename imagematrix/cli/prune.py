@@ -9,9 +9,10 @@ import typer
 
 from imagematrix.cli import completing
 from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
-from imagematrix.cli.output import counted, escaped, info, print_json, table
-from imagematrix.cli.retaining import retention, shown_completely, unserved
-from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.cli.output import escaped, info, print_json, table
+from imagematrix.cli.retaining import counting, retention, shown_completely, unserved
+from imagematrix.errors import UsageError
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,12 +84,8 @@ def command(
         return
     shown_completely()
     removed: list[Held] = []
-    try:
+    with counting(removed, what):
         carry_out(shown, look, removed.append)
-    except ImagematrixError:
-        if removed:
-            info(f"removed {len(removed)} of {what}")
-        raise
     info(f"removed {what}")
 
 

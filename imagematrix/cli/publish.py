@@ -13,10 +13,11 @@ from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli.needing import needing
 from imagematrix.cli.options import AtMost, ForHosts, Json
-from imagematrix.cli.output import counted, info, print_json, print_text
+from imagematrix.cli.output import info, print_json, print_text
 from imagematrix.cli.planning import never_pushed
 from imagematrix.engine.releases import ZSTD_LAYERS
 from imagematrix.errors import EngineError, TagMovedError, UsageError
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from imagematrix.cli.output import counted, info, info_raw
-from imagematrix.text import line
+from imagematrix.cli.output import info, info_raw
+from imagematrix.text import counted, line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
-from imagematrix.cli.output import counted, warn
-from imagematrix.errors import UsageError
-from imagematrix.text import shortened
+from imagematrix.cli.output import info, warn
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.text import counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence, Sized
     from pathlib import Path
 
     from imagematrix.stores.retention import Retention
 
-__all__ = ["retention", "shown_completely", "unserved"]
+__all__ = ["counting", "retention", "shown_completely", "unserved"]
 
 SHOWN = 5  # hosts
 
@@ -47,3 +48,14 @@ def unserved(names: Sequence[str]) -> None:
 def shown_completely() -> None:
     """Write what was printed to stdout to its end: nothing may be removed that was not shown."""
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def counting(removed: Sized, whole: str) -> Iterator[None]:
+    """If an error ends the removal of the `whole`, say how much was `removed` before."""
+    try:
+        yield
+    except ImagematrixError:
+        if removed:
+            info(f"removed {len(removed)} of {whole}")
+        raise

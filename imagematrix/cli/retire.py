@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
-from imagematrix.cli.output import counted, escaped, info, print_json, print_lines, print_text, table
-from imagematrix.cli.retaining import retention, shown_completely, unserved
-from imagematrix.errors import ImagematrixError, UnknownImageError, UsageError
+from imagematrix.cli.output import escaped, info, print_json, print_lines, print_text, table
+from imagematrix.cli.retaining import counting, retention, shown_completely, unserved
+from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.spelling import nearest
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,12 +64,8 @@ def command(
         return
     shown_completely()
     removed: list[Removal] = []
-    try:
+    with counting(removed, counted(len(shown.removals), "manifest")):
         stuck = carry_out(shown, wanted, removed.append)
-    except ImagematrixError:
-        if removed:
-            info(f"removed {len(removed)} of {counted(len(shown.removals), 'manifest')}")
-        raise
     for removal in stuck:
         info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
     done = f"removed {counted(len(removed), 'manifest')} of {versions}"

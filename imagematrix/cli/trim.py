@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import counted, info, print_json, table, warn
+from imagematrix.cli.output import info, print_json, table, warn
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

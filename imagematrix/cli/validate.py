@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagematrix.cli.options import AllowContext, File
-from imagematrix.cli.output import counted, info
+from imagematrix.cli.output import info
 from imagematrix.errors import UsageError
-from imagematrix.text import shortened
+from imagematrix.text import counted, shortened
 
 __all__ = ["command"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from imagematrix.cli.auditing import Platform, References, audited
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import counted, print_json, print_text
+from imagematrix.cli.output import print_json, print_text
 from imagematrix.errors import AuditError
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

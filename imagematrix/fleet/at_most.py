@@ -89,9 +89,7 @@ def at_most(
     order = _order(demands, always)
     place = {reference: index for index, reference in enumerate(order)}
     scale = _LossScale(demands)
-    counts: Counter[tuple[tuple[str, LossCounts], ...]] = (
-        Counter()
-    )  # hosts that lose the same by each variant
+    counts: Counter[tuple[tuple[str, LossCounts], ...]] = Counter()  # hosts that lose the same by each
     for one in demands:
         counts[one.fits] += len(one.hosts)
     found = median(

@@ -37,10 +37,10 @@ def pull(
     """Pull the image of `selection` unless the engine has it, and return REFERENCE@DIGEST.
 
     Its signatures are checked first, as the site's policy and the user's require: the file `policy`, or else
-    the one that the environment names.
-    An image that only the engine has stays as it is; the answer has no digest if the engine keeps no
-    manifests. Raises what `ensure` does, UsageError if nothing was selected, AuditError if the name now
-    stands for an image that was built on the variant, and SignatureError if a signature is missing or wrong.
+    the one that the environment names. An image that only the engine has stays as it is; the answer has no
+    digest if the engine keeps no manifests. Raises what `ensure` does, UsageError if nothing was selected,
+    AuditError if the name now stands for an image that was built on the variant, and SignatureError if a
+    signature is missing or wrong.
     """
     variant = selection.variant
     if variant is None:

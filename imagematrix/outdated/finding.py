@@ -20,8 +20,8 @@ class AgeFinding:
     """Something of a `kind` (base, driver, toolkit, wheel) that is outdated, or unknown if `now` is None.
 
     `used` is what the matrix uses, `now` what there is instead, `why` a sentence. `source` is what was asked,
-    `date` the date of a table. `cells` are the references that it concerns, without input digests, with
-    image, version and cell; `hosts` those that would choose one of them.
+    `date` the date of a table. `items` are the planned cells that it concerns, `hosts` those that would
+    choose one of them.
     """
 
     kind: str

@@ -32,6 +32,11 @@ class Candidates:
     catalog: Catalog
     plain_pull: Mapping[str, str]
 
+    def knowing(self, facts: Mapping[str, Variant]) -> Candidates:
+        """Return them with `facts`, by reference, in place of what their cells promise."""
+        variants = tuple([facts.get(variant.reference, variant) for variant in self.catalog.variants])
+        return Candidates(catalog=replace(self.catalog, variants=variants), plain_pull=self.plain_pull)
+
 
 def name(image: str, version: str, cell: str) -> str:
     """Return the reference of a cell's image without an input digest, which is the same for every build."""

@@ -148,8 +148,9 @@ def _cell(**axes: str) -> Cell:
 def _suiting(kind: Kind, releases: Sequence[str]) -> list[Cell]:
     """Return the feasible cells that fit a kind of hardware, with its best march and one driver."""
     cells = [cell for cell in _imaginable(kind, releases) if not infeasible(cell)]
-    fits = Selector(_catalog(cells)).explain(kind.sample).fits
-    fitting = [cell for cell in cells if claim(cell).reference in fits]
+    catalog = _catalog(cells)
+    fits = Selector(catalog).explain(kind.sample).fits
+    fitting = [cell for one, cell in zip(catalog.variants, cells, strict=True) if one.reference in fits]
     return [cell for cell in fitting if cell.driver == fitting[0].driver]
 
 
@@ -231,8 +232,9 @@ def _best(kind: Kind, cells: Sequence[Cell]) -> Cell | None:
 
 def _best_of(cells: Sequence[Cell], host: Host, *, gpus: str | None) -> Cell | None:
     """Return the cell that a host would choose, or None."""
-    by_reference = {claim(cell).reference: cell for cell in cells}
-    ranked = Selector(_catalog(cells)).explain(host, gpus=gpus).decision.ranked
+    catalog = _catalog(cells)
+    by_reference = {one.reference: cell for one, cell in zip(catalog.variants, cells, strict=True)}
+    ranked = Selector(catalog).explain(host, gpus=gpus).decision.ranked
     return by_reference[ranked[0].reference] if ranked else None
 
 

@@ -10,7 +10,7 @@ from imagematrix.matrix import words
 from imagematrix.matrix.matrix import NO_CUDA
 from imagematrix.proposal.cells import COMPILER
 from imagematrix.proposal.rules import rules
-from imagematrix.text import line, shortened
+from imagematrix.text import counted, line, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ def _check(drivers: str, versions: Sequence[str]) -> None:
         raise UsageError(f"--drivers: {drivers!r} is neither a path nor an https address", remedy=remedy)
     baked = [version for version in versions if version != words.HOST_DRIVER]
     if len(baked) > 1 and "{version}" not in drivers:
-        counted = f"{len(baked)} versions of the driver"
-        raise UsageError(f"--drivers: {drivers} has no {{version}}, and there are {counted}", remedy=remedy)
+        several = f"{len(baked)} versions of the driver"
+        raise UsageError(f"--drivers: {drivers} has no {{version}}, and there are {several}", remedy=remedy)
 
 
 def _head(proposed: Proposed) -> Iterator[str]:
-    cells = _counted(len(proposed.points), "cell")
-    nodes = _counted(proposed.served, "node")
+    cells = counted(len(proposed.points), "cell")
+    nodes = counted(proposed.served, "node")
     yield f"# One image for each kind of node of a fleet: {cells} for {nodes}."
     yield "# `imagematrix plan` shows the cells; write what they contain into the template."
     for reason in unserved(proposed):
@@ -90,7 +90,7 @@ def _head(proposed: Proposed) -> Iterator[str]:
         written = [_word(value) for value in values]
         width = max(map(len, written))
         for value, word in zip(values, written, strict=True):
-            nodes = _counted(proposed.hosts(axis, value), "node")
+            nodes = counted(proposed.hosts(axis, value), "node")
             yield f"    - {word:{width}}  # {nodes}: {_reason(proposed, axis, value)}"
 
 
@@ -145,7 +145,3 @@ def _word(value: str) -> str:
     return (
         value if PLAIN.fullmatch(value) and (value == NO_CUDA or value not in KEYWORDS) else json.dumps(value)
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
 from imagematrix.planning.claims import Candidates, name
-from imagematrix.record import replace
 from imagematrix.reports.outcome import BUILT
 
 TYPE_CHECKING = False
@@ -17,10 +16,7 @@ __all__ = ["Known"]
 
 
 class Known:
-    """The candidates of several documents; of those that were built, what their builds found.
-
-    `built` are their references.
-    """
+    """The candidates of several documents; of those that were built, what their builds found."""
 
     def __init__(self) -> None:
         self._candidates: dict[tuple[str, str], Candidates] = {}
@@ -47,18 +43,7 @@ class Known:
             raise UsageError(
                 "no document says what hosts choose from", remedy="run the builds, or plan --json, with --for"
             )
-        return [
-            Candidates(
-                catalog=replace(
-                    one.catalog,
-                    variants=tuple(
-                        self._found.get(variant.reference, variant) for variant in one.catalog.variants
-                    ),
-                ),
-                plain_pull=one.plain_pull,
-            )
-            for one in self._candidates.values()
-        ]
+        return [one.knowing(self._found) for one in self._candidates.values()]
 
 
 def _name(outcome: Outcome) -> str:

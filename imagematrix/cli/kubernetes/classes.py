@@ -6,8 +6,9 @@ import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
 from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Policy, Where
-from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
+from imagematrix.cli.output import escaped, names, print_json, print_lines, table
 from imagematrix.selection.selection import NothingFits
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

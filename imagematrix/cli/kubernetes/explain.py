@@ -10,9 +10,10 @@ import typer
 
 from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
 from imagematrix.cli.options import AllowCpu, Json, Policy, Where
-from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
+from imagematrix.cli.output import escaped, names, print_json, print_lines, table
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

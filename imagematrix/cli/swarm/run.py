@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import counted, info, print_json, print_text, warn
+from imagematrix.cli.output import info, print_json, print_text, warn
 from imagematrix.engine.releases import OVERLAYS_WITH_GPUS
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.swarm.logs import Logs
 from imagematrix.swarm.resources import GPU, VRAM
 from imagematrix.swarm.tasks import COMPLETE
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
