@@ -47,7 +47,7 @@ def start(args: RunArgs, image: str) -> int:
         return 0
     for doubt, remedy in requested.doubts(chosen, launch):
         warn(doubt, remedy)
-    if "@" in launch.reference:  # it will be pulled
+    if "@" in launch.reference and args.may_pull:
         from imagematrix.launcher.unpacking import require_unpackable
 
         require_unpackable(launch.reference)

@@ -125,6 +125,11 @@ class RunArgs(Record):
         """Whether an image that the engine lacks is pulled first: docker's command treats other policies."""
         return self.values("--pull")[-1:] in ((), ("missing",))
 
+    @property
+    def may_pull(self) -> bool:
+        """Whether an image can be pulled, by this program or by docker's command."""
+        return self.values("--pull")[-1:] != ("never",)
+
     def values(self, name: str, short: str = "") -> tuple[str, ...]:
         """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
         values = (_value(option, name, short) for option in self.options)

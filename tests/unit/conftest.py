@@ -354,9 +354,9 @@ def docker_host(monkeypatch, tmp_path):
     return lambda address: monkeypatch.setenv("DOCKER_HOST", address)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_engine(docker_host):
-    """Point DOCKER_HOST to a socket that does not exist."""
+    """Point DOCKER_HOST to a socket that does not exist: no unit test may need this machine's engine."""
     docker_host("unix:///nowhere/docker.sock")
 
 

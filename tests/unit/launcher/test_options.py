@@ -56,17 +56,18 @@ def test_docker_s_options_are_kept_verbatim(line, docker, command):
 
 
 @pytest.mark.parametrize(
-    ("line", "pulls"),
+    ("line", "pulls", "may_pull"),
     [
-        ("IMAGE", True),
-        ("--pull missing IMAGE", True),
-        ("--pull=never IMAGE", False),
-        ("--pull never --pull always IMAGE", False),
-        ("--pull never --pull missing IMAGE", True),
+        ("IMAGE", True, True),
+        ("--pull missing IMAGE", True, True),
+        ("--pull=never IMAGE", False, False),
+        ("--pull never --pull always IMAGE", False, True),
+        ("--pull never --pull missing IMAGE", True, True),
     ],
 )
-def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls):
-    assert split(line.split()).pulls is pulls
+def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls, may_pull):
+    args = split(line.split())
+    assert (args.pulls, args.may_pull) == (pulls, may_pull)
 
 
 @pytest.mark.parametrize(
