@@ -13,7 +13,10 @@ import pytest
 from imagematrix.engine import endpoint
 from imagematrix.errors import EngineError
 
-pytestmark = pytest.mark.usefixtures("docker_host")
+
+@pytest.fixture(autouse=True)
+def _no_variable(no_engine, monkeypatch):  # noqa: ARG001 - which sets it
+    monkeypatch.delenv("DOCKER_HOST")
 
 
 @pytest.fixture
