@@ -1,0 +1,116 @@
+"""Starting a container: the namespace, the image's files, and the runtime."""
+# pathlib and shutil are slow to load.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.record import replace
+from imagematrix.runtimes import bubblewrap, namespace, oci, program
+from imagematrix.runtimes.container import NETWORK
+from imagematrix.runtimes.image_root import mount_point, mounted
+from imagematrix.runtimes.keeper import keep
+from imagematrix.site import RUNTIMES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.image_store.folder import ImageStore, StoredImage
+    from imagematrix.runtimes.container import Container
+
+__all__ = ["runtime_of", "start"]
+
+HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
+FREE = 100  # first number for descriptors that move
+BWRAP = "bwrap"
+
+
+def runtime_of(wanted: str | None) -> str:
+    """Return the program that starts containers: `wanted`, or else the first that this node has.
+
+    Raises EngineError if it is not installed.
+    """
+    for name in (wanted,) if wanted else RUNTIMES:
+        if _installed(name) and (wanted or name != "crun" or not os.path.isdir(HYBRID)):  # noqa: PTH112
+            return name
+    missing = wanted or ", ".join(RUNTIMES)
+    package = "bubblewrap" if wanted == BWRAP else wanted or RUNTIMES[0]
+    raise EngineError(
+        f"no program to start containers without a daemon: {missing} not found",
+        remedy=f"install one, such as by `apt install {package}`",
+    )
+
+
+def start(
+    container: Container, image: StoredImage, runtime: str, store: ImageStore, leases: Sequence[int] = ()
+) -> int:
+    """Run a container with the files of `image` in `store` to its end, and return its exit code.
+
+    An OCI runtime replaces this process. `leases` are descriptors that the container's process keeps open:
+    a GPU is free once none is left. Raises EngineError if this user may not, or the node lacks something, and
+    UsageError if an image that is mounted read-only has no place for a folder.
+    """
+    if container.terminal and not os.isatty(0):
+        raise UsageError("--tty: the input is no terminal", remedy="leave out --tty")
+    user, group = os.geteuid(), os.getegid()
+    at = mount_point()
+    keep(store.lease(image.digest))
+    if store.find(image.digest) is None:  # another process may remove it until there is a lease
+        raise UnknownImageError(f"{image.digest} was removed from {store}", remedy="run the command again")
+    namespace.enter()
+    root, held = mounted(image, at, read_only=container.read_only)
+    program.require(container, root)
+    if container.read_only:
+        container = _fitted(container, root)
+    if not container.interactive:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if held is not None:
+        held = _moved(held)
+    try:
+        if runtime == BWRAP:
+            for lease in leases:
+                os.set_inheritable(lease, True)
+            words = bubblewrap.command(container, root, user, group)
+            if container.terminal:
+                os.execvpe(words[0], words, dict(container.environment))  # noqa: S606
+            return bubblewrap.run(words, dict(container.environment))
+        words = oci.command(runtime, oci.bundle(at, container, root), container.name, len(leases))
+        _arrange(leases)
+        os.execvpe(words[0], words, oci.environment())  # noqa: S606 - without a shell, on purpose
+    except OSError as error:
+        raise EngineError(f"cannot start {runtime}: {error.strerror}") from error
+
+
+def _installed(name: str) -> bool:
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
+
+
+def _fitted(container: Container, root: str) -> Container:
+    """Return a container without the files of the node for which a read-only image has no place."""
+    there = [bind for bind in container.binds if os.path.lexists(f"{root}{bind.target}")]
+    missing = [bind.target for bind in container.binds if bind not in there and bind.source not in NETWORK]
+    if missing:
+        raise UsageError(
+            f"--read-only: the image has no {missing[0]} to mount a folder on",
+            remedy="leave out --read-only, or mount it where the image has a folder",
+        )
+    return replace(container, binds=tuple(there))
+
+
+def _moved(descriptor: int) -> int:
+    """Return the descriptor under a number that is out of the way, to be kept across exec."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE)
+    os.close(descriptor)
+    return moved
+
+
+def _arrange(descriptors: Sequence[int]) -> None:
+    """Give descriptors the numbers from 3, which a runtime passes on."""
+    for number, descriptor in enumerate([_moved(each) for each in descriptors], oci.FIRST_FD):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
