@@ -6,12 +6,13 @@ Without typer, because jobs wait for it.
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import ExitStack
 
 from imagematrix.catalog.sources import open_catalog, require_signed
 from imagematrix.catalog.store import stored
 from imagematrix.cli.choosing import node_of
-from imagematrix.cli.output import info, print_json, warn
+from imagematrix.cli.output import info, print_json, print_text, warn
 from imagematrix.documents import Fields
 from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.image_store.folder import ImageStore, default_store
@@ -26,15 +27,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.catalog.catalog import Catalog
     from imagematrix.image_store.folder import StoredImage
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Host
+    from imagematrix.runtimes.container import Container
     from imagematrix.runtimes.options import Bind
+    from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
 
 __all__ = ["start"]
+
+UNKNOWN = "..."  # the command of an image that is not in the store
 
 
 def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
@@ -42,21 +47,20 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
 
     Raises what `imagematrix.cli.starting.start` does.
     """
-    options = container_options(args, os.environ, engine)
-    policy = _path(args.policy)
-    store = ImageStore(site.chosen("store", args.store, "IMAGEMATRIX_STORE") or default_store())
-    host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
-    catalog = _catalog(site.full(image), args.catalog, store, policy)
-    requested = request(args, host, catalog, wanted, None, _no_engine)
-    chosen, launch = requested.first()
-    _require(launch, args)
-    if args.shown:
-        _print(launch, args, engine)
-        return 0
     from imagematrix.runtimes.start import runtime_of
     from imagematrix.runtimes.start import start as start_container
 
+    made = _Made(args, engine, site)
+    policy = _path(args.policy)
+    host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
+    catalog = _catalog(site.full(image), args.catalog, made.store, policy)
+    requested = request(args, host, catalog, wanted, None, _no_engine)
+    chosen, launch = requested.first()
+    _require(launch, args)
     runtime = runtime_of(site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
+    if args.shown:
+        _print(launch, args, made.command(chosen, launch, runtime))
+        return 0
     if chosen.doubt:
         warn(chosen.doubt)
     waits: list[str] = []
@@ -78,18 +82,57 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
             chosen, launch = requested.on(claimed, chosen, launch, now())
             _require(launch, args)
             leases = claimed.descriptors
-        if chosen.variant is None:  # `first` would have raised
-            raise UsageError("cannot run: nothing was selected")
-        found = _image(chosen.variant, store, quiet=args.quiet, policy=policy)
-        config = Fields(
-            Fields(found.config, launch.reference).object_or_empty("config").data, launch.reference
-        )
-        if user := other_user(config):
+        found = made.image(chosen, policy)
+        if user := other_user(_config(found)):
             warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
-        binds = site_binds(site.mounts)
+        return start_container(made.container(found, launch), found, runtime, made.store, leases)
+
+
+class _Made:
+    """What the options and the site make of a launch: the store, the image in it, and the container."""
+
+    def __init__(self, args: RunArgs, engine: str, site: Site) -> None:
+        self._args = args
+        self._options = container_options(args, os.environ, engine)
+        self._site = site
+        self.store = ImageStore(site.chosen("store", args.store, "IMAGEMATRIX_STORE") or default_store())
+
+    def image(self, chosen: Selection, policy: Path | None) -> StoredImage:
+        """Return the image of a selection, pulled into the store if it is not there."""
+        variant = chosen.variant
+        if variant is None:
+            raise UsageError("cannot run: nothing was selected")
+        require_signed(variant, policy)
+        found = self.store.find(variant.digest) if variant.digest else None
+        if found is not None:
+            return found
+        from imagematrix.cli.storing import pull_into
+
+        return pull_into(variant, self.store, quiet=self._args.quiet)
+
+    def container(self, image: StoredImage, launch: Launch) -> Container:
+        """Return the container of a launch from an image in the store."""
+        binds = site_binds(self._site.mounts)
+        home = _home((*binds, *self._options.binds))
         name = f"imagematrix-{os.getpid()}"
-        made = container(config, launch, options, binds, name=name, home=_home((*binds, *options.binds)))
-        return start_container(made, found, runtime, store, leases)
+        return container(_config(image), launch, self._options, binds, name=name, home=home)
+
+    def command(self, chosen: Selection, launch: Launch, runtime: str) -> list[str]:
+        """Return the command that starts a launch; of an image that is not in the store, as far as known."""
+        from imagematrix.runtimes.start import command_of
+
+        digest = chosen.variant.digest if chosen.variant else None
+        found = self.store.find(digest) if digest else None
+        if found is None:
+            unknown = Fields({"Cmd": [UNKNOWN]}, launch.reference)
+            made = container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
+        else:
+            made = self.container(found, launch)
+        return command_of(made, runtime)
+
+
+def _config(image: StoredImage) -> Fields:
+    return Fields(image.config, image.digest).object_or_empty("config")
 
 
 def _no_engine() -> Engine:
@@ -125,17 +168,6 @@ def _require(launch: Launch, args: RunArgs) -> None:
         raise DevicesError(problems)
 
 
-def _image(variant: Variant, store: ImageStore, *, quiet: bool, policy: Path | None) -> StoredImage:
-    """Return the image of a variant, pulled into the store if it is not there."""
-    require_signed(variant, policy)
-    found = store.find(variant.digest) if variant.digest else None
-    if found is not None:
-        return found
-    from imagematrix.cli.storing import pull_into
-
-    return pull_into(variant, store, quiet=quiet)
-
-
 def _home(binds: tuple[Bind, ...]) -> str:
     """Return the user's home if it is mounted at the same path, else root's."""
     home = os.path.expanduser("~")  # noqa: PTH111 - pathlib is slow to load
@@ -143,10 +175,11 @@ def _home(binds: tuple[Bind, ...]) -> str:
     return home if mounted else "/root"
 
 
-def _print(launch: Launch, args: RunArgs, engine: str) -> None:
-    document = {**launch.to_json(args.docker), "docker": None, "engine": engine}
+def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
     if args.shown == JSON:
-        print_json(document)
+        print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
+    else:
+        print_text(shlex.join(words))
 
 
 def _path(text: str | None) -> Path | None:

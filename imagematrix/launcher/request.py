@@ -210,7 +210,8 @@ def request(
 ) -> LaunchRequest:
     """Return the request; `wanted` is the `--gpus` value.
 
-    `asking` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs, ProbeError if the MPS daemon is not running.
+    `asking` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs,
+    ProbeError if the MPS daemon is not running.
     """
     asking = asking or partial(docker_engine, remote=remote is not None)
     engine = asking()

@@ -43,7 +43,7 @@ def enter() -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
-    """Mount a file system as mount(2) does; raise OSError."""
+    """Mount a file system, as the system call of this name does; raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     encoded = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
     if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)):

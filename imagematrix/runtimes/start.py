@@ -11,7 +11,7 @@ from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import replace
 from imagematrix.runtimes import bubblewrap, namespace, oci, program
 from imagematrix.runtimes.container import NETWORK
-from imagematrix.runtimes.image_root import mount_point, mounted
+from imagematrix.runtimes.image_root import ROOT, mount_point, mounted
 from imagematrix.runtimes.keeper import keep
 from imagematrix.site import RUNTIMES
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.image_store.folder import ImageStore, StoredImage
     from imagematrix.runtimes.container import Container
 
-__all__ = ["runtime_of", "start"]
+__all__ = ["command_of", "runtime_of", "start"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 FREE = 100  # first number for descriptors that move
@@ -43,6 +43,14 @@ def runtime_of(wanted: str | None) -> str:
         f"no program to start containers without a daemon: {missing} not found",
         remedy=f"install one, such as by `apt install {package}`",
     )
+
+
+def command_of(container: Container, runtime: str) -> list[str]:
+    """Return the command that `start` runs, in a namespace with the image's files; raise EngineError."""
+    at = mount_point()
+    if runtime == BWRAP:
+        return bubblewrap.command(container, f"{at}/{ROOT}", os.geteuid(), os.getegid())
+    return oci.command(runtime, at, container.name)
 
 
 def start(
