@@ -261,15 +261,14 @@ def _engine(facts: NodeFacts) -> Verdicts:
 
 def _daemonless(facts: NodeFacts) -> Verdicts:
     found = facts.daemonless
-    verdict = _error if found.engine != DOCKER else _warning
+    # On a node with Docker nothing is wrong if containers cannot start without it.
+    severity, lesser = (OK, OK) if found.engine == DOCKER else (ERROR, WARNING)
     for error in found.errors:
-        yield verdict(
-            f"without a daemon: {error}", error.remedy or "see the guide to running without a daemon"
-        )
-    if found.squashfs:
-        yield _warning(f"without a daemon: {found.squashfs}", found.squashfs.remedy or "")
-    if found.runtime and not found.errors:
+        yield severity, f"no containers without a daemon: {error}", error.remedy
+    if not found.errors:
         yield _ok(f"containers can start without a daemon: {found.runtime}, images in {found.store}")
+    if found.squashfs:
+        yield lesser, f"without a daemon: {found.squashfs}", found.squashfs.remedy
 
 
 def _cgroup(facts: NodeFacts) -> Verdicts:
