@@ -22,12 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["DOCKER", "ENGINES", "FILE", "HERE", "HOME", "RUNTIMES", "VARIABLE", "Site", "read_site"]
+__all__ = [
+    "CHARLIECLOUD",
+    "DOCKER",
+    "ENGINES",
+    "FILE",
+    "HERE",
+    "HOME",
+    "RUNTIMES",
+    "VARIABLE",
+    "Site",
+    "read_site",
+]
 
 FILE = "/etc/imagematrix/site.toml"
 VARIABLE = "IMAGEMATRIX_SITE"
 DOCKER = "docker"
-ENGINES = (DOCKER, "oci")
+CHARLIECLOUD = "charliecloud"
+ENGINES = (DOCKER, "oci", CHARLIECLOUD)
 RUNTIMES = ("runc", "crun", "bwrap")
 LIMIT = 1 << 20  # bytes of the file
 WORDS = {"engine": ENGINES, "runtime": RUNTIMES}  # keys whose values are one of these

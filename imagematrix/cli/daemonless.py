@@ -57,7 +57,7 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
     requested = request(args, host, catalog, wanted, None, _no_engine)
     chosen, launch = requested.first()
     _require(launch, args)
-    runtime = runtime_of(site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
+    runtime = runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
     if args.shown:
         _print(launch, args, made.command(chosen, launch, runtime))
         return 0

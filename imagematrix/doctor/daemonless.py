@@ -55,7 +55,7 @@ def gather() -> DaemonlessFacts:
     except UsageError as error:
         errors.append(error)
     engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
-    runtime = tried(lambda: runtime_of(site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")))
+    runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")))
     tried(_mounts)
     store = tried(lambda: _store(site.chosen("store", None, "IMAGEMATRIX_STORE") or default_store()))
     return DaemonlessFacts(

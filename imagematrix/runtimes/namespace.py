@@ -3,7 +3,7 @@
 See user_namespaces(7) and mount_namespaces(7). Mounts in it end with its last process.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH123
+# ruff: noqa: PTH102, PTH123
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import os
 
 from imagematrix.errors import EngineError
 
-__all__ = ["BIND", "READ_ONLY", "RECURSIVE", "enter", "mount"]
+__all__ = ["BIND", "READ_ONLY", "RECURSIVE", "enter", "folder", "mount"]
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -49,6 +49,14 @@ def mount(source: str | None, target: str, kind: str | None, flags: int = 0, opt
     if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), target)
+
+
+def folder(at: str, name: str) -> str:
+    """Return a new folder in the folder `at`, with files in memory of its own; raise OSError."""
+    path = f"{at}/{name}"
+    os.mkdir(path, 0o755)
+    mount("tmpfs", path, "tmpfs", options="mode=0755")
+    return path
 
 
 def _write(name: str, text: str) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import fcntl
 import os
 
+from imagematrix.allocation.locks import inherit
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import replace
-from imagematrix.runtimes import bubblewrap, namespace, oci, program
+from imagematrix.runtimes import bubblewrap, charliecloud, namespace, oci, program
 from imagematrix.runtimes.container import NETWORK
 from imagematrix.runtimes.image_root import ROOT, mount_point, mounted
 from imagematrix.runtimes.keeper import keep
-from imagematrix.site import RUNTIMES
+from imagematrix.site import CHARLIECLOUD, RUNTIMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,19 +27,22 @@ __all__ = ["command_of", "runtime_of", "start"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 FREE = 100  # first number for descriptors that move
-BWRAP = "bwrap"
+BWRAP, CH_RUN = "bwrap", "ch-run"
 
 
-def runtime_of(wanted: str | None) -> str:
-    """Return the program that starts containers: `wanted`, or else the first that this node has.
+def runtime_of(engine: str, wanted: str | None) -> str:
+    """Return the program with which an engine starts containers.
 
-    Raises EngineError if it is not installed.
+    Of OCI runtimes it is the `wanted` one, or else the first that this node has. Raises EngineError if it is
+    not installed.
     """
+    if engine == CHARLIECLOUD:
+        wanted = CH_RUN
     for name in (wanted,) if wanted else RUNTIMES:
         if _installed(name) and (wanted or name != "crun" or not os.path.isdir(HYBRID)):  # noqa: PTH112
             return name
     missing = wanted or ", ".join(RUNTIMES)
-    package = "bubblewrap" if wanted == BWRAP else wanted or RUNTIMES[0]
+    package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(wanted, wanted)
     raise EngineError(
         f"no program to start containers without a daemon: {missing} not found",
         remedy=f"install one, such as by `apt install {package}`",
@@ -48,8 +52,9 @@ def runtime_of(wanted: str | None) -> str:
 def command_of(container: Container, runtime: str) -> list[str]:
     """Return the command that `start` runs, in a namespace with the image's files; raise EngineError."""
     at = mount_point()
-    if runtime == BWRAP:
-        return bubblewrap.command(container, f"{at}/{ROOT}", os.geteuid(), os.getegid())
+    if runtime in (BWRAP, CH_RUN):
+        module = bubblewrap if runtime == BWRAP else charliecloud
+        return module.command(container, f"{at}/{ROOT}", os.geteuid(), os.getegid())
     return oci.command(runtime, at, container.name)
 
 
@@ -58,7 +63,7 @@ def start(
 ) -> int:
     """Run a container with the files of `image` in `store` to its end, and return its exit code.
 
-    An OCI runtime replaces this process. `leases` are descriptors that the container's process keeps open:
+    An OCI runtime or Charliecloud replaces this process. `leases` are descriptors that the container's process keeps open:
     a GPU is free once none is left. Raises EngineError if this user may not, or the node lacks something, and
     UsageError if an image that is mounted read-only has no place for a folder.
     """
@@ -79,9 +84,14 @@ def start(
     if held is not None:
         held = _moved(held)
     try:
+        if runtime in (BWRAP, CH_RUN):
+            inherit(leases)
+        if runtime == CH_RUN:
+            charliecloud.require_targets(container, root)
+            charliecloud.own_devices(container.devices, namespace.folder(at, "dev"))
+            words = charliecloud.command(container, root, user, group)
+            os.execvpe(words[0], words, dict(charliecloud.environment(container)))  # noqa: S606
         if runtime == BWRAP:
-            for lease in leases:
-                os.set_inheritable(lease, True)
             words = bubblewrap.command(container, root, user, group)
             if container.terminal:
                 os.execvpe(words[0], words, dict(container.environment))  # noqa: S606

@@ -1,0 +1,79 @@
+"""Starting a container with Charliecloud's ch-run(1).
+
+It becomes the container's process, which is the caller, and passes the whole /dev. So the namespace gets a
+/dev of its own first, with the container's devices and no others of their kind.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH102, PTH103, PTH112, PTH118, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.runtimes.namespace import BIND, RECURSIVE, mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from imagematrix.runtimes.container import Container
+
+__all__ = ["command", "environment", "own_devices", "require_targets"]
+
+PLAIN = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that config-linux.md lists
+FOLDERS = ("pts", "shm")
+LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+
+
+def command(container: Container, root: str, user: int, group: int) -> list[str]:
+    """Return the command that runs a container with the files in the folder `root`."""
+    return [
+        "ch-run",
+        *([] if container.read_only else ["--write"]),
+        *("--uid", str(user), "--gid", str(group)),
+        *(word for bind in _own(container) for word in ("--bind", f"{bind[0]}:{bind[1]}")),
+        *("--cd", container.folder, root, "--", *container.args),
+    ]
+
+
+def environment(container: Container) -> Mapping[str, str]:
+    """Return the variables of the container, and the one without which ch-run does not start."""
+    return {"USER": os.environ.get("USER", "user"), **container.environment}
+
+
+def require_targets(container: Container, root: str) -> None:
+    """Make the places on which ch-run mounts the container's folders; raise OSError."""
+    for source, target in _own(container):
+        path = root + target
+        if os.path.lexists(path):
+            continue
+        if os.path.isdir(source):
+            os.makedirs(path)
+        else:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            open(path, "x", encoding="ascii").close()
+
+
+def own_devices(paths: Iterable[str], at: str) -> None:
+    """Mount a /dev with the usual devices and those at `paths` over this namespace's; raise OSError.
+
+    `at` is an empty folder.
+    """
+    for name in FOLDERS:
+        os.mkdir(os.path.join(at, name))
+        mount(f"/dev/{name}", os.path.join(at, name), None, BIND | RECURSIVE)
+    for path in (*(f"/dev/{name}" for name in PLAIN), *paths):
+        place = at + path.removeprefix("/dev")
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        open(place, "x", encoding="ascii").close()
+        mount(path, place, None, BIND)
+    for name, target in LINKS.items():
+        os.symlink(target, os.path.join(at, name))
+    mount(at, "/dev", None, BIND | RECURSIVE)
+
+
+def _own(container: Container) -> Iterator[tuple[str, str]]:
+    """Yield the folders that ch-run is told to mount: the files of the network are its own concern."""
+    from imagematrix.runtimes.container import NETWORK
+
+    yield from ((bind.source, bind.target) for bind in container.binds if bind.source not in NETWORK)
