@@ -44,8 +44,18 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["confirm", "list_catalogs", "open_catalog", "require_signed", "stored_catalog"]
+__all__ = [
+    "LAYOUT",
+    "confirm",
+    "is_saved",
+    "list_catalogs",
+    "open_catalog",
+    "require_signed",
+    "stored_catalog",
+]
 
+LAYOUT = "oci:"  # before the path of an OCI layout
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
 
@@ -82,12 +92,14 @@ SOURCES = (
 def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy: Policy = None) -> Catalog:
     """Return the catalog `name`: a saved file, or an image in a registry or in the engine.
 
-    A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. Any other
-    name is that of an image: with a registry in the name it is stored there, without one in the engine. Both
-    are IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
+    A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. The name
+    of an archive of images ends in .tar, .tar.gz or .tar.zst; `oci:FOLDER` is an OCI layout. Any other name
+    is that of an image: with a registry in the name it is stored there, without one in the engine. Both are
+    IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
     catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
     a registry may have the image under another name. Images in a registry or in the engine have to satisfy
-    the site's policy and the user's: the file `policy`, or else the one that the environment names.
+    the site's policy and the user's: the file `policy`, or else the one that the environment names. So have
+    those of layouts and archives, by their signatures in a registry.
 
     Raises UnknownImageError if there is no such image, EngineError if the engine or the registry cannot be
     reached, UsageError if a file cannot be read or is invalid, SignatureError if a signature that a policy
@@ -96,6 +108,10 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     if not isinstance(name, str | os.PathLike):
         raise UsageError(f"{name!r:.80} is not the name of a catalog", remedy=ADVICE)
     text = os.fspath(name)
+    if is_saved(text):
+        from imagematrix.catalog import saved
+
+        return saved.catalog(text, image, _policies(policy))
     if text is not name or _is_path(text):
         catalog = Catalog.from_json(documents.read(text), text)
     else:
@@ -187,9 +203,14 @@ def _policies(policy: Policy) -> Sequence[SignaturePolicy]:
     return load_policies(files)
 
 
+def is_saved(name: str) -> bool:
+    """Whether the name of a catalog is that of an OCI layout or of an archive."""
+    return name.startswith(LAYOUT) or name.endswith(ARCHIVES)
+
+
 def _is_path(name: str) -> bool:
     """Whether the name of a catalog is that of a file; a folder may have the name of an image."""
-    if name.endswith(".json") or name.startswith((".", "/")):
+    if name.endswith(".json") or name.startswith((".", "/")) or is_saved(name):
         return True
     return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - pathlib is slow to load
 

@@ -1,12 +1,16 @@
-"""`imagematrix pull`: bring the image that fits this node best into the engine, before a job needs it."""
+"""`imagematrix pull`: bring the image that fits this node best to it, before a job needs it."""
 
 from __future__ import annotations
 
 from imagematrix.cli.choosing import choose, node_of, remark
-from imagematrix.cli.output import print_json, print_text
+from imagematrix.cli.output import info, print_json, print_text
+from imagematrix.errors import UsageError
+from imagematrix.reference import split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from imagematrix.cli.options import (
         AllowCpu,
         CatalogName,
@@ -14,11 +18,19 @@ if TYPE_CHECKING:
         HostFile,
         Image,
         Json,
+        MaxSize,
         NvidiaSmi,
         Policy,
         Root,
+        ToStore,
+        Unpacked,
         Where,
     )
+    from imagematrix.cli.pulling import PullDisplay
+    from imagematrix.image_store.fetching import FetchOptions
+    from imagematrix.image_store.folder import StoredImage
+    from imagematrix.image_store.holder import Holder
+    from imagematrix.selection.selection import Selection
 
 __all__ = ["command"]
 
@@ -33,25 +45,110 @@ def command(
     allow_cpu: AllowCpu = False,
     root: Root = None,
     nvidia_smi: NvidiaSmi = None,
+    to: ToStore = None,
+    unpacked: Unpacked = False,
+    max_size: MaxSize = None,
     json: Json = False,
 ) -> None:
     """Pull the variant that fits this node best, by its digest, and print REFERENCE@DIGEST.
 
-    An image that the engine has is left as it is. With --json, the answer is the Selection.
+    It comes into the engine, or with --to into a folder, which needs neither an engine nor root. An image
+    that is there is left as it is. With --json, the answer is the Selection.
     """
     from imagematrix.cli.pulling import PullDisplay
-    from imagematrix.launcher.machine import engine_machine
-    from imagematrix.launcher.pull import pull
 
-    engine_machine(described=host is not None or root is not None)
+    largest = _amount(max_size)
+    if to is None:
+        _require_engine(described=host is not None or root is not None, unpacked=unpacked, max_size=max_size)
+    else:
+        from imagematrix.launcher.fetch import require_source
+
+        require_source(image, catalog)
     node, wanted = node_of(host, root, nvidia_smi, gpus)
+    # Without an engine, an image is only where its name says.
     selection = choose(
-        image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+        image,
+        catalog or (image if to else None),
+        (node, wanted),
+        where=where,
+        allow_cpu=allow_cpu,
+        json=json,
+        policy=policy,
     )
     with PullDisplay(str(selection.selected)) as display:
-        name = pull(selection, policy=policy, report=display)
+        if to is None:
+            from imagematrix.launcher.pull import pull
+
+            name = pull(selection, policy=policy, report=display)
+        else:
+            from imagematrix.image_store.fetching import FetchOptions
+
+            name = _fetched(
+                selection,
+                to,
+                catalog,
+                policy,
+                FetchOptions(unpacked=unpacked, max_size=largest),
+                display,
+                part=split(image)[1] not in (None, selection.version),
+            )
     if json:
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:
         print_text(name)
         remark(selection, wanted)
+
+
+def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:
+    from imagematrix.launcher.machine import engine_machine
+
+    for option, given in (("--unpacked", unpacked), ("--max-size", max_size is not None)):
+        if given:
+            raise UsageError(f"{option} is for a store, and none is named", remedy="add --to STORE")
+    engine_machine(described=described)
+
+
+def _amount(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from imagematrix.amounts import parse
+
+    amount = parse(text)
+    if amount is None:
+        raise UsageError(f"--max-size: {text[:80]!r} is not an amount", remedy="such as 500M, 200G or 1.5TiB")
+    return int(amount)
+
+
+def _fetched(
+    selection: Selection,
+    to: Path,
+    catalog: str | None,
+    policy: Path | None,
+    how: FetchOptions,
+    display: PullDisplay,
+    *,
+    part: bool,
+) -> str:
+    """Bring the image of a selection into the store `to`, and return REFERENCE@DIGEST."""
+    from imagematrix.image_store.fetching import Watcher
+    from imagematrix.image_store.folder import ImageStore
+    from imagematrix.launcher.fetch import fetch_selected
+
+    stored = fetch_selected(
+        selection,
+        ImageStore(to),
+        catalog=catalog,
+        part=part,
+        policy=policy,
+        how=how,
+        watcher=Watcher(report=display, waits=_waits, evicted=_evicted),
+    )
+    return f"{stored.references[0]}@{stored.digest}"
+
+
+def _waits(holder: Holder) -> None:
+    info(f"imagematrix: waiting for {holder}, which is fetching this image")
+
+
+def _evicted(image: StoredImage) -> None:
+    info(f"imagematrix: removed {', '.join(image.references)} ({image.size / 1e6:.1f} MB) to make room")

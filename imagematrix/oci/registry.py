@@ -135,13 +135,13 @@ class Registry:
         return answer.body
 
     @contextlib.contextmanager
-    def open(self, digest: str) -> Iterator[ByteStream]:
-        """Yield a blob of any size as a stream, without comparing it with its digest.
+    def open(self, digest: str, start: int = 0) -> Iterator[ByteStream]:
+        """Yield a blob of any size as a stream from offset `start`, without comparing it with its digest.
 
         An interrupted transfer is resumed if the registry supports ranges. Reading raises UnknownImageError
         if there is no such blob, EngineError if the transfer keeps failing.
         """
-        blob = Resumed(lambda start: self._blob(digest, start), self._unreachable)
+        blob = Resumed(lambda at: self._blob(digest, start + at), self._unreachable)
         with contextlib.closing(blob):
             yield blob
 
