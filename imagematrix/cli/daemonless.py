@@ -19,7 +19,7 @@ from imagematrix.image_store.folder import ImageStore, default_store
 from imagematrix.launcher.devices import DevicesError, check
 from imagematrix.launcher.options import JSON
 from imagematrix.launcher.request import Engine, request
-from imagematrix.reference import names_registry
+from imagematrix.reference import names_registry, split
 from imagematrix.runtimes.container import container, other_user
 from imagematrix.runtimes.options import container_options, site_binds
 
@@ -50,10 +50,11 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
     from imagematrix.runtimes.start import runtime_of
     from imagematrix.runtimes.start import start as start_container
 
-    made = _Made(args, engine, site)
+    image = site.full(image)
+    made = _Made(args, image, engine, site)
     policy = _path(args.policy)
     host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
-    catalog = _catalog(site.full(image), args.catalog, made.store, policy)
+    catalog = _catalog(image, args.catalog, made.store, policy)
     requested = request(args, host, catalog, wanted, None, _no_engine)
     chosen, launch = requested.first()
     _require(launch, args)
@@ -91,8 +92,9 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
 class _Made:
     """What the options and the site make of a launch: the store, the image in it, and the container."""
 
-    def __init__(self, args: RunArgs, engine: str, site: Site) -> None:
+    def __init__(self, args: RunArgs, image: str, engine: str, site: Site) -> None:
         self._args = args
+        self._image = image
         self._options = container_options(args, os.environ, engine)
         self._site = site
         self.store = ImageStore(site.chosen("store", args.store, "IMAGEMATRIX_STORE") or default_store())
@@ -106,9 +108,14 @@ class _Made:
         found = self.store.find(variant.digest) if variant.digest else None
         if found is not None:
             return found
-        from imagematrix.cli.storing import pull_into
+        from imagematrix.cli.pulling import PullDisplay
+        from imagematrix.cli.storing import fetched
+        from imagematrix.image_store.fetching import FetchOptions
 
-        return pull_into(variant, self.store, quiet=self._args.quiet)
+        how = FetchOptions(max_size=self._site.max_size)
+        part = split(self._image)[1] not in (None, chosen.version)
+        with PullDisplay(variant.reference) as display:
+            return fetched(chosen, self.store, self._args.catalog, policy, how, display, part=part)
 
     def container(self, image: StoredImage, launch: Launch) -> Container:
         """Return the container of a launch from an image in the store."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from imagematrix.cli.choosing import choose, node_of, remark
-from imagematrix.cli.output import info, print_json, print_text
+from imagematrix.cli.output import print_json, print_text
 from imagematrix.errors import UsageError
 from imagematrix.reference import split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from imagematrix.cli.options import (
         AllowCpu,
         CatalogName,
@@ -26,11 +24,6 @@ if TYPE_CHECKING:
         Unpacked,
         Where,
     )
-    from imagematrix.cli.pulling import PullDisplay
-    from imagematrix.image_store.fetching import FetchOptions
-    from imagematrix.image_store.folder import StoredImage
-    from imagematrix.image_store.holder import Holder
-    from imagematrix.selection.selection import Selection
 
 __all__ = ["command"]
 
@@ -81,17 +74,20 @@ def command(
 
             name = pull(selection, policy=policy, report=display)
         else:
+            from imagematrix.cli.storing import fetched
             from imagematrix.image_store.fetching import FetchOptions
+            from imagematrix.image_store.folder import ImageStore
 
-            name = _fetched(
+            stored = fetched(
                 selection,
-                to,
+                ImageStore(to),
                 catalog,
                 policy,
                 FetchOptions(unpacked=unpacked, max_size=largest),
                 display,
                 part=split(image)[1] not in (None, selection.version),
             )
+            name = f"{stored.references[0]}@{stored.digest}"
     if json:
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:
@@ -117,38 +113,3 @@ def _amount(text: str | None) -> int | None:
     if amount is None:
         raise UsageError(f"--max-size: {text[:80]!r} is not an amount", remedy="such as 500M, 200G or 1.5TiB")
     return int(amount)
-
-
-def _fetched(
-    selection: Selection,
-    to: Path,
-    catalog: str | None,
-    policy: Path | None,
-    how: FetchOptions,
-    display: PullDisplay,
-    *,
-    part: bool,
-) -> str:
-    """Bring the image of a selection into the store `to`, and return REFERENCE@DIGEST."""
-    from imagematrix.image_store.fetching import Watcher
-    from imagematrix.image_store.folder import ImageStore
-    from imagematrix.launcher.fetch import fetch_selected
-
-    stored = fetch_selected(
-        selection,
-        ImageStore(to),
-        catalog=catalog,
-        part=part,
-        policy=policy,
-        how=how,
-        watcher=Watcher(report=display, waits=_waits, evicted=_evicted),
-    )
-    return f"{stored.references[0]}@{stored.digest}"
-
-
-def _waits(holder: Holder) -> None:
-    info(f"imagematrix: waiting for {holder}, which is fetching this image")
-
-
-def _evicted(image: StoredImage) -> None:
-    info(f"imagematrix: removed {', '.join(image.references)} ({image.size / 1e6:.1f} MB) to make room")

@@ -83,8 +83,9 @@ class NodeFacts:
     `unlinked` are the nodes without a link in /dev/char, each with the name of the missing link.
     `environment` is set if a variable names a GPU that does not exist, `locks_error` if GPUs cannot be
     locked. `daemonless` is what a launch without a daemon would find. `kubelet` states whether this user may
-    query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not answer. `kernel` has further facts of the kernel. For a saved
-    host `live` is false, and only host and image are set.
+    query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not
+    answer. `kernel` has further facts of the kernel. For a saved host `live` is false, and only host and
+    image are set.
     """
 
     host: Host

@@ -13,6 +13,7 @@ from imagematrix import documents
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from imagematrix.runtimes.container import Container
 
@@ -63,7 +64,7 @@ MOUNTS = (
 )
 
 
-def config(container: Container, root: str) -> dict[str, object]:
+def config(container: Container, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
     return {
         "ociVersion": VERSION,

@@ -53,8 +53,8 @@ def command_of(container: Container, runtime: str) -> list[str]:
     """Return the command that `start` runs, in a namespace with the image's files; raise EngineError."""
     at = mount_point()
     if runtime in (BWRAP, CH_RUN):
-        module = bubblewrap if runtime == BWRAP else charliecloud
-        return module.command(container, f"{at}/{ROOT}", os.geteuid(), os.getegid())
+        made = bubblewrap.command if runtime == BWRAP else charliecloud.command
+        return made(container, f"{at}/{ROOT}", os.geteuid(), os.getegid())
     return oci.command(runtime, at, container.name)
 
 
@@ -63,13 +63,13 @@ def start(
 ) -> int:
     """Run a container with the files of `image` in `store` to its end, and return its exit code.
 
-    An OCI runtime or Charliecloud replaces this process. `leases` are descriptors that the container's process keeps open:
-    a GPU is free once none is left. Raises EngineError if this user may not, or the node lacks something, and
-    UsageError if an image that is mounted read-only has no place for a folder.
+    An OCI runtime or Charliecloud replaces this process. `leases` are descriptors that the container's
+    process keeps open: a GPU is free once none is left. Raises EngineError if this user may not, or the node
+    lacks something, and UsageError if an image that is mounted read-only has no place for a folder.
     """
     if container.terminal and not os.isatty(0):
         raise UsageError("--tty: the input is no terminal", remedy="leave out --tty")
-    user, group = os.geteuid(), os.getegid()
+    ids = os.geteuid(), os.getegid()
     at = mount_point()
     keep(store.lease(image.digest))
     if store.find(image.digest) is None:  # another process may remove it until there is a lease
@@ -84,23 +84,29 @@ def start(
     if held is not None:
         held = _moved(held)
     try:
-        if runtime in (BWRAP, CH_RUN):
-            inherit(leases)
-        if runtime == CH_RUN:
-            charliecloud.require_targets(container, root)
-            charliecloud.own_devices(container.devices, namespace.folder(at, "dev"))
-            words = charliecloud.command(container, root, user, group)
-            os.execvpe(words[0], words, dict(charliecloud.environment(container)))  # noqa: S606
-        if runtime == BWRAP:
-            words = bubblewrap.command(container, root, user, group)
-            if container.terminal:
-                os.execvpe(words[0], words, dict(container.environment))  # noqa: S606
-            return bubblewrap.run(words, dict(container.environment))
+        return _run(container, runtime, root, at, ids, leases)
+    except OSError as error:
+        raise EngineError(f"cannot start {runtime}: {error.strerror}") from error
+
+
+def _run(
+    container: Container, runtime: str, root: str, at: str, ids: tuple[int, int], leases: Sequence[int]
+) -> int:
+    """Run a container with a `runtime`; only with bwrap this process remains and returns the exit code."""
+    if runtime not in (BWRAP, CH_RUN):
         words = oci.command(runtime, oci.bundle(at, container, root), container.name, len(leases))
         _arrange(leases)
         os.execvpe(words[0], words, oci.environment())  # noqa: S606 - without a shell, on purpose
-    except OSError as error:
-        raise EngineError(f"cannot start {runtime}: {error.strerror}") from error
+    inherit(leases)
+    if runtime == CH_RUN:
+        charliecloud.require_targets(container, root)
+        charliecloud.own_devices(container.devices, namespace.folder(at, "dev"))
+        words = charliecloud.command(container, root, *ids)
+        os.execvpe(words[0], words, charliecloud.environment(container))  # noqa: S606 - as above
+    words = bubblewrap.command(container, root, *ids)
+    if container.terminal:
+        os.execvpe(words[0], words, dict(container.environment))  # noqa: S606 - as above
+    return bubblewrap.run(words, dict(container.environment))
 
 
 def _installed(name: str) -> bool:
