@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagematrix.catalog import index, labels
-from imagematrix.catalog.sources import LAYOUT
 from imagematrix.errors import AuditError, UnknownImageError, UsageError
 from imagematrix.oci.archive import ImageArchive
 from imagematrix.oci.layout import MARK, LayoutFolder
 from imagematrix.oci.manifest import IMAGE, Descriptor, ImageIndex, digest_of, parse
-from imagematrix.reference import names_registry, split
+from imagematrix.reference import LAYOUT, names_registry, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from imagematrix import documents
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import Record
-from imagematrix.reference import names_registry
+from imagematrix.reference import is_saved, names_registry
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
@@ -54,8 +54,6 @@ __all__ = [
     "stored_catalog",
 ]
 
-LAYOUT = "oci:"  # before the path of an OCI layout
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
 
@@ -201,11 +199,6 @@ def _policies(policy: Policy) -> Sequence[SignaturePolicy]:
         message = f"the signatures that {files[0]} requires cannot be checked: {error}"
         raise UsageError(message, remedy="install the package, which has all modules") from error
     return load_policies(files)
-
-
-def is_saved(name: str) -> bool:
-    """Whether the name of a catalog is that of an OCI layout or of an archive."""
-    return name.startswith(LAYOUT) or name.endswith(ARCHIVES)
 
 
 def _is_path(name: str) -> bool:

@@ -8,7 +8,6 @@ except for downloads, which go on from where they were.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -29,7 +28,7 @@ from imagematrix.image_store.unpacked import remove_tree, write_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from imagematrix.image_store.folder import ImageStore
@@ -40,8 +39,6 @@ __all__ = ["DEFAULT", "NOBODY", "FetchOptions", "Published", "Watcher", "fetch"]
 
 PARTS = ("images", "catalogs", "leases", "locks", "new", "partial")
 STALE_S = 14 * 24 * 3600  # seconds after which the downloads of an image that nobody asks for are removed
-FULL = (errno.ENOSPC, errno.EDQUOT)
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +105,7 @@ def fetch(
         return found
     if not how.unpacked:
         require_mksquashfs()
-    with _explained(store):
+    with store.explained():
         for name in PARTS:
             Path(store.path, name).mkdir(parents=True, exist_ok=True)
         _keep_catalog(store, published)
@@ -258,19 +255,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _explained(store: ImageStore) -> Iterator[None]:
-    """Raise UsageError for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        where = f"{error.filename or store}: {error.strerror or error}"
-        if error.errno in FULL:
-            raise UsageError(
-                f"the disk of {store} is full ({where})",
-                remedy=f"free space there, such as with `imagematrix prune --store {store}`",
-            ) from error
-        remedy = "name another folder" if error.errno in READ_ONLY else None
-        raise UsageError(f"the store {store} cannot be used: {where}", remedy=remedy) from error

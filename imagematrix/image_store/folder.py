@@ -14,6 +14,7 @@ it loads little.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from imagematrix import documents
@@ -24,7 +25,7 @@ from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 __all__ = ["FOLDER", "SCHEMA", "SQUASHFS", "ImageStore", "Lease", "StoredImage", "default_store"]
@@ -33,6 +34,8 @@ SCHEMA = "imagematrix.stored-image/v1"
 SQUASHFS, FOLDER = KINDS = ("squashfs", "folder")
 DOCUMENT, STARTED = "image.json", "started"
 ROOTS = {SQUASHFS: "root.squashfs", FOLDER: "root"}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 QUIET_S = 3600.0  # after which a lease of another machine has ended that gave no sign of life
 
@@ -117,6 +120,21 @@ class ImageStore:
 
     def __str__(self) -> str:
         return self.path
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise UsageError for an OSError."""
+        try:
+            yield
+        except OSError as error:
+            where = f"{error.filename or self}: {error.strerror or error}"
+            if error.errno in FULL:
+                raise UsageError(
+                    f"the disk of {self} is full ({where})",
+                    remedy=f"free space there, such as with `imagematrix prune --store {self}`",
+                ) from error
+            remedy = "name a store that you may write to" if error.errno in READ_ONLY else None
+            raise UsageError(f"the store {self} cannot be used: {where}", remedy=remedy) from error
 
     def place(self, digest: str) -> str:
         """Return the folder of an image."""
@@ -242,13 +260,19 @@ class ImageStore:
                     os.unlink(path)
         return found
 
+    def pulled(self, digest: str) -> float:
+        """Return when an image came, in seconds since 1970."""
+        return self._time(digest, DOCUMENT)
+
     def last_start(self, digest: str) -> float:
-        """Return when a container was last started from an image, or when it was pulled if none was."""
-        times = [0.0]
-        for name in (STARTED, DOCUMENT):
-            with contextlib.suppress(OSError):
-                times.append(os.stat(os.path.join(self.place(digest), name)).st_mtime)  # noqa: PTH116
-        return max(times)
+        """Return when a container was last started from an image, or when the image came if none was."""
+        return max(self.pulled(digest), self._time(digest, STARTED))
+
+    def _time(self, digest: str, name: str) -> float:
+        try:
+            return os.stat(os.path.join(self.place(digest), name)).st_mtime  # noqa: PTH116
+        except OSError:
+            return 0.0
 
     def _note_start(self, digest: str) -> None:
         path = os.path.join(self.place(digest), STARTED)

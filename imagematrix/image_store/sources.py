@@ -119,7 +119,6 @@ class RegistrySource:
         """Download a layer, from where an earlier command stopped."""
         path = _file(folder, digest)
         if path.exists():
-            received(size)
             return
         part = _part(path)
         with part.open("a+b") as file:
@@ -128,7 +127,6 @@ class RegistrySource:
             while piece := file.read(PIECE):
                 hashed.update(piece)
             start = file.tell()
-            received(start)
             if start < size:
                 with self._registry.open(digest, start) as stream:
                     while file.tell() < size and (piece := stream.read(min(PIECE, size - file.tell()))):
@@ -210,10 +208,11 @@ class ArchiveSource:
     ) -> Sequence[LayerFile]:
         """Return the layers; see ImageSource."""
 
-        def copy(name: str, digest: str | None, content: ByteStream) -> None:
+        def copy(name: str, digest: str | None, content: ByteStream) -> bool:
             if name in parts.layers:
                 _copy(content, _file(folder, name), digest, received)
                 done()
+            return True
 
         archive = self._read(copy)
         for layer in parts.layers:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from imagematrix.catalog.sources import is_saved, require_signed
+from imagematrix.catalog.sources import require_signed
 from imagematrix.errors import UsageError
 from imagematrix.image_store.fetching import DEFAULT, NOBODY, Published, fetch
-from imagematrix.reference import names_registry, split
+from imagematrix.reference import is_saved, names_registry, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def fetch_selected(
 
     It comes from the layout or the archive `catalog` if the selection is from one, else from the registry in
     its name. `part`: the selection is from a part of a catalog, such as one variant. Signatures are checked
-    first, as the site's policy and the user's require: the file `policy`, or else the one that the environment
-    names.
+    first, as the site's policy and the user's require: the file `policy`, or else the one that the
+    environment names.
 
     Raises what `image_store.fetching.fetch` does, and SignatureError if a signature is missing or wrong.
     """
