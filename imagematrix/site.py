@@ -68,6 +68,11 @@ class Site(Record):
     credentials: str | None = None
     users_may_override: frozenset[str] = frozenset()
 
+    @property
+    def daemonless(self) -> bool:
+        """Whether this node starts containers without Docker."""
+        return self.engine not in (None, DOCKER)
+
     def chosen(self, key: str, option: str | None = None, variable: str = "") -> str | None:
         """Return the value of `key`: the option's, else the variable's, else the site's; None if none is set.
 

@@ -14,6 +14,7 @@ from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import Record
 from imagematrix.reference import is_saved, names_registry
+from imagematrix.site import read_site
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.site import Site
     from imagematrix.trust.policy import SignaturePolicy
 
     Policy = str | PathLike[str] | None
@@ -125,10 +127,31 @@ def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = N
 
     If the registry in its name does not have the image, the engine's is used, and `note` is called with a
     message. An unreachable registry is an error: the engine may have only the images that this node pulled,
-    which would change the choice.
+    which would change the choice. An image that names no registry is in the site's registry if there is no
+    engine, or the engine does not have it.
     """
-    first, *others = [source for source in SOURCES if source.keeps(image)]
     policies = _policies(policy)
+    site = _site_of(image)
+    if site is None:
+        return _kept_catalog(image, note, policies)
+    if not site.daemonless:
+        try:
+            return _kept_catalog(image, note, policies)
+        except (EngineError, UnknownImageError) as error:
+            note(f"{error}: using {site.full(image)}")
+    return SOURCES[0].module.catalog(site.full(image), policies)
+
+
+def _site_of(image: str | None) -> Site | None:
+    """Return the settings of the site if an image that names no registry may be in the site's."""
+    if image is None or names_registry(image):
+        return None
+    site = read_site()
+    return site if site.registry else None
+
+
+def _kept_catalog(image: str, note: Callable[[str], object], policies: Sequence[SignaturePolicy]) -> Catalog:
+    first, *others = [source for source in SOURCES if source.keeps(image)]
     try:
         return first.module.catalog(image, policies)
     except UnknownImageError as error:
@@ -178,6 +201,9 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     policy refuses an image.
     """
     policies = _policies(policy)
+    site = _site_of(image)
+    if image is not None and site is not None and site.daemonless:
+        image = site.full(image)
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
         catalogs = source.module.catalogs(image, policies)
