@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Host
-    from imagematrix.runtimes.container import Container
+    from imagematrix.runtimes.container import ContainerSpec
     from imagematrix.runtimes.options import Bind
     from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
@@ -117,7 +117,7 @@ class _Made:
         with PullDisplay(variant.reference) as display:
             return fetched(chosen, self.store, self._args.catalog, policy, how, display, part=part)
 
-    def container(self, image: StoredImage, launch: Launch) -> Container:
+    def container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
         """Return the container of a launch from an image in the store."""
         binds = site_binds(self._site.mounts)
         home = _home((*binds, *self._options.binds))

@@ -265,7 +265,7 @@ def _daemonless(facts: NodeFacts) -> Verdicts:
     severity, lesser = (OK, OK) if found.engine == DOCKER else (ERROR, WARNING)
     for error in found.errors:
         yield severity, f"no containers without a daemon: {error}", error.remedy
-    if not found.errors:
+    if found.runtime and not found.errors:
         yield _ok(f"containers can start without a daemon: {found.runtime}, images in {found.store}")
     if found.squashfs:
         yield lesser, f"without a daemon: {found.squashfs}", found.squashfs.remedy

@@ -13,14 +13,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from imagematrix.runtimes.container import Container
+    from imagematrix.runtimes.container import ContainerSpec
 
 __all__ = ["command", "run"]
 
 LINE = 4096  # bytes of what bwrap tells of the process
 
 
-def command(container: Container, root: str, user: int, group: int) -> list[str]:
+def command(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
     """Return the command that runs a container with the files in the folder `root`.
 
     The process is the caller, with its ids `user` and `group`. It has the variables that bwrap is given.
@@ -38,7 +38,7 @@ def command(container: Container, root: str, user: int, group: int) -> list[str]
     ]
 
 
-def _binds(container: Container) -> Iterator[str]:
+def _binds(container: ContainerSpec) -> Iterator[str]:
     for bind in container.binds:
         yield from ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)
 

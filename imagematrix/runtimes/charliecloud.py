@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from imagematrix.runtimes.container import Container
+    from imagematrix.runtimes.container import ContainerSpec
 
 __all__ = ["command", "environment", "own_devices", "require_targets"]
 
@@ -25,7 +25,7 @@ FOLDERS = ("pts", "shm")
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
 
-def command(container: Container, root: str, user: int, group: int) -> list[str]:
+def command(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
     """Return the command that runs a container with the files in the folder `root`."""
     return [
         "ch-run",
@@ -36,12 +36,12 @@ def command(container: Container, root: str, user: int, group: int) -> list[str]
     ]
 
 
-def environment(container: Container) -> Mapping[str, str]:
+def environment(container: ContainerSpec) -> Mapping[str, str]:
     """Return the variables of the container, and the one without which ch-run does not start."""
     return {"USER": os.environ.get("USER", "user"), **container.environment}
 
 
-def require_targets(container: Container, root: str) -> None:
+def require_targets(container: ContainerSpec, root: str) -> None:
     """Make the places on which ch-run mounts the container's folders; raise OSError."""
     for source, target in _own(container):
         path = root + target
@@ -72,7 +72,7 @@ def own_devices(paths: Iterable[str], at: str) -> None:
     mount(at, "/dev", None, BIND | RECURSIVE)
 
 
-def _own(container: Container) -> Iterator[tuple[str, str]]:
+def _own(container: ContainerSpec) -> Iterator[tuple[str, str]]:
     """Yield the folders that ch-run is told to mount: the files of the network are its own concern."""
     from imagematrix.runtimes.container import NETWORK
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.plan import Launch
     from imagematrix.runtimes.options import ContainerOptions
 
-__all__ = ["Container", "container", "other_user"]
+__all__ = ["ContainerSpec", "container", "other_user"]
 
 # Docker's, for images that set none (daemon/oci_linux.go of moby).
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -23,7 +23,7 @@ ROOTS = ("", "0", "root")
 NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname")
 
 
-class Container(Record):
+class ContainerSpec(Record):
     """A process with its files: `args` run in `folder`, with exactly these variables, binds and devices.
 
     Each of `devices` is a device node of the node, at the same path in the container. `annotations` are its
@@ -44,7 +44,7 @@ class Container(Record):
 
 def container(
     config: Fields, launch: Launch, options: ContainerOptions, binds: Sequence[Bind], *, name: str, home: str
-) -> Container:
+) -> ContainerSpec:
     """Return the container of a launch.
 
     `config` is the image's configuration, its `config` object; `binds` are the site's, and `home` is the
@@ -59,7 +59,7 @@ def container(
         raise UsageError(f"{launch.reference} has no command", remedy="name one after the image")
     own = dict(text.partition("=")[::2] for text in config.texts("Env")) if config.present("Env") else {}
     terminal = {"TERM": "xterm"} if options.terminal else {}
-    return Container(
+    return ContainerSpec(
         name=options.name or name,
         args=args,
         environment={

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from imagematrix.runtimes.container import Container
+    from imagematrix.runtimes.container import ContainerSpec
 
 __all__ = ["bundle", "command", "config"]
 
@@ -64,7 +64,7 @@ MOUNTS = (
 )
 
 
-def config(container: Container, root: str) -> dict[str, Any]:
+def config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
     return {
         "ociVersion": VERSION,
@@ -96,7 +96,7 @@ def config(container: Container, root: str) -> dict[str, Any]:
     }
 
 
-def bundle(folder: str, container: Container, root: str) -> str:
+def bundle(folder: str, container: ContainerSpec, root: str) -> str:
     """Write the bundle of a container into `folder`, and return it; raise OSError."""
     with open(f"{folder}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
         file.write(documents.dump(config(container, root)))

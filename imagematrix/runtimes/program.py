@@ -13,7 +13,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.runtimes.container import Container
+    from imagematrix.runtimes.container import ContainerSpec
 
 __all__ = ["NotExecutableError", "ProgramNotFoundError", "require"]
 
@@ -33,7 +33,7 @@ class NotExecutableError(UsageError):
     exit_code = 126
 
 
-def require(container: Container, root: str) -> None:
+def require(container: ContainerSpec, root: str) -> None:
     """Raise an error unless the command of a container is a program in the folder `root`, or in a bind."""
     name = container.args[0]
     folders = [""] if "/" in name else container.environment.get("PATH", "").split(":")

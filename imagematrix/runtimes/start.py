@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.image_store.folder import ImageStore, StoredImage
-    from imagematrix.runtimes.container import Container
+    from imagematrix.runtimes.container import ContainerSpec
 
 __all__ = ["command_of", "runtime_of", "start"]
 
@@ -49,7 +49,7 @@ def runtime_of(engine: str, wanted: str | None) -> str:
     )
 
 
-def command_of(container: Container, runtime: str) -> list[str]:
+def command_of(container: ContainerSpec, runtime: str) -> list[str]:
     """Return the command that `start` runs, in a namespace with the image's files; raise EngineError."""
     at = mount_point()
     if runtime in (BWRAP, CH_RUN):
@@ -59,7 +59,7 @@ def command_of(container: Container, runtime: str) -> list[str]:
 
 
 def start(
-    container: Container, image: StoredImage, runtime: str, store: ImageStore, leases: Sequence[int] = ()
+    container: ContainerSpec, image: StoredImage, runtime: str, store: ImageStore, leases: Sequence[int] = ()
 ) -> int:
     """Run a container with the files of `image` in `store` to its end, and return its exit code.
 
@@ -90,7 +90,7 @@ def start(
 
 
 def _run(
-    container: Container, runtime: str, root: str, at: str, ids: tuple[int, int], leases: Sequence[int]
+    container: ContainerSpec, runtime: str, root: str, at: str, ids: tuple[int, int], leases: Sequence[int]
 ) -> int:
     """Run a container with a `runtime`; only with bwrap this process remains and returns the exit code."""
     if runtime not in (BWRAP, CH_RUN):
@@ -114,7 +114,7 @@ def _installed(name: str) -> bool:
     return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
 
 
-def _fitted(container: Container, root: str) -> Container:
+def _fitted(container: ContainerSpec, root: str) -> ContainerSpec:
     """Return a container without the files of the node for which a read-only image has no place."""
     there = [bind for bind in container.binds if os.path.lexists(f"{root}{bind.target}")]
     missing = [bind.target for bind in container.binds if bind not in there and bind.source not in NETWORK]

@@ -99,16 +99,150 @@ def archive(engine, folder):
 def stored(archive, folder):
     """Pull the variant into the user's store; return REFERENCE@DIGEST."""
     user = OrdinaryUser(folder)
-    return user.imagematrix("pull", "training:v1", *HOST, "--catalog", archive, "--to", folder / "store").strip()
+    return user.imagematrix(
+        "pull", "training:v1", *HOST, "--catalog", archive, "--to", folder / "store"
+    ).strip()
+
+
+@pytest.fixture
+def _usable(nodes):  # noqa: ARG001 - which makes them
+    """Let the user open the nodes, whatever the umask was."""
+    for path in Path("/dev").glob("nvidia*"):
+        path.chmod(0o666)
 
 
 @pytest.fixture(params=RUNTIMES)
-def user(request, folder, stored, nodes):
+def user(request, folder, stored, _usable):  # noqa: ARG001, PT019 - for their effects
     return OrdinaryUser(folder, request.param)
+
+
+def is_oci(user):
+    return user.environment["IMAGEMATRIX_RUNTIME"] == "runc"
+
+
+def squashfuses():
+    """Return the processes that serve images; an ended one may wait for its parent."""
+    listed = subprocess.run(
+        ["ps", "-o", "stat=,args=", "-u", str(USER)], check=False, capture_output=True, text=True
+    )
+    return [line for line in listed.stdout.splitlines() if "squashfuse" in line and line[0] != "Z"]
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_container_has_its_gpus_and_no_others(user):
     out = user.run("--gpus", "device=2,3", "training:v1", "sh", "-c", "ls /dev | grep nvidia; id -u")
     *nodes, uid = out.split()
     assert nodes == ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidia2", "nvidia3", "nvidiactl"]
-    assert uid == ("0" if user.environment["IMAGEMATRIX_RUNTIME"] == "runc" else str(USER))
+    assert uid == ("0" if is_oci(user) else str(USER))
+    assert "nvidia" not in user.run(
+        "--gpus", "none", "--where", "march=x86-64-v3", "training:v1", "ls", "/dev", code=3
+    )
+
+
+def test_options_hold_as_under_docker(user, folder):
+    (folder / "home/data").write_text("given\n")
+    (folder / "env").write_text("FILE=1\n")
+    script = "cat /in/data; echo $A $FILE $NVIDIA_VISIBLE_DEVICES; pwd; echo more > /out/new; echo x > /tmp/x; exit 9"
+    error = user.run(
+        *(
+            "--gpus",
+            "1",
+            "-v",
+            f"{folder}/home:/in:ro",
+            "-v",
+            f"{folder}/home:/out",
+            "-e",
+            "A=b",
+            "--env-file",
+            "env",
+        ),
+        *("-w", "/usr", "training:v1", "sh", "-c", script),
+        code=9,
+    )
+    assert error == ""
+    assert (folder / "home/new").read_text() == "more\n"
+    assert (folder / "home/new").stat().st_uid == USER
+    out = user.run(
+        "--gpus",
+        "1",
+        "-e",
+        "A=b",
+        "-w",
+        "/usr",
+        "--entrypoint",
+        "",
+        "training:v1",
+        "sh",
+        "-c",
+        "pwd; echo $A",
+    )
+    assert out == "/usr\nb\n"
+    read_only = ("--gpus", "1", "--read-only", "training:v1", "sh", "-c", "echo x > /new || echo refused")
+    assert user.run(*read_only) == "refused\n"
+
+
+def test_exit_codes_are_docker_s(user):
+    assert "nothing-here not found in the image" in user.run(
+        "--gpus", "1", "training:v1", "nothing-here", code=127
+    )
+    assert "/etc/passwd is not executable" in user.run("--gpus", "1", "training:v1", "/etc/passwd", code=126)
+    user.run(
+        "--gpus",
+        "1",
+        "training:v1",
+        "sh",
+        "-c",
+        "kill -KILL $$" if not is_oci(user) else "exit 137",
+        code=137,
+    )
+
+
+def test_signals_reach_the_process(user):
+    script = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.1; done"
+    process = user.start("run", *HOST, "--gpus", "1", "training:v1", "sh", "-c", script)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (5, "got\n"), error
+
+
+def test_gpus_are_free_again_when_the_container_has_ended(user):
+    every = ("--gpus", "all", "training:v1", "sh", "-c")
+    process = user.start("run", *HOST, *every, "echo ready; sleep 60")
+    assert process.stdout.readline() == "ready\n"
+    assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
+    assert squashfuses()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    if is_oci(user):  # the container lives on, and keeps its GPUs
+        assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
+        subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
+    wait_for(lambda: user.start("run", *HOST, *every, "true").wait() == 0)
+    wait_for(lambda: not squashfuses())
+
+
+def test_what_a_container_changes_ends_with_it(user):
+    assert user.run("--gpus", "1", "training:v1", "sh", "-c", "echo x > /etc/new; cat /etc/new") == "x\n"
+    assert (
+        user.run("--gpus", "1", "training:v1", "sh", "-c", "cat /etc/new 2> /dev/null || echo none")
+        == "none\n"
+    )
+    wait_for(lambda: not squashfuses())
+
+
+def test_a_missing_device_node_is_an_error_before_the_start(user):
+    Path("/dev/nvidia-uvm").unlink()
+    assert "/dev/nvidia-uvm: not found" in user.run("--gpus", "1", "training:v1", "true", code=5)
+
+
+def test_the_node_is_told_to_be_ready(user):
+    found = json.loads(user.start("doctor", "--json").communicate()[0])["findings"]
+    (finding,) = (one for one in found if one["check"] == "without-daemon")
+    assert (finding["severity"], finding["remedy"]) == ("ok", None), finding
+    assert finding["saw"].startswith("containers can start without a daemon: ")

@@ -104,7 +104,9 @@ def test_the_store_s_image_is_started_with_the_gpus_and_their_lease(run, store, 
     assert code == 7
     assert container.args == ("sh", "-c", "x")
     assert container.name == "mine"
-    assert [path for path in container.devices if path in ("/dev/nvidia0", "/dev/nvidia1")] == ["/dev/nvidia0"]
+    assert [path for path in container.devices if path in ("/dev/nvidia0", "/dev/nvidia1")] == [
+        "/dev/nvidia0"
+    ]
     assert container.environment["A"] == "b"
     assert container.environment["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert (image.digest, in_store.path, runtime) == (DIGESTS["gpu"], store.path, "oci")

@@ -3,11 +3,11 @@
 import pytest
 
 from imagematrix.record import replace
-from imagematrix.runtimes.container import Container
+from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.options import Bind
 from imagematrix.runtimes.program import NotExecutableError, ProgramNotFoundError, require
 
-BARE = Container(name="n", args=("x",), environment={}, folder="/", binds=(), devices=(), annotations={})
+BARE = ContainerSpec(name="n", args=("x",), environment={}, folder="/", binds=(), devices=(), annotations={})
 
 
 @pytest.fixture
