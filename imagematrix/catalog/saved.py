@@ -11,7 +11,7 @@ from pathlib import Path
 from imagematrix.catalog import index, labels
 from imagematrix.errors import AuditError, UnknownImageError, UsageError
 from imagematrix.oci.archive import ImageArchive
-from imagematrix.oci.layout import MARK, LayoutFolder
+from imagematrix.oci.layout import INDEX_FILE, MARK, LayoutFolder
 from imagematrix.oci.manifest import IMAGE, Descriptor, ImageIndex, digest_of, parse
 from imagematrix.reference import LAYOUT, names_registry, split
 
@@ -112,7 +112,7 @@ def _listed(
     """Yield the variants that an index lists, directly or through other indexes."""
     found = parse(raw, name, Descriptor)
     if not isinstance(found, ImageIndex):
-        raise UsageError(f"{name}: its index is none")
+        raise UsageError(f"{name}: {INDEX_FILE} is not an index")
     if not deep or len(found.entries) > MOST:
         raise AuditError(f"{name} has too many images, or indexes nested too deeply")
     for entry in found.entries:

@@ -46,15 +46,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = [
-    "LAYOUT",
-    "confirm",
-    "is_saved",
-    "list_catalogs",
-    "open_catalog",
-    "require_signed",
-    "stored_catalog",
-]
+__all__ = ["confirm", "list_catalogs", "open_catalog", "require_signed", "stored_catalog"]
 
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 

@@ -149,7 +149,10 @@ class ImageStore:
         document = os.path.join(folder, DOCUMENT)
         if not os.path.isdir(folder):
             return None
-        image = _image(documents.Fields(documents.read(document), document), folder)
+        try:
+            image = _image(documents.Fields(documents.read(document), document), folder)
+        except UsageError as error:
+            raise _damaged(folder, str(error), error.remedy) from error
         if image.digest != digest:
             raise _damaged(folder, f"its {DOCUMENT} is of {image.digest}")
         try:
@@ -315,8 +318,8 @@ def _image(fields: documents.Fields, folder: str) -> StoredImage:
     )
 
 
-def _damaged(folder: str, why: str) -> UsageError:
-    return UsageError(f"the image in {folder} is damaged: {why}", remedy="pull it again")
+def _damaged(folder: str, why: str, remedy: str | None = None) -> UsageError:
+    return UsageError(f"the image in {folder} is damaged: {why}", remedy=remedy or "pull it again")
 
 
 def _names(folder: str) -> list[str]:

@@ -22,6 +22,7 @@ BEAT_S = 10.0  # between two signs of life
 DEAD_S = 120.0  # without one, a holder on another machine is dead; NFS may show times that are 60 s old
 LIMIT = 4096  # bytes of a file
 BOOT = "/proc/sys/kernel/random/boot_id"
+ENDED = ("Z", "X")  # states of processes that have ended, and whose parents do not know it yet
 STARTED = 19  # place of the start time in /proc/PID/stat, after the name (proc_pid_stat(5))
 
 
@@ -90,7 +91,8 @@ def read(descriptor: int) -> Holder | None:
 
 def _started(pid: int) -> str | None:
     words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return words[STARTED] if len(words) > STARTED else None
+    ended = len(words) <= STARTED or words[0] in ENDED
+    return None if ended else words[STARTED]
 
 
 def _namespace() -> str:
