@@ -51,9 +51,9 @@ def write_squashfs(
 ) -> None:
     """Write the members, of which the first is the root, to the new file `path`.
 
-    `latest` is the latest of their times. The same members give the same bytes with the same squashfs-tools,
-    on any number of `processors`, by default all; before squashfs-tools 4.6, the root's owner is whoever runs
-    them. `written` is told the bytes of content as they are passed on. Raises UsageError without
+    `latest` is the latest of their times. All files belong to root, who in a container is the caller. The
+    same members give the same bytes with the same squashfs-tools, on any number of `processors`, by default
+    all. `written` is told the bytes of content as they are passed on. Raises UsageError without
     squashfs-tools, EngineError if they fail, OSError if the disk is full, and what `members` raises.
     """
     every = iter(members)
@@ -69,15 +69,8 @@ def write_squashfs(
         str(LEVEL),
     ]
     command += ["-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
-    command += [
-        "-root-uid",
-        str(root.uid),
-        "-root-gid",
-        str(root.gid),
-        "-no-xattrs",
-        "-no-progress",
-        "-quiet",
-    ]
+    # An ordinary user's container has one user id, as which it cannot write over the files of others.
+    command += ["-all-root", "-no-xattrs", "-no-progress", "-quiet"]
     command += ["-noappend", "-processors", str(processors or len(os.sched_getaffinity(0)))]
     # This sets the time of the file system and, before 4.6, that of the root, which would be the current one.
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(latest), "LC_ALL": "C"}

@@ -1,7 +1,6 @@
 """`imagematrix run --engine oci` from its arguments to the container that is started, without a runtime."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.cli import daemonless, front
 from imagematrix.image_store.folder import ImageStore, StoredImage
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.record import replace
 from imagematrix.runtimes import start
 
 DIGESTS = {name: f"sha256:{number * 64}" for name, number in (("gpu", "1"), ("cpu", "2"), ("host", "3"))}
@@ -29,12 +29,12 @@ CONFIG = {"config": {"Cmd": ["train"], "Env": ["PATH=/bin"], "User": "app"}}
 
 
 def variant(name):
-    known = {"reference": f"reg:5000/training:v1-{name}", "digest": DIGESTS[name], "platform": "linux/amd64"}
+    bare = Variant(reference=f"reg:5000/training:v1-{name}", digest=DIGESTS[name], platform="linux/amd64")
     if name == "cpu":
-        return Variant(**known)
+        return bare
     mode = "exact" if name == "gpu" else "host"
     driver = UserModeDriver(mode=mode, version="550.163.01" if name == "gpu" else None)
-    return Variant(**known, cuda="12.2", cubins=("80",), driver=driver)
+    return replace(bare, cuda="12.2", cubins=("80",), driver=driver)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_an_image_that_is_not_in_the_store_is_pulled(run, store, monkeypatch):
     Path(store.place(DIGESTS["gpu"])).rmdir()
     asked = []
 
-    def fetch(selection, into, **how):
+    def fetch(selection, _, **how):
         asked.append((selection.selected, how["how"].max_size))
         return StoredImage(
             digest=DIGESTS["gpu"],
@@ -202,7 +202,7 @@ def test_the_site_s_file_chooses_the_engine_the_runtime_and_the_registry(run, mo
     _, ((container, image, runtime, *_),) = run("--gpus 1 training:v1")
     assert (image.digest, runtime) == (DIGESTS["gpu"], "crun")
     assert ("/", "/") in [(bind.source, bind.target) for bind in container.binds]
-    assert container.environment["HOME"] == os.path.expanduser("~")
+    assert container.environment["HOME"] == str(Path.home())
     assert run("--engine docker training:v1")[0] == 2
     assert "users may not override" in capfd.readouterr().err
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.image_store.folder import Lease, StoredImage
+from imagematrix.image_store.folder import ImageStore, Lease, StoredImage
 from imagematrix.record import replace
-from imagematrix.runtimes import bubblewrap, charliecloud, image_root, keeper, namespace, program, start
+from imagematrix.runtimes import bubblewrap, charliecloud, image_root, keeper, namespace, oci, program, start
 from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.options import Bind
 from imagematrix.site import RUNTIMES
@@ -27,9 +27,18 @@ BARE = ContainerSpec(
 
 def stored(root, kind="folder"):
     """Return an image in a store with its files at `root`."""
-    names = dict.fromkeys(("image", "version"), "")
-    empty = dict.fromkeys(("config", "variant", "terms"), {})
-    return StoredImage(digest=DIGEST, kind=kind, root=str(root), size=0, references=(), **names, **empty)
+    return StoredImage(
+        digest=DIGEST,
+        kind=kind,
+        root=str(root),
+        size=0,
+        references=(),
+        config={},
+        image="t",
+        version="v1",
+        variant={},
+        terms={},
+    )
 
 
 class Kernel:
@@ -160,7 +169,7 @@ def test_a_folder_of_another_user_can_only_be_read(kernel, monkeypatch, tmp_path
 
 def test_a_kernel_that_mounts_nothing_is_an_error(kernel, tmp_path):
     kernel(errno.EINVAL)
-    with pytest.raises(EngineError, match="cannot mount .*: Invalid argument"):
+    with pytest.raises(EngineError, match=r"cannot mount .*: Invalid argument"):
         image_root.mounted(stored(tmp_path), str(tmp_path), read_only=False)
     with pytest.raises(EngineError, match="cannot mount an empty image"):
         image_root.prepare(str(tmp_path))
@@ -242,20 +251,18 @@ def test_a_missing_runtime_has_a_remedy(programs, engine, wanted, missing, packa
     assert f"`apt install {package}`" in caught.value.remedy
 
 
-class Store:
+class Store(ImageStore):
     """A store that has an image or not, and grants a lease on it."""
 
-    def __init__(self, found=True):
+    def __init__(self, *, found=True):
+        super().__init__("/store")
         self.found = found
 
-    def lease(self, _):
+    def lease(self, *_):
         return Lease(path=None)
 
     def find(self, _):
         return stored("/image") if self.found else None
-
-    def __str__(self):
-        return "/store"
 
 
 @pytest.fixture
@@ -275,7 +282,7 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "mounted", lambda *_, **__: (str(tmp_path / "root"), None))
     monkeypatch.setattr(program, "require", lambda *_: None)
     monkeypatch.setattr(charliecloud, "own_devices", lambda paths, at: called.append((tuple(paths), at)))
-    monkeypatch.setattr(start, "_arrange", lambda leases: called.append(leases))
+    monkeypatch.setattr(start, "_arrange", called.append)
     monkeypatch.setattr(os, "execvpe", execute)
 
     def call(container, runtime, *leases):
@@ -289,7 +296,7 @@ def started(monkeypatch, tmp_path):
 def test_an_oci_runtime_replaces_this_process_and_passes_the_leases_on(started, tmp_path):
     leases, (words, environment) = started(BARE, "runc", 5, 6)
     assert leases == (5, 6)
-    assert words == start.oci.command("runc", str(tmp_path), "n", 2)
+    assert words == oci.command("runc", str(tmp_path), "n", 2)
     assert environment.keys() == {"PATH"}
     assert (tmp_path / "config.json").exists()
 
@@ -319,24 +326,26 @@ def test_bubblewrap_keeps_the_terminal(started, monkeypatch):
     assert environment == {"PATH": "/bin"}
 
 
-def test_without_a_terminal_bubblewrap_s_exit_code_is_returned(started, monkeypatch):
+@pytest.mark.usefixtures("started")
+def test_without_a_terminal_bubblewrap_s_exit_code_is_returned(monkeypatch):
     monkeypatch.setattr(bubblewrap, "run", lambda *_: 9)
     container = replace(BARE, interactive=True)
     assert start.start(container, stored("/image"), "bwrap", Store()) == 9
 
 
-def test_a_read_only_image_needs_places_for_folders(started, tmp_path):
+def test_a_read_only_image_needs_places_for_folders(started):
     there = Bind(source="/x", target="/data")
     network = Bind(source="/etc/hosts", target="/etc/hosts")
     container = replace(BARE, read_only=True, binds=(there, network))
     started(container, "runc")
+    container = replace(container, interactive=True, binds=(Bind(source="/x", target="/none"),))
     with pytest.raises(UsageError, match="the image has no /none to mount a folder on"):
-        container = replace(container, interactive=True, binds=(Bind(source="/x", target="/none"),))
         start.start(container, stored("/image"), "runc", Store())
 
 
+@pytest.mark.usefixtures("started")
 @pytest.mark.parametrize("runtime", ["runc", "bwrap"])
-def test_a_runtime_that_cannot_start_is_an_error(started, monkeypatch, runtime):
+def test_a_runtime_that_cannot_start_is_an_error(monkeypatch, runtime):
     def refuse(*_, **__):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
