@@ -84,18 +84,20 @@ def _mounts() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        error: EngineError | None = None
+        error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
         try:
             at = image_root.mount_point()
             namespace.enter()
             image_root.prepare(at)
+            error = None
         except EngineError as caught:
             error = caught
-        os.write(writer, pickle.dumps(error))
-        os._exit(0)
+        finally:
+            os.write(writer, pickle.dumps(error))
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as answer:
-        error = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
+        found = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
     os.waitpid(child, 0)
-    if error:
-        raise error
+    if found:
+        raise found

@@ -38,7 +38,14 @@ def command(container: ContainerSpec, root: str, user: int, group: int) -> list[
 
 def environment(container: ContainerSpec) -> Mapping[str, str]:
     """Return the variables of the container, and the one without which ch-run does not start."""
-    return {"USER": os.environ.get("USER", "user"), **container.environment}
+    import pwd
+
+    user = os.geteuid()
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        name = str(user)
+    return {"USER": name, **container.environment}
 
 
 def require_targets(container: ContainerSpec, root: str) -> None:

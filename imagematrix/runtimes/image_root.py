@@ -129,7 +129,7 @@ def _squashed(path: str, at: str) -> tuple[str, int]:
     os.mkdir(folder, 0o755)
     if not fuse_works():
         raise no_fuse()
-    environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", os.defpath)}
+    environment: Mapping[str, str] = {"PATH": os.pathsep.join(os.get_exec_path())}
     for program in PROGRAMS:
         words = [program, "-o", f"timeout={IDLE_S}", path, folder]
         try:

@@ -60,8 +60,11 @@ def folder(at: str, name: str) -> str:
 
 
 def _write(name: str, text: str) -> None:
-    with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-        file.write(text)
+    descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _refused(code: int) -> EngineError:

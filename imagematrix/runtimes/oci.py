@@ -111,7 +111,7 @@ def command(runtime: str, folder: str, name: str, kept: int = 0) -> list[str]:
 
 def environment() -> Mapping[str, str]:
     """Return the variables of the runtime itself."""
-    return {"PATH": os.environ.get("PATH", os.defpath)}
+    return {"PATH": os.pathsep.join(os.get_exec_path())}
 
 
 def _bound(source: str, target: str, *, read_only: bool) -> dict[str, object]:

@@ -110,8 +110,7 @@ def _run(
 
 
 def _installed(name: str) -> bool:
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
+    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in os.get_exec_path())
 
 
 def _fitted(container: ContainerSpec, root: str) -> ContainerSpec:

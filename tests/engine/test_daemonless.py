@@ -64,6 +64,12 @@ class OrdinaryUser:
         assert process.returncode == code, (out, error)
         return out if code == 0 else error
 
+    def ends(self, *words):
+        """Run the program to its end; return its exit code."""
+        with self.start(*words) as process:
+            process.communicate(timeout=300)
+        return process.returncode
+
     def run(self, *words, code=0):
         """Run a container of the image that the fixture `stored` pulled."""
         return self.imagematrix("run", *HOST, *words, code=code)
@@ -188,19 +194,11 @@ def test_options_hold_as_under_docker(user, folder):
 
 
 def test_exit_codes_are_docker_s(user):
-    assert "nothing-here not found in the image" in user.run(
-        "--gpus", "1", "training:v1", "nothing-here", code=127
-    )
-    assert "/etc/passwd is not executable" in user.run("--gpus", "1", "training:v1", "/etc/passwd", code=126)
-    user.run(
-        "--gpus",
-        "1",
-        "training:v1",
-        "sh",
-        "-c",
-        "kill -KILL $$" if not is_oci(user) else "exit 137",
-        code=137,
-    )
+    image = ("--gpus", "1", "training:v1")
+    assert "nothing-here not found in the image" in user.run(*image, "nothing-here", code=127)
+    assert "/etc/passwd is not executable" in user.run(*image, "/etc/passwd", code=126)
+    user.run(*image, "sh", "-c", "exit 137", code=137)
+    user.run(*image, "sh", "-c", "sh -c 'kill -KILL $$'", code=137)
 
 
 def test_signals_reach_the_process(user):
@@ -218,12 +216,14 @@ def test_gpus_are_free_again_when_the_container_has_ended(user):
     assert process.stdout.readline() == "ready\n"
     assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
     assert squashfuses()
+    assert list((user.folder / "store/leases").iterdir())
     process.send_signal(signal.SIGKILL)
     process.communicate()
     if is_oci(user):  # the container lives on, and keeps its GPUs
         assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
         subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
-    wait_for(lambda: user.start("run", *HOST, *every, "true").wait() == 0)
+    wait_for(lambda: user.ends("run", *HOST, *every, "true") == 0)
+    assert not list((user.folder / "store/leases").iterdir())
     wait_for(lambda: not squashfuses())
 
 
@@ -237,8 +237,12 @@ def test_what_a_container_changes_ends_with_it(user):
 
 
 def test_a_missing_device_node_is_an_error_before_the_start(user):
-    Path("/dev/nvidia-uvm").unlink()
-    assert "/dev/nvidia-uvm: not found" in user.run("--gpus", "1", "training:v1", "true", code=5)
+    node = Path("/dev/nvidia-uvm")
+    node.rename("/dev/elsewhere")
+    try:
+        assert "/dev/nvidia-uvm: not found" in user.run("--gpus", "1", "training:v1", "true", code=5)
+    finally:
+        Path("/dev/elsewhere").rename(node)
 
 
 def test_the_node_is_told_to_be_ready(user):

@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import io
 import os
 import signal
 import sys
@@ -71,23 +70,13 @@ def kernel(monkeypatch):
 
 def test_the_caller_is_root_in_its_namespace(kernel, monkeypatch):
     written = {}
-
-    class Map(io.StringIO):
-        def __init__(self, path):
-            super().__init__()
-            self.path = path
-
-        def close(self):
-            written[self.path] = self.getvalue()
-            super().close()
-
-    monkeypatch.setattr(namespace, "open", lambda path, *_, **__: Map(path), raising=False)
+    monkeypatch.setattr(namespace, "_write", written.__setitem__)
     calls = kernel().calls
     namespace.enter()
     assert written == {
-        "/proc/self/setgroups": "deny",
-        "/proc/self/uid_map": f"0 {os.geteuid()} 1",
-        "/proc/self/gid_map": f"0 {os.getegid()} 1",
+        "setgroups": "deny",
+        "uid_map": f"0 {os.geteuid()} 1",
+        "gid_map": f"0 {os.getegid()} 1",
     }
     assert [call[0] for call in calls] == ["unshare", "mount"]
 
@@ -115,11 +104,11 @@ def test_a_refused_namespace_has_the_remedy(kernel, monkeypatch, tmp_path, code,
 
 
 def test_a_map_that_cannot_be_written_is_the_same_error(kernel, monkeypatch):
-    def refuse(*_, **__):
+    def refuse(*_):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     kernel()
-    monkeypatch.setattr(namespace, "open", refuse, raising=False)
+    monkeypatch.setattr(namespace, "_write", refuse)
     with pytest.raises(EngineError, match="may not create a user namespace: Operation not permitted"):
         namespace.enter()
 
