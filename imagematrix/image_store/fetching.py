@@ -145,9 +145,9 @@ class _Fetch:
         os.utime(partial)  # for `_sweep`
         parts = source.parts(self._digest)
         self._layers = len({*parts.layers})
-        # A squashfs is about as large as the compressed layers.
-        self._room.make(parts.size)
-        self._room.require(source.missing(parts, partial) + parts.size)
+        expected = parts.size + parts.size // 4  # a squashfs is a little larger than the compressed layers
+        self._room.make(expected)
+        self._room.require(source.missing(parts, partial) + expected)
         image = MergedImage(source.layers(parts, partial, self._note_received, self._note_downloaded))
         new.mkdir()
         try:

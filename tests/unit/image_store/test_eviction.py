@@ -15,7 +15,7 @@ from imagematrix.image_store.locks import locked
 
 @pytest.fixture
 def fill(server, image_store):
-    """Call it with cells to fetch an image of each, started one hour after the other; returns their digests."""
+    """Call it with cells to fetch an image of each, started an hour after the other; returns their digests."""
 
     def call(*cells, max_size=None, evicted=()):
         digests = []
@@ -75,7 +75,7 @@ def test_an_image_larger_than_the_store_may_be_is_refused(image_store, fill):
 
 def test_a_fetch_makes_room_for_its_image_and_keeps_it(image_store, fill):
     evicted = []
-    digests = fill("a", "b", "c", "d", max_size=25_000, evicted=evicted)
+    digests = fill("a", "b", "c", "d", max_size=34_000, evicted=evicted)
     assert [image.digest for image in evicted] == digests[:2]
     assert image_store.digests() == sorted(digests[2:])
 
