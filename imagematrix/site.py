@@ -52,7 +52,7 @@ class Site(Record):
 
     `engine` starts containers, and `runtime` is the program that the engine oci uses. `registry` stands
     before the name of an image that names no registry. `store` is the folder of images, and `max_size` its
-    largest size in bytes. `mounts` are folders that every container without a daemon gets at the same path:
+    largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same path:
     ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
     config.json. `file` is the path of the file, None without one. A user may override the keys in
     `users_may_override`.
@@ -63,7 +63,7 @@ class Site(Record):
     runtime: str | None = None
     registry: str | None = None
     store: str | None = None
-    max_size: int | None = None
+    max_size: str | None = None
     mounts: tuple[str, ...] = ()
     credentials: str | None = None
     users_may_override: frozenset[str] = frozenset()
@@ -73,18 +73,21 @@ class Site(Record):
         """Whether this node starts containers without Docker."""
         return self.engine not in (None, DOCKER)
 
-    def chosen(self, key: str, option: str | None = None, variable: str = "") -> str | None:
+    def chosen(
+        self, key: str, option: str | None = None, variable: str = "", *, named: str = ""
+    ) -> str | None:
         """Return the value of `key`: the option's, else the variable's, else the site's; None if none is set.
 
-        `option` is the value on the command line, and `variable` the name of a variable. Raises UsageError if
+        `option` is the value on the command line, of the option that is `named`, and `variable` the name of a
+        variable. Raises UsageError if
         the site sets another value that users may not override.
         """
-        own = getattr(self, key)
-        given, source = option, f"--{key}"
+        own: str | None = getattr(self, key)
+        given, source = option, named or f"--{key.replace('_', '-')}"
         if given is None and variable:
             given, source = os.environ.get(variable) or None, variable
         if given is None:
-            return None if own is None else str(own)
+            return own
         if own is not None and given != own and key not in self.users_may_override:
             raise UsageError(
                 f"{source} {given}: {self.file} sets {key} to {own!r}, which users may not override",
@@ -170,12 +173,11 @@ def _path(fields: Fields, key: str) -> str:
     return os.path.expanduser(value)  # noqa: PTH111 - pathlib is slow to load
 
 
-def _size(fields: Fields, key: str) -> int:
+def _size(fields: Fields, key: str) -> str:
     value = fields.text(key)
-    size = amounts.parse(value)
-    if not size:
+    if not amounts.parse(value):
         raise fields.fail(key, f"expected an amount such as 500G, found {value!r}")
-    return int(size)
+    return value
 
 
 def _mounts(fields: Fields, key: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import os
 import shlex
 from contextlib import ExitStack
 
+from imagematrix import amounts
 from imagematrix.catalog.sources import open_catalog, require_signed
 from imagematrix.catalog.store import stored
 from imagematrix.cli.choosing import node_of
@@ -112,7 +113,8 @@ class _Made:
         from imagematrix.cli.storing import fetched
         from imagematrix.image_store.fetching import FetchOptions
 
-        how = FetchOptions(max_size=self._site.max_size)
+        largest = amounts.parse(self._site.max_size or "")
+        how = FetchOptions(max_size=int(largest) if largest else None)
         part = split(self._image)[1] not in (None, chosen.version)
         with PullDisplay(variant.reference) as display:
             return fetched(chosen, self.store, self._args.catalog, policy, how, display, part=part)

@@ -6,9 +6,12 @@ from imagematrix.cli.choosing import choose, node_of, remark
 from imagematrix.cli.output import print_json, print_text
 from imagematrix.errors import UsageError
 from imagematrix.reference import split
+from imagematrix.site import DOCKER, read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from imagematrix.cli.options import (
         AllowCpu,
         CatalogName,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
         Unpacked,
         Where,
     )
+    from imagematrix.image_store.folder import ImageStore
 
 __all__ = ["command"]
 
@@ -45,23 +49,26 @@ def command(
 ) -> None:
     """Pull the variant that fits this node best, by its digest, and print REFERENCE@DIGEST.
 
-    It comes into the engine, or with --to into a folder, which needs neither an engine nor root. An image
-    that is there is left as it is. With --json, the answer is the Selection.
+    It comes into the engine, or into a folder, which needs neither an engine nor root: with --to, and where
+    containers start without a daemon. An image that is there is left as it is. With --json, the answer is the
+    Selection.
     """
     from imagematrix.cli.pulling import PullDisplay
 
-    largest = _amount(max_size)
-    if to is None:
+    store = _store(to)
+    largest = _amount(read_site().chosen("max_size", max_size))
+    if store is None:
         _require_engine(described=host is not None or root is not None, unpacked=unpacked, max_size=max_size)
     else:
         from imagematrix.launcher.fetch import require_source
 
+        image = read_site().full(image)
         require_source(image, catalog)
     node, wanted = node_of(host, root, nvidia_smi, gpus)
     # Without an engine, an image is only where its name says.
     selection = choose(
         image,
-        catalog or (image if to else None),
+        catalog or (image if store else None),
         (node, wanted),
         where=where,
         allow_cpu=allow_cpu,
@@ -69,18 +76,17 @@ def command(
         policy=policy,
     )
     with PullDisplay(str(selection.selected)) as display:
-        if to is None:
+        if store is None:
             from imagematrix.launcher.pull import pull
 
             name = pull(selection, policy=policy, report=display)
         else:
             from imagematrix.cli.storing import fetched
             from imagematrix.image_store.fetching import FetchOptions
-            from imagematrix.image_store.folder import ImageStore
 
             stored = fetched(
                 selection,
-                ImageStore(to),
+                store,
                 catalog,
                 policy,
                 FetchOptions(unpacked=unpacked, max_size=largest),
@@ -93,6 +99,17 @@ def command(
     else:
         print_text(name)
         remark(selection, wanted)
+
+
+def _store(to: Path | None) -> ImageStore | None:
+    """Return the store to pull into, None for the engine."""
+    from imagematrix.image_store.folder import ImageStore, default_store
+
+    site = read_site()
+    given = None if to is None else str(to)
+    if given is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
+        return None
+    return ImageStore(site.chosen("store", given, "IMAGEMATRIX_STORE", named="--to") or default_store())
 
 
 def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:

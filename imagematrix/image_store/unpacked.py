@@ -6,6 +6,7 @@ outside. Folders get their modes and times at the end, because they may not be w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tarfile
 
@@ -51,8 +52,9 @@ def write_folder(
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with everything in it, also where modes forbid it; raise OSError."""
-    path.chmod(ALL)
+    """Remove a folder with everything in it, whatever the modes of this user's folders; raise OSError."""
+    with contextlib.suppress(PermissionError):  # the folder of another user, who may let a group write there
+        path.chmod(ALL)
     descriptor = os.open(path, INSIDE)
     try:
         _empty(descriptor)
@@ -68,7 +70,8 @@ def _empty(folder: int) -> None:
         if not is_folder:
             os.unlink(name, dir_fd=folder)
             continue
-        os.chmod(name, ALL, dir_fd=folder)
+        with contextlib.suppress(PermissionError):
+            os.chmod(name, ALL, dir_fd=folder)
         descriptor = os.open(name, INSIDE, dir_fd=folder)
         try:
             _empty(descriptor)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from imagematrix.catalog.catalog import Catalog, Variant
-from imagematrix.errors import UnknownImageError, UsageError
+from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.image_store.eviction import remove
 from imagematrix.reference import familiar, split
 from imagematrix.spelling import nearest
@@ -66,14 +66,14 @@ def survey(
 def remove_image(store: ImageStore, image: Held) -> None:
     """Remove an image from a store, and the catalog of its version if it was the last one of that.
 
-    Raises UsageError if a container has started from it meanwhile, or if it cannot be removed.
+    Raises EngineError if a container has started from it meanwhile, UsageError if the folder refuses.
     """
     stored = store.find(image.id)
     if stored is None:
         return
     with store.explained():
         if not remove(store, image.id):
-            raise UsageError(f"{image.names[0]} is in use now", remedy="run this again")
+            raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
         version = stored.image, stored.version
         if version not in [(other.image, other.version) for other in store.whole()]:
             store.drop_catalog(*version)

@@ -40,7 +40,7 @@ def test_every_key_is_read(write):
         runtime="runc",
         registry="registry.example:5000/ml",
         store="/scratch/images",
-        max_size=500_000_000_000,
+        max_size="500G",
         mounts=("~", ".", "/scratch"),
         credentials="/etc/imagematrix/credentials.json",
         users_may_override=frozenset({"runtime", "store"}),
@@ -65,8 +65,8 @@ def test_the_variable_names_a_file_only_where_the_site_has_none(write, monkeypat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engine = ", "site.toml: .*line 1"),
-        ('\n\nengine = "podman"', r":3: engine: expected one of docker, oci, found 'podman'"),
+        ("engine = ", "site.toml: Invalid value"),
+        ('\n\nengine = "podman"', r":3: engine: expected one of docker, oci, charliecloud, found 'podman'"),
         ("engine = 3", r":1: engine: expected a string, found a number"),
         ('# engine\n\nstores = "/x"', r":3: unknown key 'stores'"),
         ('store = "images"', ":1: store: expected an absolute path, found 'images'"),
@@ -121,6 +121,14 @@ def test_what_the_site_sets_is_overridden_only_if_it_says_so(monkeypatch):
     with pytest.raises(UsageError, match="IMAGEMATRIX_STORE /home/a: ") as caught:
         bound.chosen("store", None, "IMAGEMATRIX_STORE")
     assert "leave out IMAGEMATRIX_STORE" in caught.value.remedy
+
+
+def test_the_option_that_is_refused_is_named():
+    bound = Site(file="/etc/site.toml", store="/scratch", max_size="1T")
+    with pytest.raises(UsageError, match="--to /home/a: "):
+        bound.chosen("store", "/home/a", named="--to")
+    with pytest.raises(UsageError, match="--max-size 2T: "):
+        bound.chosen("max_size", "2T")
 
 
 def test_an_unknown_engine_has_a_suggestion():

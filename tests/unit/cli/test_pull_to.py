@@ -227,7 +227,7 @@ def test_an_image_that_is_in_use_now_is_not_removed(prune, versions, image_store
     digest = next(one.digest for one in image_store.images() if one.version == "v1")
     with locked(Path(image_store.path, "locks", digest[7:])):
         result = prune("--keep", "1", "--yes")
-    assert result.code == 2
+    assert result.code == 8
     assert f"{versions[0]} is in use now" in result.err
     assert len(image_store.digests()) == 2
     assert listed(image_store, "new") == []
@@ -237,3 +237,18 @@ def test_a_store_that_does_not_exist_has_nothing_to_remove(prune, image_store):
     result = prune("--keep", "1", "--yes")
     assert (result.code, result.err) == (0, "nothing to remove\n")
     assert not Path(image_store.path).exists()
+
+
+def test_the_site_names_registry_store_and_size(cli, profiles, published, server, tmp_path, monkeypatch):
+    (tmp_path / "site.toml").write_text(
+        f'engine = "oci"\nregistry = "{server.address}/ml"\nstore = "{tmp_path}/shared"\nmax_size = "1T"\n'
+    )
+    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "site.toml"))
+    words = ("pull", "training:v1", "--host", profiles["genoa-h200"], "--gpus", "none")
+    assert cli(*words).out == f"{reference(published)}\n"
+    assert ImageStore(tmp_path / "shared").find(variant("two")[0].digest)
+    for option, value in (("--to", "elsewhere"), ("--max-size", "2T")):
+        refused = cli(*words, option, value)
+        assert refused.code == 2
+        assert f"{option} {value}: " in refused.err
+        assert "users may not override" in refused.err

@@ -31,7 +31,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "new" / "store"))
     monkeypatch.setattr(daemonless, "_mounts", lambda: None)
     monkeypatch.setattr(daemonless, "runtime_of", lambda engine, wanted: wanted or engine)
-    monkeypatch.setattr(daemonless.shutil, "which", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr(image_root, "fuse_works", lambda: True)
     return tmp_path
 
@@ -59,7 +59,7 @@ def test_what_is_missing_stops_only_nodes_without_docker(monkeypatch):
     assert first == ("error", problem, "allow them")
     assert second[0] == "warning"
     assert "/dev/fuse cannot be opened" in second[1]
-    monkeypatch.setattr(daemonless.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     assert "squashfuse not found" in findings(gather())[1][1]
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_site_s_file_and_a_store_of_others_are_findings(monkeypatch):
 @pytest.mark.parametrize("works", [True, False])
 def test_the_trial_is_in_another_process(monkeypatch, works, tmp_path):
     monkeypatch.setattr(image_root, "mount_point", lambda: str(tmp_path))
-    monkeypatch.setattr(daemonless.namespace, "enter", lambda: None)
+    monkeypatch.setattr("imagematrix.runtimes.namespace.enter", lambda: None)
 
     def prepare(_):
         if not works:
