@@ -52,8 +52,8 @@ class Site(Record):
 
     `engine` starts containers, and `runtime` is the program that the engine oci uses. `registry` stands
     before the name of an image that names no registry. `store` is the folder of images, and `max_size` its
-    largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same path:
-    ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
+    largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
+    path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
     config.json. `file` is the path of the file, None without one. A user may override the keys in
     `users_may_override`.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.catalog.catalog import SCHEMA, Catalog
 from imagematrix.errors import UnknownImageError
-from imagematrix.reference import split
+from imagematrix.reference import names_registry, split
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from imagematrix.image_store.folder import ImageStore
 
-__all__ = ["stored"]
+__all__ = ["UNNAMED", "stored"]
+
+UNNAMED = "name it with its registry, or let the site's file name the registry"
 
 
 def stored(name: str, store: ImageStore) -> Catalog:
@@ -41,7 +43,8 @@ def stored(name: str, store: ImageStore) -> Catalog:
     remedy = nearest(name, versions, likeness=SLIP) or (f"it has {', '.join(versions)}" if versions else None)
     raise UnknownImageError(
         f"the store {store} has no variant of {name}",
-        remedy=remedy or f"run `imagematrix pull {name} --to {store}`",
+        remedy=remedy
+        or (f"run `imagematrix pull {name} --to {store}`" if names_registry(image) else UNNAMED),
     )
 
 

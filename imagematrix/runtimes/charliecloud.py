@@ -4,7 +4,7 @@ It becomes the container's process, which is the caller, and passes the whole /d
 /dev of its own first, with the container's devices and no others of their kind.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH103, PTH112, PTH118, PTH120, PTH123, PTH211
+# ruff: noqa: PTH102, PTH103, PTH112, PTH118, PTH120, PTH211
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def command(container: ContainerSpec, root: str, user: int, group: int) -> list[
         "ch-run",
         *([] if container.read_only else ["--write"]),
         *("--uid", str(user), "--gid", str(group)),
+        "--no-passwd",  # as under docker: it would need files in the image to mount the node's on
         *(word for bind in _own(container) for word in ("--bind", f"{bind[0]}:{bind[1]}")),
         *("--cd", container.folder, root, "--", *container.args),
     ]
@@ -58,7 +59,7 @@ def require_targets(container: ContainerSpec, root: str) -> None:
             os.makedirs(path)
         else:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            open(path, "x", encoding="ascii").close()
+            _create(path)
 
 
 def own_devices(paths: Iterable[str], at: str) -> None:
@@ -72,11 +73,15 @@ def own_devices(paths: Iterable[str], at: str) -> None:
     for path in (*(f"/dev/{name}" for name in PLAIN), *paths):
         place = at + path.removeprefix("/dev")
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        open(place, "x", encoding="ascii").close()
+        _create(place)
         mount(path, place, None, BIND)
     for name, target in LINKS.items():
         os.symlink(target, os.path.join(at, name))
     mount(at, "/dev", None, BIND | RECURSIVE)
+
+
+def _create(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
 
 def _own(container: ContainerSpec) -> Iterator[tuple[str, str]]:

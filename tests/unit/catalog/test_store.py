@@ -6,7 +6,7 @@ import pytest
 from storing import put, variant
 
 from imagematrix.catalog.sources import open_catalog
-from imagematrix.catalog.store import stored
+from imagematrix.catalog.store import UNNAMED, stored
 from imagematrix.errors import UnknownImageError
 from imagematrix.launcher.fetch import fetch_selected
 from imagematrix.node.host import Host
@@ -55,7 +55,7 @@ def test_of_several_versions_one_has_to_be_named(server, image_store, pull):
 def test_what_was_never_pulled_is_unknown(server, image_store, pull):
     with pytest.raises(UnknownImageError, match="has no variant of t:v1") as caught:
         stored("t:v1", image_store)
-    assert caught.value.remedy == f"run `imagematrix pull t:v1 --to {image_store}`"
+    assert caught.value.remedy == UNNAMED
     name = put(server, variant("one"))
     pull(name)
     with pytest.raises(UnknownImageError) as caught:
