@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os
 
+from imagematrix.record import replace
+from imagematrix.runtimes import namespace
+from imagematrix.runtimes.container import NETWORK
 from imagematrix.runtimes.namespace import BIND, RECURSIVE, mount
 
 TYPE_CHECKING = False
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.runtimes.container import ContainerSpec
 
-__all__ = ["command", "environment", "own_devices", "require_targets"]
+__all__ = ["command", "environment", "own_devices", "read_only_binds", "require_targets"]
 
 PLAIN = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that config-linux.md lists
 FOLDERS = ("pts", "shm")
@@ -26,7 +29,10 @@ LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "
 
 
 def command(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
-    """Return the command that runs a container with the files in the folder `root`."""
+    """Return the command that runs a container with the files in the folder `root`.
+
+    It mounts all folders so that they can be changed, so `read_only_binds` come before.
+    """
     return [
         "ch-run",
         *([] if container.read_only else ["--write"]),
@@ -62,6 +68,17 @@ def require_targets(container: ContainerSpec, root: str) -> None:
             _create(path)
 
 
+def read_only_binds(container: ContainerSpec, at: str) -> ContainerSpec:
+    """Return a container whose read-only folders are mounted so in the folder `at`; raise OSError."""
+    binds = [
+        replace(bind, source=namespace.bound(bind.source, f"{at}/{number}"))
+        if bind.read_only and bind.source not in NETWORK
+        else bind
+        for number, bind in enumerate(container.binds)
+    ]
+    return replace(container, binds=tuple(binds))
+
+
 def own_devices(paths: Iterable[str], at: str) -> None:
     """Mount a /dev with the usual devices and those at `paths` over this namespace's; raise OSError.
 
@@ -86,6 +103,4 @@ def _create(path: str) -> None:
 
 def _own(container: ContainerSpec) -> Iterator[tuple[str, str]]:
     """Yield the folders that ch-run is told to mount: the files of the network are its own concern."""
-    from imagematrix.runtimes.container import NETWORK
-
     yield from ((bind.source, bind.target) for bind in container.binds if bind.source not in NETWORK)

@@ -3,7 +3,7 @@
 See user_namespaces(7) and mount_namespaces(7). Mounts in it end with its last process.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH123
+# ruff: noqa: PTH102, PTH112, PTH123
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import os
 
 from imagematrix.errors import EngineError
 
-__all__ = ["BIND", "READ_ONLY", "RECURSIVE", "enter", "folder", "mount"]
+__all__ = ["BIND", "RECURSIVE", "bound", "enter", "folder", "mount"]
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 # Flags of mount(2).
-READ_ONLY, NO_SUID, NO_DEV, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
+BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
+MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1  # of mount_setattr(2)
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 LIMIT = "/proc/sys/user/max_user_namespaces"
 
@@ -49,6 +50,25 @@ def mount(source: str | None, target: str, kind: str | None, flags: int = 0, opt
     if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), target)
+
+
+def bound(source: str, at: str) -> str:
+    """Mount a file or folder at the new path `at` so that nothing in it can be changed; raise OSError."""
+    if os.path.isdir(source):
+        os.mkdir(at)
+    else:
+        os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    mount(source, at, None, BIND | RECURSIVE)
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.sizeof(attributes)
+    if libc.syscall(
+        MOUNT_SETATTR, AT_FDCWD, os.fsencode(at), AT_RECURSIVE, attributes, ctypes.c_size_t(size)
+    ):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), at)
+    return at
 
 
 def folder(at: str, name: str) -> str:

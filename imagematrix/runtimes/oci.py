@@ -115,5 +115,5 @@ def environment() -> Mapping[str, str]:
 
 
 def _bound(source: str, target: str, *, read_only: bool) -> dict[str, object]:
-    options = ["rbind", "ro"] if read_only else ["rbind"]
+    options = ["rbind", "rro"] if read_only else ["rbind"]  # rro: with all that is mounted in it
     return {"destination": target, "type": "bind", "source": source, "options": options}

@@ -99,6 +99,7 @@ def _run(
         os.execvpe(words[0], words, oci.environment())  # noqa: S606 - without a shell, on purpose
     inherit(leases)
     if runtime == CH_RUN:
+        container = charliecloud.read_only_binds(container, namespace.folder(at, "binds"))
         charliecloud.require_targets(container, root)
         charliecloud.own_devices(container.devices, namespace.folder(at, "dev"))
         words = charliecloud.command(container, root, *ids)

@@ -87,7 +87,7 @@ def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
     document = oci.config(given, "/at/root")
     bound = {item["destination"]: item for item in document["mounts"] if item["type"] == "bind"}
     assert {path for path in bound if path.startswith("/dev/nv")} == {"/dev/nvidia0", "/dev/nvidiactl"}
-    assert bound["/data"]["options"] == ["rbind", "ro"]
+    assert bound["/data"]["options"] == ["rbind", "rro"]
     assert bound["/scratch"]["options"] == bound["/tmp/mps"]["options"] == ["rbind"]
     assert document["root"] == {"path": "/at/root", "readonly": True}
     assert document["process"]["args"] == ["/train", "--fast", "data"]

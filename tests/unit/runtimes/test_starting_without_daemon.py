@@ -113,6 +113,33 @@ def test_a_map_that_cannot_be_written_is_the_same_error(kernel, monkeypatch):
         namespace.enter()
 
 
+def test_what_is_mounted_read_only_is_so_with_all_in_it(kernel, tmp_path):
+    made = kernel()
+    file = tmp_path / "file"
+    file.write_text("")
+    for source, name in ((tmp_path, "folder"), (file, "copy")):
+        at = namespace.bound(str(source), str(tmp_path / name))
+        assert Path(at).is_dir() == source.is_dir()
+    assert [call[0] for call in made.calls] == ["mount", "syscall"] * 2
+    number, _, _, recursive, (attribute, *_), _ = made.calls[1][1:]
+    assert (number, recursive, attribute) == (442, 0x8000, 1)
+    failing = kernel(errno.ENOSYS)
+    with pytest.raises(OSError, match="not implemented"):
+        namespace.bound(str(file), str(tmp_path / "another"))
+    assert failing.calls
+
+
+def test_charliecloud_s_read_only_folders_are_mounted_before(kernel, tmp_path):
+    kernel()
+    binds = (
+        Bind(source=str(tmp_path), target="/a"),
+        Bind(source=str(tmp_path), target="/b", read_only=True),
+        Bind(source="/etc/hosts", target="/etc/hosts", read_only=True),
+    )
+    found = charliecloud.read_only_binds(replace(BARE, binds=binds), str(tmp_path))
+    assert [bind.source for bind in found.binds] == [str(tmp_path), f"{tmp_path}/1", "/etc/hosts"]
+
+
 def test_containers_are_mounted_in_a_folder_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     path = Path(image_root.mount_point())
