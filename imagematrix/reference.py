@@ -11,9 +11,11 @@ __all__ = [
     "DIGEST",
     "DOCKER_HUB",
     "HUB_NAMES",
+    "LAYOUT",
     "TAG",
     "Reference",
     "familiar",
+    "is_saved",
     "names_registry",
     "split",
     "word",
@@ -21,6 +23,8 @@ __all__ = [
 
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = ("docker.io", "index.docker.io")  # its hosts in names of images; they do not serve its API
+LAYOUT = "oci:"  # before the path of an OCI layout
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")  # ends of the paths of archives of images
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
@@ -87,6 +91,11 @@ def names_registry(name: str) -> bool:
     """Whether the name of an image starts with a registry, by docker's rule."""
     first, slash, _ = name.partition("/")
     return bool(slash) and ("." in first or ":" in first or first == "localhost")
+
+
+def is_saved(name: str) -> bool:
+    """Whether `name` is that of an OCI layout or of an archive of images, as for --catalog."""
+    return name.startswith(LAYOUT) or name.endswith(ARCHIVES)
 
 
 def familiar(name: str) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import assigning
 import building
 import compressing
+import daemonless
 import matching
 import packaged
 import planning
@@ -128,6 +129,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "upgrades": lambda folder, _: upgrading.rows(folder),
         "prebuilt": lambda folder, _: packaged.prebuilt(folder, PULLS),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
+        "daemonless": lambda folder, pace: daemonless.rows(folder, pace, asked.rounds),
         "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
         "runtime": lambda *_: assigning.rows(asked.rounds),
         "webhook": lambda folder, _: reviewing.rows(folder),

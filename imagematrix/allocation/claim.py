@@ -82,6 +82,7 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     machine: str | None = None,
     path: str | None = None,
     group: int | None = None,
+    any_user: bool = False,
 ) -> Claim:
     """Return a claim on unused GPUs, or on a share of each, of the first choice that has enough of them.
 
@@ -98,16 +99,16 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     and passes the reason to `report`.
 
     `path` is the lock folder, and `group` the group whose members may start containers, by default those of
-    this node. For GPUs of another `machine` it is a folder of its name, because this node's locks are not for
-    them. Raises GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the
-    share; ProbeError if their memory is unknown, or if other launches have another lock folder; and what
-    `survey` raises.
+    this node; with `any_user` every user may. For GPUs of another `machine` it is a folder of its name,
+    because this node's locks are not for them. Raises GpusBusyError, which names the consumers; UsageError if
+    the GPUs have less memory than the share; ProbeError if their memory is unknown, or if other launches have
+    another lock folder; and what `survey` raises.
     """
     if path is None:
         path = folder(machine)
         if machine is None:
             require_shared(path)
-            group = endpoint.group()
+            group = None if any_user else endpoint.group()
     with Locks(path, group) as locks:
 
         def take(choice: Choice, wait_s: float) -> Claim:

@@ -13,6 +13,7 @@ from imagematrix.allocation.shares import parse_mib
 from imagematrix.allocation.usage import Consumer, combined, consumers, keys
 from imagematrix.engine import containers as engine
 from imagematrix.engine import endpoint
+from imagematrix.errors import EngineError
 from imagematrix.gpu_request.spec import names
 from imagematrix.record import replace
 
@@ -41,6 +42,7 @@ __all__ = [
     "survey_node",
     "survey_outside_pods",
     "survey_quickly",
+    "survey_without_daemon",
 ]
 
 PODS = "kubepods"  # in the names of the cgroups of pods
@@ -61,6 +63,18 @@ def survey_node(
         return running_containers(gpus, is_attended, over, pods=not pods.access())
 
     return combined(pods.usage(gpus), survey(gpus, running, query_nvml))
+
+
+def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
+    """Return the usage of this node's `gpus` by anything but leases, as far as this user may know it.
+
+    The node may have no engine, or one that this user has no access to: containers of such engines are found
+    by their processes.
+    """
+    try:
+        return survey_node(gpus, is_attended)
+    except EngineError:
+        return survey(gpus, lambda: other_engines.containers(gpus, tuple, pods=True), query_nvml)
 
 
 def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:

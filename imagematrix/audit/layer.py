@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import posixpath
 import re
 import tarfile
 import tempfile
@@ -19,12 +18,14 @@ from imagematrix.audit.window import Window
 from imagematrix.errors import AuditError
 from imagematrix.facts import guarded
 from imagematrix.oci.expanded import Expanded
+from imagematrix.oci.listing import Listing, dense, members, to_the_end
 from imagematrix.oci.tar import open_tar
+from imagematrix.oci.tree import FOLDER, Folder, Hardlink, Symlink
 from imagematrix.scratch import disk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import IO, BinaryIO
 
     from imagematrix.audit.elf import Elf
@@ -43,10 +44,7 @@ __all__ = [
     "renamed",
 ]
 
-WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
-MOST = 4_000_000  # entries of a layer
 # Text files that an audit reads: the loader's configuration, and the metadata of Python packages.
 TEXTS = re.compile(
     r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
@@ -55,32 +53,11 @@ TEXTS = re.compile(
 )
 LONGEST_TEXT = 8 << 20
 ALL_TEXTS = 64 << 20  # bytes; an image with a few hundred packages has a tenth of that
-LONGEST_PATH = 4096  # bytes of a path, or of the target of a link (PATH_MAX)
 # Larger files are not compared with packages, which have few such files. They are kept without the sections
 # that have no code for the CPU, whose names begin with one of these.
 WHOLE = 192 << 20  # bytes
 BULKY = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin", ".debug_", ".nvFatBin")
 PAGE = 4096  # files in the copy begin at pages, so that what is left out of them takes no space
-RATIO = 100  # limit for the size of a sparse file, as a multiple of its stored bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """A folder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Symlink:
-    """A symbolic link."""
-
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hardlink:
-    """A hard link: another name for the file at the path `target`."""
-
-    target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +72,6 @@ class Plain:
     layer: str = ""
 
 
-FOLDER = Folder()
 OTHER = Plain()
 
 
@@ -114,37 +90,31 @@ class Layer:
 
 def read(stream: ByteStream, digest: str) -> Layer:
     """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
-    entries: dict[str, Folder | Symlink | Hardlink | Plain] = {}
-    removed: set[str] = set()
-    emptied: set[str] = set()
-    used: set[str] = set()  # paths that other entries depend on: their folders, the targets of hard links
+    found: Listing[Plain] = Listing()
     texts = 0
     try:
         expanded = Expanded(stream)
         with open_tar(expanded) as archive, _Decoding() as decoding:
-            for index, member in enumerate(archive):
-                archive.members = []  # type: ignore[attr-defined]  # it keeps them all
-                if index > MOST:
-                    raise tarfile.ReadError(f"more than {MOST} files")
-                path = _absolute(member.name)
-                folder, name = posixpath.split(path)
-                if name == OPAQUE:
-                    emptied.add(folder)
-                elif name.startswith(WHITEOUT):
-                    removed.add(posixpath.join(folder, name.removeprefix(WHITEOUT)))
-                elif path != "/":
-                    entry = _entry(archive, member, path, digest, decoding)
-                    _put(entries, used, path, entry)
+            for member in members(archive):
+                path = found.path_of(member)
+                if path and path != "/":
+                    entry = found.link(member) or _entry(archive, member, path, digest, decoding)
+                    found.put(path, entry, alike=(OTHER,))
                     texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")
-            _ended(archive, expanded)
+            to_the_end(archive, expanded, expanded)
             for path, kept, file in decoding.decoded():
-                if entries.get(path) == Plain(file=kept, layer=digest):  # no later entry has replaced it
-                    entries[path] = Plain(file=file, layer=digest)
+                if found.entries.get(path) == Plain(file=kept, layer=digest):  # no later one has replaced it
+                    found.entries[path] = Plain(file=file, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
-    return Layer(digest=digest, entries=entries, removed=frozenset(removed), emptied=frozenset(emptied))
+    return Layer(
+        digest=digest,
+        entries=found.entries,
+        removed=frozenset(found.removed),
+        emptied=frozenset(found.emptied),
+    )
 
 
 def renamed(layer: Layer, digest: str) -> Layer:
@@ -156,48 +126,13 @@ def renamed(layer: Layer, digest: str) -> Layer:
     return replace(layer, digest=digest, entries=entries)
 
 
-def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:
-    """Read to the end of the stream, to verify that it is complete: tarfile accepts any end."""
-    if archive.offset > expanded.produced:
-        raise EOFError("it is truncated")
-    while expanded.read(PIECE):
-        pass
-
-
 def _entry(
     archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str, decoding: _Decoding
-) -> Folder | Symlink | Hardlink | Plain:
+) -> Folder | Plain:
     if member.isdir():
         return FOLDER
-    if member.issym():
-        return Symlink(_short(member.linkname))
-    if member.islnk():
-        return Hardlink(_absolute(member.linkname))
     file = archive.extractfile(member) if member.isfile() else None
     return _plain(file, path, member, digest, decoding) if file else OTHER
-
-
-def _put(
-    entries: dict[str, Folder | Symlink | Hardlink | Plain],
-    used: set[str],
-    path: str,
-    entry: Folder | Symlink | Hardlink | Plain,
-) -> None:
-    """Add an entry, replacing an earlier one at its path.
-
-    Raises tarfile.ReadError if other entries depend on the earlier one.
-    """
-    old = entries.get(path)
-    if old != entry:
-        entries.pop(path, None)
-    if path in used and old not in (None, FOLDER, OTHER) and (old != entry or isinstance(old, Plain)):
-        raise tarfile.ReadError(f"{path} is replaced after another entry that depends on it")
-    entries[path] = entry
-    for needed in (posixpath.dirname(path), *((entry.target,) if isinstance(entry, Hardlink) else ())):
-        here = needed
-        while here not in used and here != "/":
-            used.add(here)
-            here = posixpath.dirname(here)
 
 
 def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding) -> Plain:
@@ -209,9 +144,7 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, dec
     head = file.read(HEAD)
     if not objects.interesting(path, head):
         return OTHER
-    parts: Iterable[tuple[int, int]] = member.sparse or ()  # type: ignore[assignment]  # places and sizes
-    if member.issparse() and member.size > RATIO * (tarfile.BLOCKSIZE + sum(size for _, size in parts)):
-        raise tarfile.ReadError(f"the sparse file {path} is too large: {member.size} bytes")
+    dense(member, path)
     with archives.copied(file, member.size, head) as window:
         if window.size < member.size:
             raise EOFError(f"{path} is truncated")
@@ -229,18 +162,6 @@ def _recorded(window: Window) -> str:
     for piece in window.pieces(window.size, 0):
         own.update(piece)
     return f"sha256={base64.urlsafe_b64encode(own.digest()).decode().rstrip('=')}"
-
-
-def _absolute(name: str) -> str:
-    if ".." in name.split("/"):
-        raise tarfile.ReadError(f"the path {name[:200]!r} leads out of the image")
-    return posixpath.normpath("/" + _short(name).lstrip("/"))
-
-
-def _short(name: str) -> str:
-    if len(name) > LONGEST_PATH:  # no file system allows it, and handling it costs time
-        raise tarfile.ReadError(f"the path {name[:80]!r}… has {len(name)} characters")
-    return name
 
 
 class _Decoding:

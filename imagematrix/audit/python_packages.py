@@ -13,7 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from imagematrix.audit.tree import ImageTree
+    from imagematrix.audit.layer import Plain
+    from imagematrix.oci.tree import ImageTree
 
 __all__ = ["STACKS", "Package", "packages", "stack"]
 
@@ -48,7 +49,7 @@ class Package:
     files: Mapping[str, str]
 
 
-def packages(tree: ImageTree) -> Iterator[Package]:
+def packages(tree: ImageTree[Plain]) -> Iterator[Package]:
     """Yield the packages that have the metadata that pip writes."""
     texts: dict[str, dict[str, bytes]] = {}
     for path, file in tree.files():
@@ -66,7 +67,7 @@ def packages(tree: ImageTree) -> Iterator[Package]:
             )
 
 
-def stack(package: Package, tree: ImageTree) -> str | None:
+def stack(package: Package, tree: ImageTree[Plain]) -> str | None:
     """Return the CUDA release that a package states it was built for ("12.8" or "12"), or None."""
     local = LOCAL.search(package.version)
     if local:

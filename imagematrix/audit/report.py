@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from imagematrix.audit import elf, entries, libraries, nvidia_names
 from imagematrix.audit.device_code import NONE
 from imagematrix.audit.driver_file import DriverLibrary
+from imagematrix.audit.loader import Loader
 from imagematrix.audit.python_packages import STACKS, packages, stack
 from imagematrix.audit.roles import DECIDES, OPTIONAL, UNUSED, Coded, roles
-from imagematrix.audit.tree import ImageTree, Loader
 from imagematrix.catalog import labels
 from imagematrix.facts import guarded, marches, user_mode
+from imagematrix.oci.tree import ImageTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.device_code import DeviceCode
     from imagematrix.audit.image import AuditedImage
+    from imagematrix.audit.layer import Plain
     from imagematrix.audit.libraries import Library
     from imagematrix.audit.objects import File
     from imagematrix.audit.python_packages import Package
@@ -206,7 +208,7 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     )
 
 
-def _found(tree: ImageTree) -> Iterator[Found]:
+def _found(tree: ImageTree[Plain]) -> Iterator[Found]:
     for path, node in tree.files():
         if node.file is not None:
             yield from _with_inner(path, node.layer, node.file)
@@ -257,10 +259,10 @@ def _program(file: File) -> bool:
 
 
 def _drivers(
-    tree: ImageTree, listed: Sequence[Found], environment: Mapping[str, str]
+    tree: ImageTree[Plain], listed: Sequence[Found], environment: Mapping[str, str]
 ) -> Iterator[DriverFile]:
     files = {found.path: found.file.driver for found in listed if found.file.driver}
-    for link in tree.links():
+    for link, _ in tree.links():
         # Only the link's name, not its target's, shows that the file is a driver library.
         target = user_mode.named(link)
         resolved = tree.find(link) if target and target[1] else None
@@ -278,7 +280,7 @@ def _drivers(
         yield DriverFile(path=path, driver=driver, loaded=path in loaded)
 
 
-def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTree) -> Iterator[Stack]:
+def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTree[Plain]) -> Iterator[Stack]:
     codes: dict[str, DeviceCode] = {found.path: found.file.code for found in files if _loadable(found.file)}
     for package in installed:
         if STACKS.fullmatch(package.name):

@@ -13,7 +13,8 @@ from imagematrix import documents
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import Record
-from imagematrix.reference import names_registry
+from imagematrix.reference import is_saved, names_registry
+from imagematrix.site import read_site
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.site import Site
     from imagematrix.trust.policy import SignaturePolicy
 
     Policy = str | PathLike[str] | None
@@ -82,12 +84,14 @@ SOURCES = (
 def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy: Policy = None) -> Catalog:
     """Return the catalog `name`: a saved file, or an image in a registry or in the engine.
 
-    A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. Any other
-    name is that of an image: with a registry in the name it is stored there, without one in the engine. Both
-    are IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
+    A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. The name
+    of an archive of images ends in .tar, .tar.gz or .tar.zst; `oci:FOLDER` is an OCI layout. Any other name
+    is that of an image: with a registry in the name it is stored there, without one in the engine. Both are
+    IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
     catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
     a registry may have the image under another name. Images in a registry or in the engine have to satisfy
-    the site's policy and the user's: the file `policy`, or else the one that the environment names.
+    the site's policy and the user's: the file `policy`, or else the one that the environment names. So have
+    those of layouts and archives, by their signatures in a registry.
 
     Raises UnknownImageError if there is no such image, EngineError if the engine or the registry cannot be
     reached, UsageError if a file cannot be read or is invalid, SignatureError if a signature that a policy
@@ -96,6 +100,10 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     if not isinstance(name, str | os.PathLike):
         raise UsageError(f"{name!r:.80} is not the name of a catalog", remedy=ADVICE)
     text = os.fspath(name)
+    if is_saved(text):
+        from imagematrix.catalog import saved
+
+        return saved.catalog(text, image, _policies(policy))
     if text is not name or _is_path(text):
         catalog = Catalog.from_json(documents.read(text), text)
     else:
@@ -111,10 +119,31 @@ def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = N
 
     If the registry in its name does not have the image, the engine's is used, and `note` is called with a
     message. An unreachable registry is an error: the engine may have only the images that this node pulled,
-    which would change the choice.
+    which would change the choice. An image that names no registry is in the site's registry if there is no
+    engine, or the engine does not have it.
     """
-    first, *others = [source for source in SOURCES if source.keeps(image)]
     policies = _policies(policy)
+    site = _site_of(image)
+    if site is None:
+        return _kept_catalog(image, note, policies)
+    if not site.daemonless:
+        try:
+            return _kept_catalog(image, note, policies)
+        except (EngineError, UnknownImageError) as error:
+            note(f"{error}: using {site.full(image)}")
+    return SOURCES[0].module.catalog(site.full(image), policies)
+
+
+def _site_of(image: str | None) -> Site | None:
+    """Return the settings of the site if an image that names no registry may be in the site's."""
+    if image is None or names_registry(image):
+        return None
+    site = read_site()
+    return site if site.registry else None
+
+
+def _kept_catalog(image: str, note: Callable[[str], object], policies: Sequence[SignaturePolicy]) -> Catalog:
+    first, *others = [source for source in SOURCES if source.keeps(image)]
     try:
         return first.module.catalog(image, policies)
     except UnknownImageError as error:
@@ -164,6 +193,9 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     policy refuses an image.
     """
     policies = _policies(policy)
+    site = _site_of(image)
+    if image is not None and site is not None and site.daemonless:
+        image = site.full(image)
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
         catalogs = source.module.catalogs(image, policies)
@@ -189,7 +221,7 @@ def _policies(policy: Policy) -> Sequence[SignaturePolicy]:
 
 def _is_path(name: str) -> bool:
     """Whether the name of a catalog is that of a file; a folder may have the name of an image."""
-    if name.endswith(".json") or name.startswith((".", "/")):
+    if name.endswith(".json") or name.startswith((".", "/")) or is_saved(name):
         return True
     return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - pathlib is slow to load
 

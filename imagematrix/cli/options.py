@@ -30,6 +30,7 @@ __all__ = [
     "Json",
     "Keep",
     "KeptFor",
+    "MaxSize",
     "NvidiaSmi",
     "Only",
     "Policy",
@@ -37,6 +38,8 @@ __all__ = [
     "Proxy",
     "Root",
     "ShardOf",
+    "ToStore",
+    "Unpacked",
     "Where",
     "Yes",
     "resolved",
@@ -117,7 +120,8 @@ CatalogName = Annotated[
     typer.Option(
         "--catalog",
         metavar="FILE|REF",
-        help="Use a saved catalog or a registry's image index instead of the engine's images.",
+        help="Use a saved catalog, a registry's image index, an OCI layout (oci:FOLDER) or an archive "
+        "(FILE.tar) instead of the engine's images.",
     ),
 ]
 Policy = Annotated[
@@ -152,6 +156,21 @@ Where = Annotated[
         metavar="EXPR",
         help="Consider only variants that match, such as 'python=3.13' (syntax of --only); repeatable.",
         autocompletion=completing.where,
+    ),
+]
+ToStore = Annotated[
+    Path | None,
+    typer.Option("--to", metavar="STORE", help="Bring the image into this folder, which needs no engine."),
+]
+Unpacked = Annotated[
+    bool, typer.Option("--unpacked", help="With --to: keep its files in a folder, not in one squashfs.")
+]
+MaxSize = Annotated[
+    str | None,
+    typer.Option(
+        "--max-size",
+        metavar="AMOUNT",
+        help="With --to: remove the images started least recently while the store has more, such as 200G.",
     ),
 ]
 AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant fits, accept a CPU-only one.")]

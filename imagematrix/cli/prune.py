@@ -1,8 +1,9 @@
-"""`imagematrix prune`: remove images that this node no longer needs from its engine."""
+"""`imagematrix prune`: remove images that this node no longer needs from its engine, or from a store."""
 
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,19 +41,27 @@ def command(
             "--newer", metavar="AGE", help="Keep images that got their name in this time, such as 12h or 7d."
         ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", metavar="STORE", help="Remove from this folder, which `pull --to` fills, instead."
+        ),
+    ] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Show which variants this node's engine no longer needs; with --yes, remove them.
+    """Show which variants this node's engine, or a store, no longer needs; with --yes, remove them.
 
     A variant stays if a container uses it, running or not, if somebody gave it another name, or if one of the
-    options names it. Images without labels of imagematrix are never removed.
+    options names it. Images without labels of imagematrix are never removed. In a store, containers of all
+    nodes count.
     """
     from functools import partial
 
     from imagematrix.amounts import seconds
+    from imagematrix.image_store.folder import ImageStore
     from imagematrix.reference import familiar, split
-    from imagematrix.stores.prune import carry_out, survey
+    from imagematrix.stores import prune, prune_store
 
     newer_s = None if newer is None else seconds(newer)
     if newer is not None and newer_s is None:
@@ -62,8 +71,9 @@ def command(
         if version is not None:
             raise UsageError(f"{name}:{version} has a version", remedy=f"pass {name}")
     wanted = retention(keep, protect, hosts, newer, names=OPTIONS)
+    folder = None if store is None else ImageStore(store)
     look = partial(
-        survey,
+        partial(prune_store.survey, folder) if folder else prune.survey,
         wanted,
         only=[familiar(name) for name, _ in names],
         newer_s=newer_s,
@@ -77,7 +87,7 @@ def command(
     unserved(shown.unserved)
     missing = sorted(wanted.protect - {image.version for image in shown.images})
     if missing:
-        info(f"the engine has no image of version {', '.join(missing)}")
+        info(f"{folder or 'the engine'} has no image of version {', '.join(missing)}")
     what = counted(len(shown.removed), "image")
     if not yes or not shown.removed:
         info(f"{what} would be removed" if shown.removed else "nothing to remove")
@@ -85,7 +95,8 @@ def command(
     shown_completely()
     removed: list[Held] = []
     with counting(removed, what):
-        carry_out(shown, look, removed.append)
+        remove = partial(prune_store.remove_image, folder) if folder else None
+        prune.carry_out(shown, look, removed.append, remove)
     info(f"removed {what}")
 
 

@@ -1,12 +1,17 @@
-"""`imagematrix pull`: bring the image that fits this node best into the engine, before a job needs it."""
+"""`imagematrix pull`: bring the image that fits this node best to it, before a job needs it."""
 
 from __future__ import annotations
 
 from imagematrix.cli.choosing import choose, node_of, remark
 from imagematrix.cli.output import print_json, print_text
+from imagematrix.errors import UsageError
+from imagematrix.reference import split
+from imagematrix.site import DOCKER, read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from imagematrix.cli.options import (
         AllowCpu,
         CatalogName,
@@ -14,11 +19,15 @@ if TYPE_CHECKING:
         HostFile,
         Image,
         Json,
+        MaxSize,
         NvidiaSmi,
         Policy,
         Root,
+        ToStore,
+        Unpacked,
         Where,
     )
+    from imagematrix.image_store.folder import ImageStore
 
 __all__ = ["command"]
 
@@ -33,25 +42,91 @@ def command(
     allow_cpu: AllowCpu = False,
     root: Root = None,
     nvidia_smi: NvidiaSmi = None,
+    to: ToStore = None,
+    unpacked: Unpacked = False,
+    max_size: MaxSize = None,
     json: Json = False,
 ) -> None:
     """Pull the variant that fits this node best, by its digest, and print REFERENCE@DIGEST.
 
-    An image that the engine has is left as it is. With --json, the answer is the Selection.
+    It comes into the engine, or into a folder, which needs neither an engine nor root: with --to, and where
+    containers start without a daemon. An image that is there is left as it is. With --json, the answer is the
+    Selection.
     """
     from imagematrix.cli.pulling import PullDisplay
-    from imagematrix.launcher.machine import engine_machine
-    from imagematrix.launcher.pull import pull
 
-    engine_machine(described=host is not None or root is not None)
+    store = _store(to)
+    largest = _amount(read_site().chosen("max_size", max_size))
+    if store is None:
+        _require_engine(described=host is not None or root is not None, unpacked=unpacked, max_size=max_size)
+    else:
+        from imagematrix.launcher.fetch import require_source
+
+        image = read_site().full(image)
+        require_source(image, catalog)
     node, wanted = node_of(host, root, nvidia_smi, gpus)
+    # Without an engine, an image is only where its name says.
     selection = choose(
-        image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+        image,
+        catalog or (image if store else None),
+        (node, wanted),
+        where=where,
+        allow_cpu=allow_cpu,
+        json=json,
+        policy=policy,
     )
     with PullDisplay(str(selection.selected)) as display:
-        name = pull(selection, policy=policy, report=display)
+        if store is None:
+            from imagematrix.launcher.pull import pull
+
+            name = pull(selection, policy=policy, report=display)
+        else:
+            from imagematrix.cli.storing import fetched
+            from imagematrix.image_store.fetching import FetchOptions
+
+            stored = fetched(
+                selection,
+                store,
+                catalog,
+                policy,
+                FetchOptions(unpacked=unpacked, max_size=largest),
+                display,
+                part=split(image)[1] not in (None, selection.version),
+            )
+            name = f"{stored.references[0]}@{stored.digest}"
     if json:
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:
         print_text(name)
         remark(selection, wanted)
+
+
+def _store(to: Path | None) -> ImageStore | None:
+    """Return the store to pull into, None for the engine."""
+    from imagematrix.image_store.folder import ImageStore, default_store
+
+    site = read_site()
+    given = None if to is None else str(to)
+    if given is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
+        return None
+    return ImageStore(site.chosen("store", given, "IMAGEMATRIX_STORE", named="--to") or default_store())
+
+
+def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:
+    from imagematrix.launcher.machine import engine_machine
+
+    for option, given in (("--unpacked", unpacked), ("--max-size", max_size is not None)):
+        if given:
+            raise UsageError(f"{option} is for a store, and none is named", remedy="add --to STORE")
+    engine_machine(described=described)
+
+
+def _amount(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from imagematrix.amounts import parse
+
+    amount = parse(text)
+    if amount is None:
+        raise UsageError(f"--max-size: {text[:80]!r} is not an amount", remedy="such as 500M, 200G or 1.5TiB")
+    return int(amount)

@@ -15,6 +15,7 @@ from imagematrix.engine import system
 from imagematrix.errors import UsageError
 from imagematrix.launcher.options import JSON
 from imagematrix.record import replace
+from imagematrix.site import DOCKER, read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ __all__ = ["start"]
 
 def start(args: RunArgs, image: str) -> int:
     """Print the launch, or start it on unused GPUs; return the exit code."""
+    site = read_site()
+    engine = site.chosen("engine", args.engine, "IMAGEMATRIX_ENGINE") or DOCKER
+    if engine != DOCKER:
+        from imagematrix.cli.daemonless import start
+
+        return start(args, image, engine, site)
+    if args.store is not None:
+        raise UsageError("--store has no effect with --engine docker", remedy="add --engine oci")
+    return _start(args, image)
+
+
+def _start(args: RunArgs, image: str) -> int:
     from imagematrix.launcher.request import remote_machine, request
 
     if args.measure and args.detached:

@@ -14,6 +14,7 @@ from imagematrix.launcher.plan import SELECTED
 from imagematrix.node import fabric
 from imagematrix.node.nvidia import mismatch
 from imagematrix.node.nvml import MISMATCH, NO_LIBRARY
+from imagematrix.site import DOCKER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,6 +221,8 @@ def _persistence(facts: NodeFacts) -> Verdicts:
 
 
 def _command(facts: NodeFacts) -> Verdicts:
+    if facts.daemonless.engine != DOCKER:
+        return
     if facts.docker:
         yield _ok(f"`docker` is {facts.docker}")
     else:
@@ -228,6 +231,8 @@ def _command(facts: NodeFacts) -> Verdicts:
 
 def _engine(facts: NodeFacts) -> Verdicts:
     engine = facts.engine
+    if facts.daemonless.engine != DOCKER:
+        return
     if engine.error:
         yield _error(engine.error, engine.remedy)
         return
@@ -252,6 +257,18 @@ def _engine(facts: NodeFacts) -> Verdicts:
         )
     else:
         yield _ok(f"the engine at {engine.address} is {name}")
+
+
+def _daemonless(facts: NodeFacts) -> Verdicts:
+    found = facts.daemonless
+    # On a node with Docker nothing is wrong if containers cannot start without it.
+    severity, lesser = (OK, OK) if found.engine == DOCKER else (ERROR, WARNING)
+    for error in found.errors:
+        yield severity, f"no containers without a daemon: {error}", error.remedy
+    if found.runtime and not found.errors:
+        yield _ok(f"containers can start without a daemon: {found.runtime}, images in {found.store}")
+    if found.squashfs:
+        yield lesser, f"without a daemon: {found.squashfs}", found.squashfs.remedy
 
 
 def _cgroup(facts: NodeFacts) -> Verdicts:
@@ -367,6 +384,7 @@ CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "persistence": _persistence,
     "docker-command": _command,
     "engine": _engine,
+    "without-daemon": _daemonless,
     "cgroup": _cgroup,
     "kubelet": _kubelet,
     "locks": _locks,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from imagematrix.allocation import locks, pods
 from imagematrix.allocation.lock_folder import require_shared
-from imagematrix.doctor import kernel
+from imagematrix.doctor import daemonless, kernel
+from imagematrix.doctor.daemonless import DaemonlessFacts
 from imagematrix.doctor.kernel import KernelFacts
 from imagematrix.engine import containers, endpoint, system
 from imagematrix.errors import EngineError, ProbeError
@@ -81,9 +82,10 @@ class NodeFacts:
     that a launch with all GPUs passes, each with its remedy, and `doubts` those that only this user has;
     `unlinked` are the nodes without a link in /dev/char, each with the name of the missing link.
     `environment` is set if a variable names a GPU that does not exist, `locks_error` if GPUs cannot be
-    locked. `kubelet` states whether this user may query the node's kubelet, None if there is no kubelet, and
-    `kubelet_error` is set if kubelet does not answer. `kernel` has further facts of the kernel. For a saved
-    host `live` is false, and only host and image are set.
+    locked. `daemonless` is what a launch without a daemon would find. `kubelet` states whether this user may
+    query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not
+    answer. `kernel` has further facts of the kernel. For a saved host `live` is false, and only host and
+    image are set.
     """
 
     host: Host
@@ -102,6 +104,7 @@ class NodeFacts:
     locks_error: ProbeError | None = None
     image: ImageFacts | None = None
     kernel: KernelFacts = field(default_factory=KernelFacts)
+    daemonless: DaemonlessFacts = field(default_factory=DaemonlessFacts)
     live: bool = True
 
 
@@ -152,6 +155,7 @@ def gather(
         locks_error=_locks_error() if host.gpus else None,
         image=image,
         kernel=kernel.read(host),
+        daemonless=daemonless.gather(),
     )
 
 

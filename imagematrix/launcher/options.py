@@ -8,7 +8,7 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["OWN", "RunArgs", "mib", "seconds", "split"]
 
@@ -29,6 +29,8 @@ OWN: dict[str, tuple[str | None, str]] = {
     "--host": ("FILE", "select for a saved Host instead of this node"),
     "--catalog": ("FILE|REF", "select from a saved Catalog, or from a registry"),
     "--policy": ("FILE", "start only an image with the signatures that FILE requires"),
+    "--engine": ("NAME", "what starts the container: docker, or without a daemon oci or charliecloud"),
+    "--store": ("FOLDER", "the folder of images of engines without a daemon"),
     "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
 }
 OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
@@ -68,8 +70,9 @@ class RunArgs(Record):
     `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`
     is None only with `help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
     driver capabilities from a `--gpus` value in docker's form, for images without a driver. `where` are
-    conditions on axes. `vram_mib` is the share of each GPU's memory, `mps_threads` is in percent. `shown` is
-    "command" or "json" if the launch is printed instead of started.
+    conditions on axes. `engine` starts the container, and `store` is its folder of images. `vram_mib` is the
+    share of each GPU's memory, `mps_threads` is in percent. `shown` is "command" or "json" if the launch is
+    printed instead of started.
     """
 
     options: tuple[tuple[str, ...], ...]
@@ -82,6 +85,8 @@ class RunArgs(Record):
     capabilities: str | None = None
     where: Mapping[str, Sequence[str]] | None = None
     nvidia_smi: str | None = None
+    engine: str | None = None
+    store: str | None = None
     wait_s: float = 0.0
     vram_mib: int | None = None
     mps_threads: int | None = None
@@ -129,6 +134,26 @@ class RunArgs(Record):
     def may_pull(self) -> bool:
         """Whether an image can be pulled, by this program or by docker's command."""
         return self.values("--pull")[-1:] != ("never",)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the container gets this command's stdin."""
+        return self._is_set("--interactive", "i")
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the container gets a terminal."""
+        return self._is_set("--tty", "t")
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the image's files cannot be changed in the container."""
+        return self._is_set("--read-only")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the options for docker as they are written: "--env", or "-e"."""
+        return tuple(name for option in self.options for name in _names(option[0]))
 
     def values(self, name: str, short: str = "") -> tuple[str, ...]:
         """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
@@ -182,6 +207,8 @@ def split(words: Sequence[str]) -> RunArgs:
         capabilities=capabilities,
         where=_where(where) if where else None,
         nvidia_smi=values.get("--nvidia-smi"),
+        engine=values.get("--engine"),
+        store=values.get("--store"),
         wait_s=seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
         vram_mib=mib(values["--vram"]) if "--vram" in values else None,
         mps_threads=_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
@@ -297,6 +324,17 @@ def _flag(word: str, name: str, short: str = "-") -> bool | None:
     if short not in flags:
         return None
     return not (letters.endswith(short) and value in FALSE)  # in -it=false the value is that of the last
+
+
+def _names(word: str) -> Iterator[str]:
+    """Yield the names of the options in a word: of several in one word (-itp80:80), each."""
+    if word.startswith("--"):
+        yield word.partition("=")[0]
+        return
+    rest = word[1:].lstrip(SHORT_FLAGS)
+    flags = word[1 : len(word) - len(rest)]
+    for letter in flags + rest[:1].replace("=", ""):
+        yield f"-{letter}"
 
 
 def _value(option: tuple[str, ...], name: str, short: str) -> str | None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from imagematrix.allocation.claim import Claim
+    from imagematrix.allocation.usage import Usage
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.gpu_request.spec import Wanted
     from imagematrix.launcher.options import RunArgs
@@ -36,7 +37,29 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["LaunchRequest", "remote_machine", "request"]
+__all__ = ["Engine", "LaunchRequest", "docker_engine", "remote_machine", "request"]
+
+
+class Engine(Record):
+    """What is asked of the engine that starts the container.
+
+    `info` and `image` return what it tells of itself, and of an image by its name. `survey` returns the usage
+    of GPUs. `any_user`: every user may start containers, not only members of a group.
+    """
+
+    info: Callable[[], Mapping[str, Any]]
+    image: Callable[[str], Mapping[str, Any] | None]
+    survey: Callable[..., Usage]
+    any_user: bool = False
+
+
+def docker_engine(*, remote: bool = False) -> Engine:
+    """Return the engine of docker's command, which is asked each question once."""
+    from imagematrix.allocation.survey import survey_containers, survey_node
+
+    # Of a remote machine only the containers are visible.
+    survey = survey_containers if remote else survey_node
+    return Engine(info=cache(system.info), image=cache(images.inspect), survey=survey)
 
 
 class LaunchRequest(Record):
@@ -44,8 +67,7 @@ class LaunchRequest(Record):
 
     Any of `choices` can serve the request; `wanted` is the requested `--gpus` value. `passed` are the GPUs
     that the user's own options for docker pass. `remote` is the name of the engine's machine if it is not
-    this one. `info` and `image` return what the engine tells of itself, and of an image by its name; they ask
-    it once.
+    this one. `asking` returns the engine, with no answers yet; `engine` is the one that is asked.
     """
 
     args: RunArgs
@@ -55,8 +77,8 @@ class LaunchRequest(Record):
     remote: str | None
     choices: tuple[Choice, ...]
     wanted: str | None
-    info: Callable[[], Mapping[str, Any]]
-    image: Callable[[str], Mapping[str, Any] | None]
+    asking: Callable[[], Engine]
+    engine: Engine
     passed: tuple[Gpu, ...] = ()
 
     def first(self) -> tuple[Selection, Launch]:
@@ -78,7 +100,7 @@ class LaunchRequest(Record):
         if now is not None and now != self.host:
             gpus = _refreshed(claimed.gpus, now) or self.choices[0].first or self.wanted
             # The engine may have other images now.
-            later = replace(self, host=now, info=cache(system.info), image=cache(images.inspect))
+            later = replace(self, host=now, engine=self.asking())
             chosen, launch = later.planned(gpus)
         elif claimed.gpus != launch.gpus:
             chosen, launch = self.planned(claimed.gpus)
@@ -91,10 +113,10 @@ class LaunchRequest(Record):
         args, needed = self.args, self.args.shown is None  # a launch that is only printed needs no engine
         chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
         nothing: frozenset[str] | None = frozenset() if "/" in str(chosen.selected) else None
-        held = _answer(lambda: held_of(chosen, self.image), nothing, needed=needed)
+        held = _answer(lambda: held_of(chosen, self.engine.image), nothing, needed=needed)
         launch = plan(chosen, args.command, share=self.share, held=held)
         if launch.injected and args.host is None:
-            info: Mapping[str, Any] = _answer(self.info, {}, needed=needed)
+            info: Mapping[str, Any] = _answer(self.engine.info, {}, needed=needed)
             launch = through_cdi(launch, info.get("CDISpecDirs") or ())
         if launch.injected and args.capabilities:
             # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
@@ -116,7 +138,7 @@ class LaunchRequest(Record):
             for (what, remedy), paths in groups.items():
                 yield f"{', '.join(paths)}: {what}; the engine may still have access", remedy
         if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
-            option = second_driver(self.args, self.info)
+            option = second_driver(self.args, self.engine.info)
             if option:
                 yield f"the image has its own driver, and {option} injects the node's as well", None
         daemon = self.share.mps
@@ -136,18 +158,15 @@ class LaunchRequest(Record):
         the host was given.
         """
         from imagematrix.allocation.claim import claim
-        from imagematrix.allocation.survey import survey_containers, survey_node
 
         def faults(gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
             host = now() or self.host
             why = {gpu: self._fault(gpu, host, passed=bool(launch.devices)) for gpu in gpus}
             return {gpu: text for gpu, text in why.items() if text is not None}
 
-        # Of a remote machine only the containers are visible.
-        survey = survey_node if self.remote is None else survey_containers
         return claim(
             self.choices if launch.gpus else (Choice(gpus=(), count=0),),
-            partial(survey, self.host.gpus),
+            partial(self.engine.survey, self.host.gpus),
             also=self.passed,
             vram_mib=self.share.vram_mib,
             mps=self.share.mps is not None,
@@ -155,6 +174,7 @@ class LaunchRequest(Record):
             report=report,
             faults=faults,
             machine=self.remote,
+            any_user=self.engine.any_user,
         )
 
     def _fault(self, gpu: Gpu, host: Host, *, passed: bool) -> str | None:
@@ -181,16 +201,23 @@ def remote_machine(args: RunArgs) -> str | None:
 
 
 def request(
-    args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, remote: str | None
+    args: RunArgs,
+    host: Host,
+    catalog: Catalog,
+    wanted: str | None,
+    remote: str | None,
+    asking: Callable[[], Engine] | None = None,
 ) -> LaunchRequest:
     """Return the request; `wanted` is the `--gpus` value.
 
-    Raises UsageError if the host lacks these GPUs, ProbeError if the MPS daemon is not running.
+    `asking` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs,
+    ProbeError if the MPS daemon is not running.
     """
-    info = cache(system.info)
+    asking = asking or partial(docker_engine, remote=remote is not None)
+    engine = asking()
     nothing: dict[str, Any] = {}
     # Without an engine, starting the launch fails later.
-    given = passed(args, host.gpus, lambda: _answer(info, nothing, needed=False))
+    given = passed(args, host.gpus, lambda: _answer(engine.info, nothing, needed=False))
     minors = {gpu.minor for gpu in host.gpus}
     if given.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in given.gpus):
         wanted = exactly(given.gpus)
@@ -209,8 +236,8 @@ def request(
         remote=remote,
         choices=choices,
         wanted=wanted,
-        info=info,
-        image=cache(images.inspect),
+        asking=asking,
+        engine=engine,
         passed=given.gpus,
     )
 

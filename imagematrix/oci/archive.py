@@ -109,10 +109,18 @@ class ImageArchive(Generic[L]):
         """Return a manifest or a configuration; raise AuditError."""
         return self._document(_path(digest))
 
+    def find(self, digest: str) -> bytes | None:
+        """Return a manifest or a configuration, None if there is none; raise AuditError."""
+        return self._document(_path(digest)) if _path(digest) in self._documents else None
+
+    def file_of(self, name: str) -> str:
+        """Return the name of the file with a layer, which is given by its digest or a name."""
+        name = _path(name) if name.startswith("sha256:") else name
+        return self._links.get(name, name)
+
     def layer(self, name: str) -> L:
         """Return the layer with a digest or a name in the archive; raise AuditError."""
-        name = _path(name) if name.startswith("sha256:") else name
-        layer = self._layers.get(self._links.get(name, name))
+        layer = self._layers.get(self.file_of(name))
         if layer is None:
             raise AuditError(f"{name} not found in the archive")
         if isinstance(layer, AuditError):

@@ -25,6 +25,7 @@ from imagematrix.oci.manifest import MANIFESTS, Manifest, digest_of
 from imagematrix.oci.retry import Resumed, retried
 from imagematrix.oci.transfer import HttpClient, RegistryResponse, cause
 from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
+from imagematrix.site import read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,13 +136,13 @@ class Registry:
         return answer.body
 
     @contextlib.contextmanager
-    def open(self, digest: str) -> Iterator[ByteStream]:
-        """Yield a blob of any size as a stream, without comparing it with its digest.
+    def open(self, digest: str, start: int = 0) -> Iterator[ByteStream]:
+        """Yield a blob of any size as a stream from offset `start`, without comparing it with its digest.
 
         An interrupted transfer is resumed if the registry supports ranges. Reading raises UnknownImageError
         if there is no such blob, EngineError if the transfer keeps failing.
         """
-        blob = Resumed(lambda start: self._blob(digest, start), self._unreachable)
+        blob = Resumed(lambda at: self._blob(digest, start + at), self._unreachable)
         with contextlib.closing(blob):
             yield blob
 
@@ -377,13 +378,15 @@ def _token(answer: RegistryResponse, realm: str) -> str:
 
 
 def _login(registry: str) -> _Login | None:
-    """Return the login that docker's configuration or its credential helper has, if any."""
+    """Return the login that docker's configuration or its credential helper has, or else the site's file."""
     from docker import auth, errors
 
     name = auth.INDEX_NAME if registry == DOCKER_HUB else registry
     try:
         with warnings.catch_warnings(action="ignore"):  # a missing helper is an error, too
             credentials = auth.load_config().resolve_authconfig(name)
+            if not credentials and (shared := read_site().credentials):
+                credentials = auth.load_config(config_path=shared).resolve_authconfig(name)
     except (errors.DockerException, OSError, ValueError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
     # docker-py returns a helper's answer, and identity tokens, under capitalized names.

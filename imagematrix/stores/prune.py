@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from dataclasses import dataclass, replace
+from functools import partial
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
@@ -20,17 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import Any
 
+    import docker
+
     from imagematrix.engine.transport import Transport
     from imagematrix.stores.retention import Fate, Retention
 
-__all__ = ["Held", "Pruning", "carry_out", "survey"]
+__all__ = ["Held", "Pruning", "carry_out", "fates_of", "survey"]
 
 SCHEMA = "imagematrix.pruned/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """An image in the engine that is a variant, with all its names.
+    """An image in the engine or in a store that is a variant, with all its names.
 
     `images` are the names of the image without tags, as it is known in the engine; `tag` is the one that its
     labels imply. `others` are names that somebody else has given it. `size` is in bytes, with layers that
@@ -72,7 +75,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """The variants in an engine, those that stay and those that go; `unserved` hosts get none of them."""
+    """The variants in an engine or a store: which stay and which go. `unserved` hosts get none of them."""
 
     images: tuple[Held, ...]
     unserved: tuple[str, ...]
@@ -119,7 +122,7 @@ def survey(
                 raise UnknownImageError(f"the engine has no variant of {name}", remedy=remedy)
         inspected = {one.id: image for one, image in every}
         used = containers.images_in_use(engine)
-    fates, unserved = _fates(found, inspected, retention)
+    fates, unserved = fates_of(found, retention, partial(_catalog, inspected))
     result = []
     for one in found:
         image = inspected[one.id]
@@ -139,21 +142,30 @@ def survey(
     return Pruning(images=tuple(result), unserved=unserved)
 
 
-def carry_out(shown: Pruning, again: Callable[[], Pruning], done: Callable[[Held], object]) -> None:
-    """Remove what was shown; `done` is called after each image, and `again` surveys the engine once more.
+def carry_out(
+    shown: Pruning,
+    again: Callable[[], Pruning],
+    done: Callable[[Held], object],
+    remove: Callable[[Held], object] | None = None,
+) -> None:
+    """Remove what was shown; `done` is called after each image, and `again` surveys everything once more.
 
-    Raises EngineError if that gives something else, and if the engine refuses, as it does while a container
-    uses an image.
+    `remove` removes an image, by default from the engine. Raises EngineError if the survey gives something
+    else, and if the engine refuses, as it does while a container uses an image; and what `remove` raises.
     """
     if again().removed != shown.removed:
-        raise EngineError(
-            "the engine's images changed meanwhile: nothing was removed", remedy="run this again"
-        )
-    with contextlib.closing(transport.client()) as client:
+        raise EngineError("the images changed meanwhile: nothing was removed", remedy="run this again")
+    with contextlib.ExitStack() as stack:
+        if remove is None:
+            remove = partial(_remove, stack.enter_context(contextlib.closing(transport.client())))
         for image in shown.removed:
-            for name in image.names:
-                images.remove(name, client)
+            remove(image)
             done(image)
+
+
+def _remove(client: docker.DockerClient, image: Held) -> None:
+    for name in image.names:
+        images.remove(name, client)
 
 
 def _held(entry: object, over: Transport) -> tuple[Held, Mapping[str, Any]] | None:
@@ -211,10 +223,13 @@ def _is_own(name: str, version: str, tag: str) -> bool:
     return given == tag or (given == version and names_registry(_image(name)))
 
 
-def _fates(
-    found: Iterable[Held], inspected: Mapping[str, Mapping[str, Any]], retention: Retention
+def fates_of(
+    found: Iterable[Held], retention: Retention, catalog: Callable[[str, str, list[Held]], Catalog]
 ) -> tuple[dict[tuple[str, str], Fate], tuple[str, ...]]:
-    """Return the fates by image and version, and the hosts that get no variant of any image."""
+    """Return the fates by image and version, and the hosts that get no variant of any image.
+
+    `catalog` returns the catalog of an image's version with what is held of it.
+    """
     groups: dict[str, dict[str, list[Held]]] = {}
     for one in found:
         for name in one.images:
@@ -224,16 +239,14 @@ def _fates(
     for name, versions in groups.items():
         decided = retention.fates(versions)
         if retention.hosts:
-            catalogs = {
-                version: _catalog(name, version, held, inspected) for version, held in versions.items()
-            }
+            catalogs = {version: catalog(name, version, held) for version, held in versions.items()}
             unserved &= {*retention.serve(decided, catalogs)}
         fates |= {(name, version): fate for version, fate in decided.items()}
     return fates, tuple(sorted(unserved))
 
 
 def _catalog(
-    name: str, version: str, held: Iterable[Held], inspected: Mapping[str, Mapping[str, Any]]
+    inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, held: list[Held]
 ) -> Catalog:
     variants = {
         reference: labels.read(labels.of(inspected[one.id]), reference=reference, digest=None, size=one.size)

@@ -88,6 +88,14 @@ def _no_policy(monkeypatch, tmp_path):
     monkeypatch.delenv("IMAGEMATRIX_POLICY", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_site(monkeypatch, tmp_path):
+    """Let no settings of this machine apply to a test."""
+    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "etc" / "site.toml"))
+    for name in ("SITE", "ENGINE", "RUNTIME", "STORE"):
+        monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
+
+
 @pytest.fixture
 def project(tmp_path):
     """A folder with a valid matrix and its template; call it with (old, new) pairs to modify it."""

@@ -18,7 +18,7 @@ from images import hardlink, link, special, tar
 from imagematrix.audit import archives, layer
 from imagematrix.audit.layer import FOLDER, OTHER, Hardlink, Symlink
 from imagematrix.errors import AuditError
-from imagematrix.oci import expanded
+from imagematrix.oci import expanded, listing
 
 DATA = Path(__file__).parent / "data"
 CUBIN = (DATA / "80.cubin").read_bytes()
@@ -312,7 +312,7 @@ def test_total_size_of_texts_is_limited(monkeypatch):
 
 
 def test_number_of_entries_is_limited(monkeypatch):
-    monkeypatch.setattr(layer, "MOST", 2)
+    monkeypatch.setattr(listing, "MOST", 2)
     with pytest.raises(AuditError, match="more than 2 files"):
         read(tar("a", "b", "c", "d"))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from images import hardlink, link, special, tar
 
 from imagematrix.audit import layer
-from imagematrix.audit.tree import ImageTree
 from imagematrix.errors import AuditError
+from imagematrix.oci.tree import ImageTree
 
 PTX = b".version 8.4\n.target sm_90\n"
 LIB = ("opt/libcuda.so.550.163.01", b"driver")

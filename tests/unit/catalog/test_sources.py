@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from storing import put, variant
 
 from imagematrix.catalog import sources
 from imagematrix.catalog.sources import CatalogSource, list_catalogs, open_catalog
@@ -90,3 +91,55 @@ def test_new_source_needs_one_entry(shipped_catalog):
     assert list_catalogs("shelf.local/training") == [shipped_catalog]
     with pytest.raises(EngineError):
         open_catalog("training:v1")
+
+
+@pytest.fixture
+def at_site(monkeypatch, tmp_path, server):
+    """Call it with more lines of the site's file, which names a registry with training:v1."""
+    image, name = variant()
+    put(server, (image, name))
+    path = tmp_path / "site.toml"
+    monkeypatch.setattr("imagematrix.site.FILE", str(path))
+
+    def call(more=""):
+        path.write_text(f'registry = "{server.address}/ml"\n{more}\n')
+        return f"{server.address}/ml/training"
+
+    return call
+
+
+def notes_of(image):
+    told = []
+    return sources.stored_catalog(image, told.append), told
+
+
+def test_the_site_s_registry_has_what_the_engine_does_not(at_site, engine, shipped_catalog):
+    full = at_site()
+    catalog, (note,) = notes_of("training:v1")
+    assert catalog.image == full
+    assert note == f"the engine has no variant of training:v1: using {full}:v1"
+    engine.add_catalog(shipped_catalog)
+    assert notes_of("training:v1") == (sources.open_catalog("training:v1"), [])
+
+
+def test_without_an_engine_the_site_s_registry_is_used(at_site):
+    full = at_site()
+    catalog, (note,) = notes_of("training:v1")
+    assert catalog.image == full
+    assert note.startswith("cannot reach the Docker engine")
+    with pytest.raises(UnknownImageError, match=f"{full}"):
+        notes_of("training:v2")
+
+
+def test_where_no_engine_is_used_none_is_asked(at_site):
+    full = at_site('engine = "oci"')
+    catalog, told = notes_of("training:v1")
+    assert (catalog.image, told) == (full, [])
+    assert [one.image for one in list_catalogs("training")] == [full]
+
+
+def test_a_site_without_a_registry_changes_nothing(monkeypatch, tmp_path, engine, shipped_catalog):
+    (tmp_path / "site.toml").write_text('engine = "oci"')
+    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "site.toml"))
+    engine.add_catalog(shipped_catalog)
+    assert notes_of("training:v1")[1] == []

@@ -1,5 +1,6 @@
 """The distribution API: retries of transient errors, redirects, and protection of credentials."""
 
+import base64
 import io
 import json
 import os
@@ -279,6 +280,16 @@ def test_damaged_credentials_are_reported(server, registry, tmp_path, auth):
     (tmp_path / "docker-config" / "config.json").write_text(json.dumps(config))
     with pytest.raises(EngineError, match=r"docker's credentials for .* cannot be read"):
         registry.digest("v1")
+
+
+def test_the_site_s_credentials_are_for_users_without_their_own(server, registry, tmp_path, monkeypatch):
+    login = base64.b64encode(b"shared:secret").decode()
+    server.basic = f"Basic {login}"
+    (tmp_path / "shared.json").write_text(json.dumps({"auths": {server.address: {"auth": login}}}))
+    (tmp_path / "site.toml").write_text(f'credentials = "{tmp_path}/shared.json"')
+    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "site.toml"))
+    assert registry.digest("v1") is None
+    assert server.requests[-1].login == server.basic
 
 
 def test_wrong_credentials_are_sent_once(server, registry, log_in):

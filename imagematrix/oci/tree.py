@@ -1,4 +1,4 @@
-"""The files of an image as its containers see them: all its layers, merged.
+"""The tree of an image's files as its containers see it: all layers, merged.
 
 Layers are merged as overlayfs does, because engines unpack each layer into a folder of its own. Within a
 layer, a path through a link goes to the link's target. Between layers, two folders at the same path are
@@ -8,46 +8,82 @@ merged; anything else hides what lower layers have at its path. A folder also hi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
-from imagematrix.audit.layer import Folder, Hardlink, Plain, Symlink
 from imagematrix.errors import AuditError
-from imagematrix.loader_cache import CACHE, LoaderCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from imagematrix.audit.layer import Layer
+__all__ = ["FOLDER", "Folder", "Hardlink", "ImageTree", "Symlink", "TreeLayer"]
 
-__all__ = ["ImageTree", "Loader"]
-
-# Folders of the dynamic loader, ld.so(8), for 64-bit x86 and ARM.
-DEFAULTS = (
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/lib64",
-    "/usr/lib64",
-    "/lib",
-    "/usr/lib",
-)
 HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
+
+F = TypeVar("F")  # the entry of a file: a regular file or a special one
+F_co = TypeVar("F_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder. Whoever needs more of it than that it is there derives a class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symlink:
+    """A symbolic link."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hardlink:
+    """A hard link: another name for the file at the path `target`."""
+
+    target: str
+
+
+FOLDER = Folder()
+
+
+class TreeLayer(Protocol[F_co]):
+    """A layer: its entries by path, the paths that it removes, and the folders that it empties."""
+
+    @property
+    def digest(self) -> str:
+        """The digest, for messages."""
+
+    @property
+    def entries(self) -> Mapping[str, Folder | Symlink | Hardlink | F_co]:
+        """The entries by absolute path; the path of the root is a slash."""
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """The paths that it removes from lower layers."""
+
+    @property
+    def emptied(self) -> frozenset[str]:
+        """The folders of which it removes everything that lower layers have in them."""
 
 
 @dataclass(slots=True)
 class _Directory:
-    """A folder. `removed` are the names that its layer removes from it; `emptied`: the layer removes all."""
+    """A folder. `removed` are the names that its layer removes from it; `emptied`: the layer removes all.
 
-    inner: dict[str, _Directory | Symlink | Plain] = field(default_factory=dict)
+    `own` is the folder's entry, None if no layer has one.
+    """
+
+    inner: dict[str, Any] = field(default_factory=dict)  # of _Directory, Symlink, or a file's entry
     removed: set[str] = field(default_factory=set)
     emptied: bool = False
+    own: Folder | None = None
 
     def cover(self, upper: _Directory) -> None:
         """Merge the same folder of the next layer into this one."""
         waiting = [(self, upper)]
         while waiting:
             below, above = waiting.pop()
+            below.own = above.own or below.own
             if above.emptied:
                 below.inner.clear()
             for name in above.removed:
@@ -60,46 +96,51 @@ class _Directory:
                     below.inner[name] = node
 
 
-class ImageTree:
+class ImageTree(Generic[F]):
     """The merged files of `layers`, the lowest first. Raises AuditError if no engine would unpack them."""
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[TreeLayer[F]]) -> None:
         self._root = _Directory()
         for layer in layers:
             self._apply(layer)
 
-    def files(self) -> Iterator[tuple[str, Plain]]:
-        """Yield the path and the entry of every file, sorted by path."""
-        return ((path, node) for path, node in self._all() if isinstance(node, Plain))
+    def files(self) -> Iterator[tuple[str, F]]:
+        """Yield the path and the entry of every file, sorted by path. Names of one file share an entry."""
+        return ((path, node) for path, node in self._all() if not isinstance(node, _Directory | Symlink))
 
-    def links(self) -> Iterator[str]:
-        """Yield the path of each symbolic link, sorted."""
-        return (path for path, node in self._all() if isinstance(node, Symlink))
+    def links(self) -> Iterator[tuple[str, Symlink]]:
+        """Yield the path and the entry of each symbolic link, sorted by path."""
+        return ((path, node) for path, node in self._all() if isinstance(node, Symlink))
 
-    def _all(self) -> Iterator[tuple[str, Symlink | Plain]]:
-        waiting: list[tuple[str, _Directory | Symlink | Plain]] = [("", self._root)]
+    def folders(self) -> Iterator[tuple[str, Folder | None]]:
+        """Yield the path and the entry of each folder, sorted: the root, "", is the first.
+
+        The entry is None if no layer has one, only something in the folder.
+        """
+        return ((path, node.own) for path, node in self._all() if isinstance(node, _Directory))
+
+    def _all(self) -> Iterator[tuple[str, Any]]:
+        waiting: list[tuple[str, Any]] = [("", self._root)]
         while waiting:
             path, node = waiting.pop()
+            yield path, node
             if isinstance(node, _Directory):
                 ordered = sorted(node.inner.items(), reverse=True)
                 waiting += [(f"{path}/{name}", inner) for name, inner in ordered]
-            else:
-                yield path, node
 
-    def find(self, path: str) -> tuple[str, Plain] | None:
+    def find(self, path: str) -> tuple[str, F] | None:
         """Follow all links in a path; return the file's own path and the file, or None if it is no file."""
-        names, node = self._walk(path)
-        return (f"/{'/'.join(names)}", node) if isinstance(node, Plain) else None
+        names, node = _walked(self._root, path)
+        if node is None or isinstance(node, _Directory | Symlink):
+            return None
+        return f"/{'/'.join(names)}", node
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it does not exist."""
-        _, node = self._walk(folder)
+        _, node = _walked(self._root, folder)
         return sorted(node.inner) if isinstance(node, _Directory) else []
 
-    def _walk(self, path: str) -> tuple[list[str], _Directory | Symlink | Plain | None]:
-        return _walked(self._root, path)
-
-    def _apply(self, layer: Layer) -> None:
+    def _apply(self, layer: TreeLayer[F]) -> None:
         upper = _Directory()
         for path in layer.emptied:
             _made(upper, path).emptied = True
@@ -111,33 +152,37 @@ class ImageTree:
             parent, _, name = path.rpartition("/")
             folder = _made(upper, parent)
             if isinstance(entry, Folder):
-                if not isinstance(folder.inner.get(name), _Directory):
-                    folder.inner[name] = _Directory()
+                if not name:
+                    upper.own = entry
+                    continue
+                here = folder.inner.get(name)
+                if not isinstance(here, _Directory):
+                    here = folder.inner[name] = _Directory()
+                here.own = entry
             elif isinstance(entry, Hardlink):
                 folder.inner[name] = self._linked(upper, entry, path, layer.digest)
             else:
                 folder.inner[name] = entry
         self._root.cover(upper)
 
-    def _linked(self, upper: _Directory, entry: Hardlink, path: str, digest: str) -> Plain | Symlink:
+    def _linked(self, upper: _Directory, entry: Hardlink, path: str, digest: str) -> F | Symlink:
         parent, _, name = entry.target.rpartition("/")
         for root in (upper, self._root):
             _, folder = _walked(root, parent)
             node = folder.inner.get(name) if isinstance(folder, _Directory) else None
-            if isinstance(node, Plain | Symlink):
-                return node
+            if node is not None and not isinstance(node, _Directory):
+                linked: F | Symlink = node
+                return linked
         raise AuditError(f"layer {digest} links {path} to {entry.target}, which is not a file")
 
 
-def _walked(
-    root: _Directory, path: str, *, make: bool = False
-) -> tuple[list[str], _Directory | Symlink | Plain | None]:
+def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[str], Any]:
     """Follow a path; return the names in the resolved path, and the entry there, or None if there is none.
 
     With `make`, create a folder there if none exists, and all its parents.
     """
     names: list[str] = []
-    passed: list[_Directory | Symlink | Plain] = [root]
+    passed: list[Any] = [root]
     ahead = path.split("/")[::-1]
     hops = 0
     while ahead:
@@ -167,35 +212,3 @@ def _made(root: _Directory, path: str) -> _Directory:
     """Return the folder at a path, creating it if needed."""
     _, node = _walked(root, path, make=True)
     return node if isinstance(node, _Directory) else root
-
-
-class Loader:
-    """The dynamic loader of an image, by glibc's rules (ld.so(8)).
-
-    Its containers have `library_path` as LD_LIBRARY_PATH.
-    """
-
-    def __init__(self, tree: ImageTree, library_path: str = "") -> None:
-        self._tree = tree
-        self._given = [folder for folder in library_path.replace(";", ":").split(":") if folder]
-        cache = tree.find(CACHE)
-        self._cache = LoaderCache((cache[1].text if cache else None) or b"")
-
-    def find(
-        self, name: str, *, runpath: Iterable[str] = (), rpath: Iterable[str] = (), origin: str = "/"
-    ) -> tuple[str, Plain] | None:
-        """Return the path of the file that is loaded for a name, and the file, or None if there is none.
-
-        `runpath` and `rpath` are those of the file that needs it, which is in the folder `origin`.
-        """
-        first, later = (
-            [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in own]
-            for own in (rpath, runpath)
-        )
-        # The loader ignores an RPATH if there is a RUNPATH.
-        searched = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
-        cached = [*self._cache.paths(name)][:1]
-        for path in (*searched, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
-            if entry := self._tree.find(path):
-                return entry
-        return None

@@ -1,0 +1,199 @@
+"""Execution of `imagematrix run --engine oci`: select, pull into a store, claim GPUs, and start.
+
+Without typer, because jobs wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import ExitStack
+
+from imagematrix import amounts
+from imagematrix.catalog.sources import open_catalog, require_signed
+from imagematrix.catalog.store import stored
+from imagematrix.cli.choosing import node_of
+from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.documents import Fields
+from imagematrix.errors import UnknownImageError, UsageError
+from imagematrix.image_store.folder import ImageStore, default_store
+from imagematrix.launcher.devices import DevicesError, check
+from imagematrix.launcher.options import JSON
+from imagematrix.launcher.request import Engine, request
+from imagematrix.reference import names_registry, split
+from imagematrix.runtimes.container import container, other_user
+from imagematrix.runtimes.options import container_options, site_binds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.image_store.folder import StoredImage
+    from imagematrix.launcher.options import RunArgs
+    from imagematrix.launcher.plan import Launch
+    from imagematrix.node.host import Host
+    from imagematrix.runtimes.container import ContainerSpec
+    from imagematrix.runtimes.options import Bind
+    from imagematrix.selection.selection import Selection
+    from imagematrix.site import Site
+
+__all__ = ["start"]
+
+UNKNOWN = "..."  # the command of an image that is not in the store
+
+
+def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
+    """Print the launch, or start it on unused GPUs; return the exit code.
+
+    Raises what `imagematrix.cli.starting.start` does.
+    """
+    from imagematrix.runtimes.start import runtime_of
+    from imagematrix.runtimes.start import start as start_container
+
+    image = site.full(image)
+    made = _Made(args, image, engine, site)
+    policy = _path(args.policy)
+    host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
+    catalog = _catalog(image, args.catalog, made.store, policy)
+    requested = request(args, host, catalog, wanted, None, _no_engine)
+    chosen, launch = requested.first()
+    _require(launch, args)
+    runtime = runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
+    if args.shown:
+        _print(launch, args, made.command(chosen, launch, runtime))
+        return 0
+    if chosen.doubt:
+        warn(chosen.doubt)
+    waits: list[str] = []
+
+    def report(reason: str) -> None:
+        waits.append(reason)
+        info(reason)
+
+    def now() -> Host | None:
+        """Return this node's host as it is after a wait, None before one, or if the host was given."""
+        if not waits or args.host or args.nvidia_smi:
+            return None
+        return node_of(None, None, None, args.gpus)[0]
+
+    with ExitStack() as stack:
+        leases: tuple[int, ...] = ()
+        if launch.gpus:
+            claimed = stack.enter_context(requested.claim(launch, report, now))
+            chosen, launch = requested.on(claimed, chosen, launch, now())
+            _require(launch, args)
+            leases = claimed.descriptors
+        found = made.image(chosen, policy)
+        if user := other_user(_config(found)):
+            warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
+        return start_container(made.container(found, launch), found, runtime, made.store, leases)
+
+
+class _Made:
+    """What the options and the site make of a launch: the store, the image in it, and the container."""
+
+    def __init__(self, args: RunArgs, image: str, engine: str, site: Site) -> None:
+        self._args = args
+        self._image = image
+        self._options = container_options(args, os.environ, engine)
+        self._site = site
+        self.store = ImageStore(site.chosen("store", args.store, "IMAGEMATRIX_STORE") or default_store())
+
+    def image(self, chosen: Selection, policy: Path | None) -> StoredImage:
+        """Return the image of a selection, pulled into the store if it is not there."""
+        variant = chosen.variant
+        if variant is None:
+            raise UsageError("cannot run: nothing was selected")
+        require_signed(variant, policy)
+        found = self.store.find(variant.digest) if variant.digest else None
+        if found is not None:
+            return found
+        from imagematrix.cli.pulling import PullDisplay
+        from imagematrix.cli.storing import fetched
+        from imagematrix.image_store.fetching import FetchOptions
+
+        largest = amounts.parse(self._site.max_size or "")
+        how = FetchOptions(max_size=int(largest) if largest else None)
+        part = split(self._image)[1] not in (None, chosen.version)
+        with PullDisplay(variant.reference) as display:
+            return fetched(chosen, self.store, self._args.catalog, policy, how, display, part=part)
+
+    def container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
+        """Return the container of a launch from an image in the store."""
+        binds = site_binds(self._site.mounts)
+        home = _home((*binds, *self._options.binds))
+        name = f"imagematrix-{os.getpid()}"
+        return container(_config(image), launch, self._options, binds, name=name, home=home)
+
+    def command(self, chosen: Selection, launch: Launch, runtime: str) -> list[str]:
+        """Return the command that starts a launch; of an image that is not in the store, as far as known."""
+        from imagematrix.runtimes.start import command_of
+
+        digest = chosen.variant.digest if chosen.variant else None
+        found = self.store.find(digest) if digest else None
+        if found is None:
+            unknown = Fields({"Cmd": [UNKNOWN]}, launch.reference)
+            made = container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
+        else:
+            made = self.container(found, launch)
+        return command_of(made, runtime)
+
+
+def _config(image: StoredImage) -> Fields:
+    return Fields(image.config, image.digest).object_or_empty("config")
+
+
+def _no_engine() -> Engine:
+    from imagematrix.allocation.survey import survey_without_daemon
+
+    return Engine(info=dict, image=lambda _: None, survey=survey_without_daemon, any_user=True)
+
+
+def _catalog(image: str, name: str | None, store: ImageStore, policy: Path | None) -> Catalog:
+    """Return the catalog that is named, or else that of the store, or else that of the image's registry.
+
+    A version in the store is taken as it was when something of it was last pulled.
+    """
+    if name is not None:
+        return open_catalog(name, image=image, policy=policy)
+    try:
+        return stored(image, store)
+    except UnknownImageError:
+        if not names_registry(image):
+            raise
+    return open_catalog(image, policy=policy)
+
+
+def _require(launch: Launch, args: RunArgs) -> None:
+    """Raise an error if a launch cannot work without a daemon: the process has the rights of the caller."""
+    if launch.injected:
+        raise UsageError(
+            f"{launch.reference} has no driver of its own, and no runtime of NVIDIA injects one here",
+            remedy="build a variant with a driver (axis `driver` in matrix.yaml), or use --engine docker",
+        )
+    problems = check(launch.devices) if args.shown is None else ()
+    if problems:
+        raise DevicesError(problems)
+
+
+def _home(binds: tuple[Bind, ...]) -> str:
+    """Return the user's home if it is mounted at the same path, else root's."""
+    home = os.path.expanduser("~")  # noqa: PTH111 - pathlib is slow to load
+    mounted = any(bind.source == bind.target and f"{home}/".startswith(f"{bind.target}/") for bind in binds)
+    return home if mounted else "/root"
+
+
+def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
+    if args.shown == JSON:
+        print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
+    else:
+        print_text(shlex.join(words))
+
+
+def _path(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    from pathlib import Path
+
+    return Path(text)

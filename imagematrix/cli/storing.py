@@ -1,0 +1,44 @@
+"""Bringing images into a store, with messages on stderr. Without typer, because `run` does it."""
+
+from __future__ import annotations
+
+from imagematrix.cli.output import info
+from imagematrix.image_store.fetching import Watcher
+from imagematrix.launcher.fetch import fetch_selected
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.cli.pulling import PullDisplay
+    from imagematrix.image_store.fetching import FetchOptions
+    from imagematrix.image_store.folder import ImageStore, StoredImage
+    from imagematrix.image_store.holder import Holder
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["fetched"]
+
+
+def fetched(
+    selection: Selection,
+    store: ImageStore,
+    catalog: str | None,
+    policy: Path | None,
+    how: FetchOptions,
+    display: PullDisplay,
+    *,
+    part: bool,
+) -> StoredImage:
+    """Return the image of a selection in a store, fetched unless it is there; raise what `fetch` does."""
+    watcher = Watcher(report=display, waits=_waits, evicted=_evicted)
+    return fetch_selected(
+        selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher
+    )
+
+
+def _waits(holder: Holder) -> None:
+    info(f"imagematrix: waiting for {holder}, which is fetching this image")
+
+
+def _evicted(image: StoredImage) -> None:
+    info(f"imagematrix: removed {', '.join(image.references)} ({image.size / 1e6:.1f} MB) to make room")

@@ -1,0 +1,103 @@
+"""What a node needs to start containers without a daemon, and what of it is missing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.image_store.folder import default_store
+from imagematrix.runtimes import image_root, namespace
+from imagematrix.runtimes.start import runtime_of
+from imagematrix.site import DOCKER, Site, read_site
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DaemonlessFacts", "gather"]
+
+PIPE = 1 << 16  # bytes of an answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonlessFacts:
+    """The engine that this user's launches take by default, and what a launch without a daemon would find.
+
+    `runtime` starts containers, None with `errors` if none can. `squashfs` is the reason why images have to
+    be unpacked in folders, None if they need not. `store` is the folder of images.
+    """
+
+    engine: str = DOCKER
+    runtime: str | None = None
+    squashfs: EngineError | None = None
+    store: str | None = None
+    errors: tuple[ImagematrixError, ...] = ()
+
+
+def gather() -> DaemonlessFacts:
+    """Return the facts about this node for this user."""
+    errors: list[ImagematrixError] = []
+
+    def tried(call: Callable[[], str | None]) -> str | None:
+        try:
+            return call()
+        except ImagematrixError as error:
+            errors.append(error)
+            return None
+
+    site = Site()
+    try:
+        site = read_site()
+    except UsageError as error:
+        errors.append(error)
+    engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
+    runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")))
+    tried(_mounts)
+    store = tried(lambda: _store(site.chosen("store", None, "IMAGEMATRIX_STORE") or default_store()))
+    return DaemonlessFacts(
+        engine=engine, runtime=runtime, squashfs=_squashfs(), store=store, errors=tuple(errors)
+    )
+
+
+def _squashfs() -> EngineError | None:
+    if not any(map(shutil.which, image_root.PROGRAMS)):
+        return image_root.no_program()
+    return None if image_root.fuse_works() else image_root.no_fuse()
+
+
+def _store(path: str) -> str:
+    """Return the folder of images; raise UsageError if this user cannot write to it."""
+    there = next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"the store {path}: this user may not write to {there}", remedy="set IMAGEMATRIX_STORE"
+        )
+    return path
+
+
+def _mounts() -> None:
+    """Mount something as a launch does, in another process; raise what stops it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
+        try:
+            at = image_root.mount_point()
+            namespace.enter()
+            image_root.prepare(at)
+            error = None
+        except EngineError as caught:
+            error = caught
+        finally:
+            os.write(writer, pickle.dumps(error))
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        found = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
+    os.waitpid(child, 0)
+    if found:
+        raise found

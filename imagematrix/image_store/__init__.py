@@ -1,0 +1,1 @@
+"""Images in a folder, which needs no engine: each as one squashfs, or unpacked."""

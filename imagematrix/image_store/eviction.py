@@ -1,0 +1,90 @@
+"""Room in a store: what is free, and the images that make room for another one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+from imagematrix.image_store.locks import locked
+from imagematrix.image_store.unpacked import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagematrix.image_store.folder import ImageStore, StoredImage
+
+__all__ = ["Room", "lock_of", "remove"]
+
+
+class Room:
+    """The room in a store with a limit of `max_size` bytes, None for none; `evicted` gets what goes."""
+
+    def __init__(
+        self, store: ImageStore, max_size: int | None, evicted: Callable[[StoredImage], object]
+    ) -> None:
+        self._store = store
+        self._max_size = max_size
+        self._evicted = evicted
+
+    def require(self, size: int) -> None:
+        """Raise UsageError if the disk has no room for some bytes."""
+        state = os.statvfs(self._store.path)
+        free = state.f_bavail * state.f_frsize
+        if free < size:
+            raise UsageError(
+                f"{self._store} has {free} bytes left, and the image needs {size}",
+                remedy=f"free space there, such as with `imagematrix prune --store {self._store}`",
+            )
+
+    def make(self, size: int, kept: str | None = None) -> None:
+        """Remove images until one of a `size` fits, the least recently started first; raise UsageError.
+
+        Those that containers run from stay, and the one with the digest `kept`.
+        """
+        if self._max_size is None:
+            return
+        if size > self._max_size:
+            raise UsageError(f"the image needs {size} bytes, and {self._store} may have {self._max_size}")
+        images = sorted(self._store.whole(), key=lambda image: self._store.last_start(image.digest))
+        total = sum(image.size for image in images)
+        for image in images:
+            if total + size <= self._max_size:
+                return
+            if image.digest != kept and remove(self._store, image.digest):
+                total -= image.size
+                self._evicted(image)
+        if kept is None and total + size > self._max_size:
+            raise UsageError(
+                f"the image needs {size} bytes, and {self._store} may have {self._max_size}, of which images "
+                f"that are in use take {total}",
+                remedy="try again when their containers have ended",
+            )
+
+
+def lock_of(store: ImageStore, digest: str) -> Path:
+    """Return the lock of an image, which whoever changes it has to hold."""
+    return Path(store.path, "locks", Path(store.place(digest)).name)
+
+
+def remove(store: ImageStore, digest: str) -> bool:
+    """Remove an image, unless a container runs from it or another process fetches it.
+
+    Returns whether it is gone. Raises OSError.
+    """
+    place = Path(store.place(digest))
+    gone = Path(store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
+    with locked(lock_of(store, digest), wait=False) as held:
+        if not held or store.leases(digest):
+            return False
+        try:
+            place.rename(gone)
+        except FileNotFoundError:
+            return True
+        # A lease is made before its image is looked for: one that came since then may have found it.
+        if store.leases(digest):
+            gone.rename(place)
+            return False
+        remove_tree(gone)
+    return True

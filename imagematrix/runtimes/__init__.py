@@ -1,0 +1,1 @@
+"""Starting containers without a daemon, as an ordinary user, from images in a store."""

@@ -1,0 +1,91 @@
+"""The container to start without a daemon, as data: what docker would make of an image and of its options."""
+
+from __future__ import annotations
+
+from imagematrix.errors import UsageError
+from imagematrix.record import Record
+from imagematrix.runtimes.options import Bind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from imagematrix.documents import Fields
+    from imagematrix.launcher.plan import Launch
+    from imagematrix.runtimes.options import ContainerOptions
+
+__all__ = ["ContainerSpec", "container", "other_user"]
+
+# Docker's, for images that set none (daemon/oci_linux.go of moby).
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ROOTS = ("", "0", "root")
+# Of the node, so that names of hosts are found. Docker writes its own.
+NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname")
+
+
+class ContainerSpec(Record):
+    """A process with its files: `args` run in `folder`, with exactly these variables, binds and devices.
+
+    Each of `devices` is a device node of the node, at the same path in the container. `annotations` are its
+    labels.
+    """
+
+    name: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+    binds: tuple[Bind, ...]
+    devices: tuple[str, ...]
+    annotations: Mapping[str, str]
+    read_only: bool = False
+    terminal: bool = False
+    interactive: bool = False
+
+
+def container(
+    config: Fields, launch: Launch, options: ContainerOptions, binds: Sequence[Bind], *, name: str, home: str
+) -> ContainerSpec:
+    """Return the container of a launch.
+
+    `config` is the image's configuration, its `config` object; `binds` are the site's, and `home` is the
+    user's home if those mount it, else the one of root. Raises UsageError if the image has no command and the
+    launch neither.
+    """
+    given = options.entrypoint
+    entrypoint = config.texts("Entrypoint") if given is None and config.present("Entrypoint") else ()
+    command = config.texts("Cmd") if given is None and config.present("Cmd") else ()
+    args = (*((given,) if given else entrypoint), *(launch.command or command))
+    if not args:
+        raise UsageError(f"{launch.reference} has no command", remedy="name one after the image")
+    own = dict(text.partition("=")[::2] for text in config.texts("Env")) if config.present("Env") else {}
+    terminal = {"TERM": "xterm"} if options.terminal else {}
+    return ContainerSpec(
+        name=options.name or name,
+        args=args,
+        environment={
+            "PATH": PATH,
+            "HOME": home,
+            **terminal,
+            **own,
+            **launch.environment,
+            **options.environment,
+        },
+        folder=options.folder or config.text_or_none("WorkingDir") or "/",
+        binds=(
+            *(Bind(source=path, target=path, read_only=True) for path in NETWORK),
+            *binds,
+            *(Bind(source=path, target=path) for path in launch.mounts),
+            *options.binds,
+        ),
+        devices=launch.devices,
+        annotations={**options.labels, **launch.labels},
+        read_only=options.read_only,
+        terminal=options.terminal,
+        interactive=options.interactive,
+    )
+
+
+def other_user(config: Fields) -> str | None:
+    """Return the user that an image names if that is not root: without ranges of ids, nobody can be it."""
+    user = config.text_or_none("User") or ""
+    return None if user.partition(":")[0] in ROOTS else user

@@ -1,0 +1,109 @@
+"""A user namespace and a mount namespace for this process, in which an ordinary user may mount files.
+
+See user_namespaces(7) and mount_namespaces(7). Mounts in it end with its last process.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH102, PTH112, PTH123
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from imagematrix.errors import EngineError
+
+__all__ = ["BIND", "RECURSIVE", "bound", "enter", "folder", "mount"]
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+# Flags of mount(2).
+BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
+MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1  # of mount_setattr(2)
+APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+LIMIT = "/proc/sys/user/max_user_namespaces"
+
+
+def enter() -> None:
+    """Move this process, which must have one thread, into new namespaces, as their root.
+
+    Its files still belong to the caller: root in the namespace is the caller outside of it. Raises
+    EngineError if this user may not create namespaces.
+    """
+    user, group = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
+        raise _refused(ctypes.get_errno())
+    try:
+        _write("setgroups", "deny")  # otherwise an ordinary user may not map a group
+        _write("uid_map", f"0 {user} 1")
+        _write("gid_map", f"0 {group} 1")
+        mount(None, "/", None, PRIVATE | RECURSIVE)
+    except OSError as error:
+        raise _refused(error.errno or 0) from error
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
+    """Mount a file system, as the system call of this name does; raise OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    encoded = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
+    if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), target)
+
+
+def bound(source: str, at: str) -> str:
+    """Mount a file or folder at the new path `at` so that nothing in it can be changed; raise OSError."""
+    if os.path.isdir(source):
+        os.mkdir(at)
+    else:
+        os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    mount(source, at, None, BIND | RECURSIVE)
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.sizeof(attributes)
+    if libc.syscall(
+        MOUNT_SETATTR, AT_FDCWD, os.fsencode(at), AT_RECURSIVE, attributes, ctypes.c_size_t(size)
+    ):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), at)
+    return at
+
+
+def folder(at: str, name: str) -> str:
+    """Return a new folder in the folder `at`, with files in memory of its own; raise OSError."""
+    path = f"{at}/{name}"
+    os.mkdir(path, 0o755)
+    mount("tmpfs", path, "tmpfs", options="mode=0755")
+    return path
+
+
+def _write(name: str, text: str) -> None:
+    descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _refused(code: int) -> EngineError:
+    return EngineError(
+        f"this user may not create a user namespace: {os.strerror(code)}", remedy=_remedy(code)
+    )
+
+
+def _remedy(code: int) -> str:
+    if _number(APPARMOR) == 1:
+        return "as root, run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or add a profile"
+    if code == errno.ENOSPC or _number(LIMIT) == 0:
+        return "as root, raise the limit: `sysctl user.max_user_namespaces=65536`"
+    return "as root, run `sysctl kernel.unprivileged_userns_clone=1`; in a container, allow unshare(2)"
+
+
+def _number(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,97 @@
+"""Pruning a store in a folder: which of its images no node needs any longer, and their removal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from imagematrix.catalog.catalog import Catalog, Variant
+from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.image_store.eviction import remove
+from imagematrix.reference import familiar, split
+from imagematrix.spelling import nearest
+from imagematrix.stores.prune import Held, Pruning, fates_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Collection, Mapping
+
+    from imagematrix.image_store.folder import ImageStore, StoredImage
+    from imagematrix.stores.retention import Retention
+
+__all__ = ["remove_image", "survey"]
+
+
+def survey(
+    store: ImageStore,
+    retention: Retention,
+    *,
+    only: Collection[str] = (),
+    newer_s: int | None = None,
+    now: dt.datetime,
+) -> Pruning:
+    """Return which images of a store are to be removed.
+
+    An image stays if `retention` keeps its version, if a container of any node runs from it, or if it was
+    pulled less than `newer_s` seconds ago. `only` are the names of the images to consider; by default all
+    are. Images that are damaged are no longer in use, and a pull replaces them.
+
+    Raises UnknownImageError if the store has none of the images in `only`, UsageError if it cannot be read.
+    """
+    stored = {image.digest: image for image in store.whole()}
+    every = [_held(image) for image in stored.values()]
+    found = [one for one in every if not only or not {*only}.isdisjoint(one.images)]
+    for name in only:
+        if not any(name in one.images for one in found):
+            names = sorted({name for one in every for name in one.images})
+            remedy = nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
+            raise UnknownImageError(f"{store} has no variant of {name}", remedy=remedy)
+    with store.explained():
+        users = store.leases()
+    fates, unserved = fates_of(found, retention, partial(_catalog, stored))
+    result = []
+    for one in found:
+        fate = fates[one.images[0], one.version]
+        why = [*fate.reasons]
+        if user := users.get(one.id):
+            why.append(str(user))
+        if newer_s is not None and now.timestamp() - store.pulled(one.id) < newer_s:
+            why.append("younger")
+        result.append(replace(one, why=tuple(why), hosts=fate.hosts))
+    result.sort(key=lambda one: (one.images, one.tag, one.id))
+    return Pruning(images=tuple(result), unserved=unserved)
+
+
+def remove_image(store: ImageStore, image: Held) -> None:
+    """Remove an image from a store, and the catalog of its version if it was the last one of that.
+
+    Raises EngineError if a container has started from it meanwhile, UsageError if the folder refuses.
+    """
+    stored = store.find(image.id)
+    if stored is None:
+        return
+    with store.explained():
+        if not remove(store, image.id):
+            raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
+        version = stored.image, stored.version
+        if version not in [(other.image, other.version) for other in store.whole()]:
+            store.drop_catalog(*version)
+
+
+def _held(image: StoredImage) -> Held:
+    reference = image.references[0]
+    return Held(
+        id=image.digest,
+        images=(familiar(image.image),),
+        version=image.version,
+        tag=str(split(reference)[1]),
+        names=image.references,
+        others=(),
+        size=image.size,
+    )
+
+
+def _catalog(stored: Mapping[str, StoredImage], name: str, version: str, held: list[Held]) -> Catalog:
+    variants = [Variant.from_json(stored[one.id].variant, one.names[0]) for one in held]
+    return Catalog(image=name, version=version, variants=tuple(variants))

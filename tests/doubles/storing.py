@@ -1,0 +1,71 @@
+"""Variants with real layers in a registry in memory, in layouts and in archives; and stores for them."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+from images import MANIFEST, Parts, tar
+from publishing import VARIANT, labels_of, tag
+
+from imagematrix.catalog import index
+from imagematrix.catalog.registry import entry_of
+from imagematrix.image_store.fetching import Published
+from imagematrix.image_store.folder import ImageStore
+from imagematrix.image_store.merging import LayerFile
+from imagematrix.image_store.sources import RegistrySource
+from imagematrix.oci.manifest import INDEX
+from imagematrix.oci.registry import Registry
+
+LAYERS = (
+    tar(("etc/os-release", b"ID=test\n"), ("bin/tool", b"#!/bin/true\n", 0o755), "gone"),
+    tar(".wh.gone", ("data/new", b"x" * 5000)),
+)
+
+CATALOG = {"schema": "imagematrix.catalog/v1", "image": "t", "version": "v1", "prefer": [], "variants": []}
+PUBLISHED = Published(references=("t:v1-x",), variant={"reference": "t:v1-x"}, catalog=CATALOG)
+
+
+def layer_file(raw, name="layer"):
+    """Return a layer with these bytes."""
+    return LayerFile(open=lambda: contextlib.nullcontext(io.BytesIO(raw)), name=name)
+
+
+def listed(store, part):
+    """Return the names in a folder of a store, sorted."""
+    return sorted(path.name for path in Path(store.path, part).iterdir())
+
+
+def variant(cell="cpu", *layers, version="v1", **how):
+    """Return an image with the labels of a variant, and its tag. The cell "two" needs more than others."""
+    flags = {"cpu_flags": ["avx2", "fma"]} if cell == "two" else {}
+    own = labels_of(cell, version=version, VARIANT=json.dumps(VARIANT | flags))
+    return Parts(*(layers or LAYERS), labels=own, **how), tag(own)
+
+
+def put(server, *pairs, version="v1", repository="ml/training"):
+    """Put images with their tags, and the index of their version, into a registry; return its name."""
+    kept = server.repository(repository)
+    for image, name in pairs:
+        kept.blobs |= image.blobs
+        kept.put(name, image.raw, MANIFEST)
+    image = f"{server.address}/{repository}"
+    with Registry(image) as registry:
+        entries = [entry_of(registry, name) for _, name in pairs]
+    kept.put(version, index.write(entries, image, version), INDEX)
+    return f"{image}:{version}"
+
+
+def from_registry(server, repository="ml/training"):
+    @contextlib.contextmanager
+    def source():
+        with Registry(f"{server.address}/{repository}") as registry:
+            yield RegistrySource(registry)
+
+    return source
+
+
+@pytest.fixture
+def image_store(tmp_path):
+    return ImageStore(tmp_path / "store")

@@ -1,0 +1,227 @@
+"""Containers without a daemon, started by an ordinary user from images in a store of their own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+USER = 1500
+CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
+HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
+RUNTIMES = ("runc", "bwrap", "ch-run")
+# The user may read this clone and its interpreter, wherever they are, and has no other right.
+AS_USER = (
+    "setpriv",
+    *(f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
+
+
+class OrdinaryUser:
+    """A user without root's rights, subordinate ids or an engine."""
+
+    def __init__(self, folder, runtime="runc"):
+        self.folder = folder
+        self.engine = "charliecloud" if runtime == "ch-run" else "oci"
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder / "home"),
+            "USER": "ordinary",
+            "XDG_RUNTIME_DIR": str(folder / "run"),
+            "TMPDIR": str(folder / "tmp"),
+            "IMAGEMATRIX_STORE": str(folder / "store"),
+            "IMAGEMATRIX_LOCKS": str(folder / "locks"),
+            "IMAGEMATRIX_ENGINE": self.engine,
+            "IMAGEMATRIX_RUNTIME": "" if runtime == "ch-run" else runtime,
+            "DOCKER_HOST": "unix:///nowhere.sock",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def start(self, *words, **how):
+        """Start the program, with its output in pipes."""
+        return subprocess.Popen(
+            [*AS_USER, sys.executable, "-P", "-m", "imagematrix", *map(str, words)],
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            stdin=subprocess.DEVNULL if "input" not in how else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def imagematrix(self, *words, code=0):
+        """Run the program to its end; return its output."""
+        process = self.start(*words)
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == code, (out, error)
+        return out if code == 0 else error
+
+    def ends(self, *words):
+        """Run the program to its end; return its exit code."""
+        with self.start(*words) as process:
+            process.communicate(timeout=300)
+        return process.returncode
+
+    def run(self, *words, code=0):
+        """Run a container of the image that the fixture `stored` pulled."""
+        return self.imagematrix("run", *HOST, *words, code=code)
+
+
+@pytest.fixture(scope="module")
+def folder():
+    made = Path(tempfile.mkdtemp(prefix="imx-user-"))
+    made.chmod(0o755)
+    for name in ("home", "run", "tmp", "store", "locks"):
+        (made / name).mkdir()
+        os.chown(made / name, USER, USER)
+    (made / "locks").chmod(0o1777)
+    os.chown(made, USER, USER)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def archive(engine, folder):
+    """An archive with the variant for an H200, as `docker save` writes it."""
+    engine.build_shipped(CELL)
+    listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
+    reference = next(one["reference"] for one in listed if "-sm90-x86-64-v3-" in one["reference"])
+    path = folder / "training.tar"
+    with path.open("wb") as file:
+        subprocess.run(["docker", "save", reference], env=engine.environment, stdout=file, check=True)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stored(archive, folder):
+    """Pull the variant into the user's store; return REFERENCE@DIGEST."""
+    user = OrdinaryUser(folder)
+    return user.imagematrix(
+        "pull", "training:v1", *HOST, "--catalog", archive, "--to", folder / "store"
+    ).strip()
+
+
+@pytest.fixture
+def _usable(nodes):  # noqa: ARG001 - which makes them
+    """Let the user open the nodes, whatever the umask was."""
+    for path in Path("/dev").glob("nvidia*"):
+        path.chmod(0o666)
+
+
+@pytest.fixture(params=RUNTIMES)
+def user(request, folder, stored, _usable):  # noqa: ARG001 - for their effects
+    return OrdinaryUser(folder, request.param)
+
+
+def is_oci(user):
+    return user.environment["IMAGEMATRIX_RUNTIME"] == "runc"
+
+
+def squashfuses():
+    """Return the processes that serve images; an ended one may wait for its parent."""
+    listed = subprocess.run(
+        ["ps", "-o", "stat=,args=", "-u", str(USER)], check=False, capture_output=True, text=True
+    )
+    return [line for line in listed.stdout.splitlines() if "squashfuse" in line and line[0] != "Z"]
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_container_has_its_gpus_and_no_others(user):
+    out = user.run("--gpus", "device=2,3", "training:v1", "sh", "-c", "ls /dev | grep nvidia; id -u")
+    *nodes, uid = out.split()
+    assert nodes == ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidia2", "nvidia3", "nvidiactl"]
+    assert uid == ("0" if is_oci(user) else str(USER))
+    assert "nvidia" not in user.run(
+        "--gpus", "none", "--where", "march=x86-64-v3", "training:v1", "ls", "/dev", code=3
+    )
+
+
+def test_options_hold_as_under_docker(user, folder):
+    (folder / "home/data").write_text("given\n")
+    (folder / "env").write_text("FILE=1\n")
+    script = (
+        "cat /in/data; echo $A $FILE; pwd; echo more > /out/new; echo x > /tmp/x; "
+        "echo x 2> /dev/null > /in/data || exit 9"
+    )
+    options = f"--gpus 1 -v {folder}/home:/in:ro -v {folder}/home:/out -e A=b --env-file env -w /usr"
+    assert user.run(*options.split(), "training:v1", "sh", "-c", script, code=9) == ""
+    assert (folder / "home/new").read_text() == "more\n"
+    assert (folder / "home/new").stat().st_uid == USER
+    options = ("--gpus", "1", "-e", "A=b", "-w", "/usr", "--entrypoint", "")
+    assert user.run(*options, "training:v1", "sh", "-c", "pwd; echo $A") == "/usr\nb\n"
+    read_only = ("--gpus", "1", "--read-only", "training:v1", "sh", "-c", "echo x > /new || echo refused")
+    assert user.run(*read_only) == "refused\n"
+
+
+def test_exit_codes_are_docker_s(user):
+    image = ("--gpus", "1", "training:v1")
+    assert "nothing-here not found in the image" in user.run(*image, "nothing-here", code=127)
+    assert "/etc/passwd is not executable" in user.run(*image, "/etc/passwd", code=126)
+    user.run(*image, "sh", "-c", "exit 137", code=137)
+    user.run(*image, "sh", "-c", "sh -c 'kill -KILL $$'", code=137)
+
+
+def test_signals_reach_the_process(user):
+    script = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.1; done"
+    process = user.start("run", *HOST, "--gpus", "1", "training:v1", "sh", "-c", script)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (5, "got\n"), error
+
+
+def test_gpus_are_free_again_when_the_container_has_ended(user):
+    every = ("--gpus", "all", "training:v1", "sh", "-c")
+    process = user.start("run", *HOST, *every, "echo ready; sleep 60")
+    assert process.stdout.readline() == "ready\n"
+    assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
+    assert squashfuses()
+    assert list((user.folder / "store/leases").iterdir())
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    if is_oci(user):  # the container lives on, and keeps its GPUs
+        assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
+        subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
+    wait_for(lambda: user.ends("run", *HOST, *every, "true") == 0)
+    assert not list((user.folder / "store/leases").iterdir())
+    wait_for(lambda: not squashfuses())
+
+
+def test_what_a_container_changes_ends_with_it(user):
+    assert user.run("--gpus", "1", "training:v1", "sh", "-c", "echo x > /etc/new; cat /etc/new") == "x\n"
+    assert (
+        user.run("--gpus", "1", "training:v1", "sh", "-c", "cat /etc/new 2> /dev/null || echo none")
+        == "none\n"
+    )
+    wait_for(lambda: not squashfuses())
+
+
+def test_a_missing_device_node_is_an_error_before_the_start(user):
+    node = Path("/dev/nvidia-uvm")
+    node.rename("/dev/elsewhere")
+    try:
+        assert "/dev/nvidia-uvm: not found" in user.run("--gpus", "1", "training:v1", "true", code=5)
+    finally:
+        Path("/dev/elsewhere").rename(node)
+
+
+def test_the_node_is_told_to_be_ready(user):
+    found = json.loads(user.start("doctor", "--json").communicate()[0])["findings"]
+    (finding,) = (one for one in found if one["check"] == "without-daemon")
+    assert (finding["severity"], finding["remedy"]) == ("ok", None), finding
+    assert finding["saw"].startswith("containers can start without a daemon: ")

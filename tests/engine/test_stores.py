@@ -1,0 +1,422 @@
+"""Stores in folders: filled by ordinary users, from a real registry, shared by several machines."""
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zstandard
+from engines import Registry, new_folder, remove_folder
+from images import MANIFEST, hardlink, layout, link, special, tar
+from storing import variant
+
+from imagematrix.catalog import index
+from imagematrix.catalog.registry import entry_of
+from imagematrix.image_store.folder import ImageStore
+from imagematrix.oci.manifest import INDEX
+from imagematrix.oci.registry import Registry as Client
+
+ROOT = Path(__file__).parents[2]
+USER = 4711
+PORT = 5017
+# Python, its libraries and imagematrix are where an ordinary user can read them, for this process only.
+SEEN = """
+mount --bind "$1" /mnt; mount --bind "$2" /srv; mount --bind "$3" /opt; shift 3
+"""
+AS_USER = f'exec setpriv --reuid {USER} --regid {USER} --clear-groups --inh-caps=-all -- "$@"'
+# Another machine: another name, another boot, and processes of its own.
+ELSEWHERE = """
+name=$1; shift
+hostname "$name"; echo "$name" > /tmp/boot-$$; mount --bind /tmp/boot-$$ /proc/sys/kernel/random/boot_id
+"""
+# On a real machine, a holder of another one counts for two minutes.
+QUICK = """
+import sys
+from imagematrix.image_store import holder, locks
+holder.DEAD_S, locks.BEAT_S = 3.0, 0.2
+holder.Holder.alive.__defaults__ = (3.0,)
+from imagematrix.cli import main
+main(sys.argv[1:])
+"""
+DEBIAN = ROOT / ".cache/bases/trixie.tar"
+PACKED = {"zstd": lambda raw: zstandard.compress(raw, 3), "gzip": lambda raw: gzip.compress(raw, 1, mtime=0)}
+
+
+@pytest.fixture(scope="module")
+def registry():
+    started = Registry(SimpleNamespace(inside=()), PORT)
+    yield started
+    started.remove()
+
+
+@pytest.fixture(scope="module")
+def debian():
+    subprocess.run([ROOT / "ci/bases", "archives"], check=True)
+    return DEBIAN.read_bytes()
+
+
+@pytest.fixture
+def home():
+    """A folder of an ordinary user, which others can enter."""
+    folder = new_folder()
+    folder.chmod(0o755)
+    os.chown(folder, USER, USER)
+    yield folder
+    remove_folder(folder)
+
+
+@pytest.fixture
+def store(home):
+    return ImageStore(home / "store")
+
+
+def push(registry, image, tag, version="v1", repository="ml/training"):
+    """Publish a version with one image; return its name."""
+    name = f"{registry.address}/{repository}"
+    with Client(name) as client:
+        for digest, raw in image.blobs.items():
+            if digest != image.digest and not client.has_blob(digest):
+                client.push_blob(digest, io.BytesIO(raw))
+        client.push_manifest(tag, image.raw, MANIFEST)
+        client.push_manifest(version, index.write([entry_of(client, tag)], name, version), INDEX)
+    return f"{name}:{version}"
+
+
+def command(home, *words, before="", code=("-m", "imagematrix"), machine=None):
+    """Return a command line of imagematrix as an ordinary user with this home, perhaps on another machine."""
+    libraries = next(path for path in sys.path if path.endswith("site-packages"))
+    apart = ["unshare", "-m", *(["-u", "-p", "--fork", "--mount-proc", "--kill-child"] if machine else [])]
+    script = f"set -e\n{SEEN}{ELSEWHERE if machine else ''}{before}\n{AS_USER}"
+    seen = [sys.base_prefix, libraries, str(ROOT)]
+    environment = [f"HOME={home}", "PATH=/usr/bin:/bin:/usr/sbin", "PYTHONPATH=/opt:/srv"]
+    python = f"/mnt/bin/{Path(sys.executable).resolve().name}"
+    given = [*seen, *([machine] if machine else [])]
+    return [
+        *apart,
+        "sh",
+        "-c",
+        script,
+        "sh",
+        *given,
+        "env",
+        "-i",
+        *environment,
+        python,
+        *code,
+        *map(str, words),
+    ]
+
+
+def run(home, *words, **how):
+    return subprocess.run(command(home, *words, **how), capture_output=True, text=True, check=False)
+
+
+def pull(home, name, *more, **how):
+    return run(home, "pull", name, "--to", home / "store", "--gpus", "none", *more, **how)
+
+
+def described(root):
+    """Return each file's kind, mode, time and content, and which are the same file."""
+    found, same = {}, {}
+    for path in sorted(Path(root).rglob("*")):
+        state = path.lstat()
+        name = str(path.relative_to(root))
+        content = None
+        if stat.S_ISLNK(state.st_mode):
+            content = os.readlink(path)
+        elif stat.S_ISREG(state.st_mode):
+            content = path.read_bytes()
+            same.setdefault(state.st_ino, set()).add(name)
+        found[name] = oct(state.st_mode), int(state.st_mtime), content
+    return found, {frozenset(names) for names in same.values() if len(names) > 1}
+
+
+def unsquashed(image, folder):
+    subprocess.run(
+        ["unsquashfs", "-q", "-n", "-d", folder, image.root], check=True, stdout=subprocess.DEVNULL
+    )
+    return folder
+
+
+def blob_bytes(registry):
+    """Return the bytes of layers that the registry has sent."""
+    sent = re.findall(
+        r"http\.request\.method=GET http\.request\.[^\n]*/blobs/[^\n]*http\.response\.written=(\d+)",
+        registry.log,
+    )
+    return sum(map(int, sent))
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_an_ordinary_user_gets_the_files_of_a_distribution(registry, debian, home, store, tmp_path, packed):
+    image, tag = variant(
+        "cpu", debian, tar("etc/.wh.debian_version", ("new", b"x")), version=packed, packed=PACKED[packed]
+    )
+    name = push(registry, image, tag, packed)
+    result = pull(home, name)
+    assert (result.returncode, result.stdout) == (
+        0,
+        f"{registry.address}/ml/training:{tag}@{image.digest}\n",
+    ), result.stderr
+    stored = store.find(image.digest)
+    assert os.stat(stored.root).st_uid == USER
+    found, same = described(unsquashed(stored, tmp_path / "squashed"))
+    with tarfile.open(DEBIAN) as archive:
+        archive.extractall(tmp_path / "plain", filter="fully_trusted")
+    (tmp_path / "plain/etc/debian_version").unlink()
+    expected, links = described(tmp_path / "plain")
+    del found["new"]
+    times = {"etc", "dev"}  # of folders from which something was removed here, or left out
+    assert {path: what for path, what in found.items() if path not in times} == {
+        path: what
+        for path, what in expected.items()
+        if path not in times and not what[0].startswith(("0o2", "0o6"))
+    }
+    assert same == links
+    unpacked = pull(home, name, "--unpacked")
+    assert unpacked.returncode == 0, unpacked.stderr
+    again, _ = described(store.find(image.digest).root)
+    assert {path: what[1:] for path, what in again.items() if path not in {*times, "new"}} == {
+        path: what[1:] for path, what in found.items() if path not in times
+    }
+    assert {path for path, what in again.items() if int(what[0], 8) & 0o6000} == set()
+
+
+def test_a_squashfs_has_the_same_bytes_on_one_processor_and_on_all(debian, home, tmp_path):
+    image, _ = variant("cpu", debian)
+    folder = layout(home / "layout", image)
+    sums = set()
+    for place, before in enumerate(["", "taskset -pc 0 $$ >/dev/null", ""]):
+        result = run(
+            home,
+            "pull",
+            "training:v1",
+            "--to",
+            home / str(place),
+            "--gpus",
+            "none",
+            "--catalog",
+            f"oci:{folder}",
+            before=before,
+        )
+        assert result.returncode == 0, result.stderr
+        sums.add(ImageStore(home / str(place)).find(image.digest).checksum)
+    assert len(sums) == 1
+
+
+def test_a_download_that_was_killed_goes_on(registry, home, store):
+    image, tag = variant("cpu", tar(("f", os.urandom(60_000_000))), version="killed", packed=bytes)
+    name = push(registry, image, tag, "killed")
+    size = len(image.blobs[image.layers[0]])
+    before = blob_bytes(registry)
+    words = "pull", name, "--to", home / "store", "--gpus", "none"
+    # A slow reader: the process is stopped and killed as soon as it has some of the layer.
+    with subprocess.Popen(
+        command(home, *words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 60
+        parts = Path(store.path, "partial")
+        while time.monotonic() < deadline:
+            held = sum(path.stat().st_size for path in parts.rglob("*.part")) if parts.exists() else 0
+            if held > 1_000_000:
+                break
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    held = sum(path.stat().st_size for path in parts.rglob("*.part"))
+    if not held:
+        pytest.skip("the download was complete before it could be killed")
+    assert store.find(image.digest) is None
+    first = blob_bytes(registry)
+    result = pull(home, name)
+    assert result.returncode == 0, result.stderr
+    received = blob_bytes(registry) - first
+    assert received == size - held
+    assert before <= first
+    assert os.listdir(f"{store}/partial") == os.listdir(f"{store}/new") == os.listdir(f"{store}/locks") == []
+
+
+def test_several_machines_share_a_store(registry, home, store):
+    image, tag = variant("cpu", tar(("f", os.urandom(20_000_000))), version="shared", packed=bytes)
+    name = push(registry, image, tag, "shared")
+    before = blob_bytes(registry)
+    words = "pull", name, "--to", home / "store", "--gpus", "none"
+    started = [
+        subprocess.Popen(
+            command(home, *words, machine=f"node{place}"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for place in range(6)
+    ]
+    ended = [(*process.communicate(timeout=300), process.returncode) for process in started]
+    assert {(out, code) for out, _, code in ended} == {
+        (f"{registry.address}/ml/training:{tag}@{image.digest}\n", 0)
+    }
+    assert blob_bytes(registry) - before == len(image.blobs[image.layers[0]])
+    for _, said, _ in ended:
+        for waited in re.findall("waiting for (.*), which", said):
+            assert re.fullmatch(r"process \d+ on node\d", waited)
+
+
+def test_another_machine_takes_over_from_one_that_died(registry, home, store):
+    image, tag = variant("cpu", tar(("f", os.urandom(60_000_000))), version="dead", packed=bytes)
+    name = push(registry, image, tag, "dead")
+    words = "pull", name, "--to", home / "store", "--gpus", "none"
+    with subprocess.Popen(
+        command(home, *words, machine="node1", code=("-c", QUICK)),
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        lock = Path(store.path, "locks", image.digest[7:])
+        deadline = time.monotonic() + 60
+        while not lock.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.kill()  # and with it, its PID namespace
+    assert lock.exists()
+    assert store.find(image.digest) is None
+    result = pull(home, name, machine="node2", code=("-c", QUICK))
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"waiting for process \d+ on node1, which", result.stderr)
+
+
+FULL = 'mkdir -p "$HOME_/store"; mount -t tmpfs -o size=30m,mode=1777 tmpfs "$HOME_/store"'
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_image(registry, home):
+    image, tag = variant("cpu", tar(("f", os.urandom(20_000_000))), version="full", packed=bytes)
+    name = push(registry, image, tag, "full")
+    before = f"HOME_={home}; {FULL}"
+    result = pull(home, name, before=before)
+    assert result.returncode == 2
+    assert re.search(r"store has \d+ bytes left, and the image needs \d+", result.stderr)
+    # What compresses ten times in its layer fills the disk later.
+    image, tag = variant(
+        "cpu",
+        tar(*[(f"{n}", os.urandom(500_000) * 4) for n in range(30)]),
+        version="zeros",
+        packed=PACKED["zstd"],
+    )
+    name = push(registry, image, tag, "zeros")
+    for more in ((), ("--unpacked",)):
+        code = (
+            "-c",
+            "import sys\nfrom imagematrix.image_store.eviction import Room\nRoom.require = lambda *_: None\nfrom imagematrix.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n    import os\n    print(*sorted(os.listdir(sys.argv[4] + '/images') + os.listdir(sys.argv[4] + '/new')), 'left', file=sys.stderr)",
+        )
+        result = pull(home, name, *more, before=before.replace("30m", "16m"), code=code)
+        assert (result.returncode, result.stdout) == (2, ""), result.stderr
+        assert re.search("the disk of .*/store is full", result.stderr)
+        assert result.stderr.splitlines()[0].startswith("pulling")
+        assert " left" in result.stderr and not re.search("[0-9a-f]{64}.* left", result.stderr)
+
+
+def test_a_read_only_store_gives_what_it_has(registry, home, store):
+    image, tag = variant("cpu", version="has")
+    other, other_tag = variant("cpu", tar("other"), version="lacks")
+    has, lacks = push(registry, image, tag, "has"), push(registry, other, other_tag, "lacks")
+    assert pull(home, has).returncode == 0
+    before = f"mount --bind {store} {store}; mount -o remount,bind,ro {store}"
+    again = pull(home, has, before=before)
+    assert (again.returncode, again.stderr) == (0, "")
+    refused = pull(home, lacks, before=before)
+    assert refused.returncode == 2
+    assert "cannot be used: " in refused.stderr
+    assert "Read-only file system" in refused.stderr
+
+
+# Each list is a layer.
+LAYERS = {
+    "whiteouts": [["a/b", "a/c", "d/e/f", "g"], ["a/.wh.b", ".wh.d", "g/h"]],
+    "opaque": [["a/b", "a/c/d"], ["a/.wh..wh..opq", "a/e"]],
+    "hard links": [[("a", b"1"), hardlink("b", "a"), hardlink("c/d", "a")], [".wh.a"]],
+    "links to folders": [["usr/lib/x", link("lib", "usr/lib")], ["usr/lib/y", ("usr/lib/x", b"2")]],
+    "other kinds": [
+        ["a/b", link("l", "a"), "f"],
+        [special("f", tarfile.DIRTYPE), "f/g", ("l", b"file"), link("a", "f")],
+    ],
+    "modes": [[("su", b"", 0o755), ("x", b"", 0o640)], [("x", b"y", 0o600)]],
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_an_unpacked_image_is_what_umoci_makes_of_it(home, layers):
+    image, _ = variant("cpu", *(tar(*members) for members in layers))
+    folder = layout(home / "layout", image)
+    document = json.loads((home / "layout/index.json").read_text())
+    document["manifests"][0]["annotations"] = {"org.opencontainers.image.ref.name": "v1"}
+    (home / "layout/index.json").write_text(json.dumps(document))
+    result = run(
+        home,
+        "pull",
+        "training:v1",
+        "--to",
+        home / "store",
+        "--gpus",
+        "none",
+        "--unpacked",
+        "--catalog",
+        f"oci:{folder}",
+    )
+    assert result.returncode == 0, result.stderr
+    subprocess.run(
+        [
+            "setpriv",
+            "--reuid",
+            str(USER),
+            "--regid",
+            str(USER),
+            "--clear-groups",
+            "env",
+            f"HOME={home}",
+            "umoci",
+            "unpack",
+            "--rootless",
+            "--image",
+            f"{folder}:v1",
+            home / "bundle",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    ours, same = described(ImageStore(home / "store").find(image.digest).root)
+    theirs, links = described(home / "bundle/rootfs")
+    folders = {path for path, what in theirs.items() if what[2] is None}
+    assert {path: what if path not in folders else what[0] for path, what in ours.items()} == {
+        path: what if path not in folders else what[0] for path, what in theirs.items()
+    }
+    assert same == links
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fuse") or not shutil.which("squashfuse"), reason="no FUSE")
+def test_an_ordinary_user_mounts_it(home, store):
+    image, _ = variant()
+    folder = layout(home / "layout", image)
+    assert (
+        run(
+            home,
+            "pull",
+            "training:v1",
+            "--to",
+            home / "store",
+            "--gpus",
+            "none",
+            "--catalog",
+            f"oci:{folder}",
+        ).returncode
+        == 0
+    )
+    root = store.find(image.digest).root
+    script = f"chmod 666 /dev/fuse; mkdir -m 777 {home}/at; exec setpriv --reuid {USER} --regid {USER} --clear-groups sh -c 'unshare -rm sh -c \"squashfuse {root} {home}/at && cat {home}/at/etc/os-release; fusermount -u {home}/at || umount {home}/at\"'"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "ID=test\n", done.stderr

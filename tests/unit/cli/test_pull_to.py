@@ -1,0 +1,254 @@
+"""pull --to, and prune of a store: answers, messages and errors, with no engine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from images import archived, layout, tar
+from storing import listed, put, variant
+
+from imagematrix.image_store.folder import ImageStore
+from imagematrix.image_store.holder import Holder
+from imagematrix.image_store.locks import locked
+
+pytestmark = pytest.mark.usefixtures("no_engine")
+
+
+@pytest.fixture
+def pull(cli, profiles, image_store):
+    """Call it with words to pull into the store, for a host that every variant here fits."""
+
+    def call(name, *more):
+        host = ("--host", profiles["genoa-h200"], "--gpus", "none")
+        return cli("pull", name, "--to", image_store.path, *host, *more)
+
+    return call
+
+
+@pytest.fixture
+def published(server):
+    return put(server, variant("one"), variant("two"))
+
+
+def reference(name, cell="two"):
+    image, tag = variant(cell)
+    return f"{name.removesuffix(':v1')}:{tag}@{image.digest}"
+
+
+def test_the_answer_is_the_variant_of_the_host_with_its_digest(pull, published, image_store):
+    result = pull(published)
+    assert (result.code, result.out) == (0, f"{reference(published)}\n")
+    first, last = result.err.splitlines()
+    assert first == f"pulling {reference(published).partition('@')[0]}"
+    assert last.startswith("pulled ")
+    assert image_store.find(variant("two")[0].digest).kind == "squashfs"
+
+
+def test_a_second_pull_has_nothing_to_do(pull, published, server):
+    pull(published)
+    server.repository("ml/training").blobs.clear()
+    result = pull(published)
+    assert (result.code, result.out, result.err) == (0, f"{reference(published)}\n", "")
+
+
+def test_it_may_be_unpacked(pull, published, image_store):
+    assert pull(published, "--unpacked").code == 0
+    assert image_store.find(variant("two")[0].digest).kind == "folder"
+
+
+def test_the_json_answer_is_the_selection(pull, published, conforms):
+    result = pull(published, "--json")
+    document = json.loads(result.out)
+    conforms(document)
+    assert document["digest"] == variant("two")[0].digest
+
+
+def test_a_layout_and_an_archive_need_no_registry(pull, tmp_path, image_store):
+    image, name = variant("one")
+    for catalog in (f"oci:{layout(tmp_path / 'layout', image)}", archived(tmp_path / "a.tar", image)):
+        result = pull("training:v1", "--catalog", catalog)
+        assert (result.code, result.out) == (0, f"training:{name}@{image.digest}\n"), result.err
+    assert image_store.catalog("training", "v1")
+
+
+def test_a_variant_that_is_named_does_not_stand_for_its_version(pull, published, image_store):
+    assert pull(reference(published, "one").partition("@")[0]).code == 0
+    assert image_store.catalogs() == []
+    assert pull(published).code == 0
+    assert len(image_store.catalogs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["training:v1"], 2, "names no registry, and a store is filled without an engine"),
+        (["training:v1", "--max-size", "12"], 2, "--max-size: '12' is not an amount"),
+        (["training:v1", "--catalog", "oci:none"], 2, "is not an OCI layout"),
+        (["training:v1", "--catalog", "none.tar"], 2, "none.tar: No such file"),
+        (["127.0.0.1:1/training:v1"], 8, "cannot be reached"),
+    ],
+)
+def test_errors_name_the_cause(pull, words, code, message):
+    result = pull(*words)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+
+
+@pytest.mark.parametrize("option", [["--unpacked"], ["--max-size", "1G"]])
+def test_options_of_stores_need_one(cli, option):
+    result = cli("pull", "training:v1", *option)
+    assert result.code == 2
+    assert "add --to STORE" in result.err
+
+
+def test_a_saved_catalog_whose_images_are_in_no_registry_is_no_source(pull, tmp_path, published, cli):
+    image, _ = variant("one")
+    document = cli("ls", "--catalog", f"oci:{layout(tmp_path / 'l', image)}", "--json").out
+    (tmp_path / "c.json").write_text(document)
+    result = pull("training:v1", "--catalog", tmp_path / "c.json")
+    assert result.code == 2
+    assert "names no registry" in result.err
+    without = json.loads(cli("ls", published, "--json").out)
+    for one in without["variants"]:
+        one["digest"] = None
+    (tmp_path / "d.json").write_text(json.dumps(without))
+    result = pull(published, "--catalog", tmp_path / "d.json")
+    assert (result.code, "has no digest in its catalog" in result.err) == (2, True)
+
+
+def test_who_waits_is_told_for_whom(pull, published, image_store, monkeypatch):
+    holder = Holder.of()
+    Path(image_store.path, "locks").mkdir(parents=True)
+    digest = variant("two")[0].digest
+    lock = Path(image_store.path, "locks", digest[7:])
+    found = []
+    find = ImageStore.find
+
+    def later(store, wanted):
+        found.append(wanted)
+        if len(found) == 3 and lock.exists():
+            lock.unlink()
+        return find(store, wanted)
+
+    monkeypatch.setattr(ImageStore, "find", later)
+    lock.write_bytes(holder.to_bytes())
+    result = pull(published)
+    assert (result.code, result.out) == (0, f"{reference(published)}\n")
+    assert f"waiting for {holder}, which is fetching this image" in result.err
+
+
+def test_what_makes_room_is_told(pull, server, image_store):
+    large = variant("one", tar(("f", os.urandom(900_000))))
+    pull(put(server, large))
+    larger = variant("one", tar(("g", os.urandom(900_000))), version="v2")
+    result = pull(put(server, larger, version="v2"), "--max-size", "1.5M")
+    assert result.code == 0
+    assert f"removed {server.address}/ml/training:{large[1]} (0.9 MB) to make room" in result.err
+    assert image_store.digests() == [larger[0].digest]
+    result = pull(put(server, variant("one", tar(("h", os.urandom(3_000_000))))), "--max-size", "1.5M")
+    assert result.code == 2
+    assert "may have 1500000" in result.err
+
+
+@pytest.fixture
+def prune(cli, image_store):
+    def call(*words):
+        return cli("prune", "--store", image_store.path, *words)
+
+    return call
+
+
+@pytest.fixture
+def versions(pull, server):
+    """Two versions in the store: the names of their images."""
+    names = []
+    for version in ("v1", "v2"):
+        image = variant("one", tar((version, b"x")), version=version)
+        names.append(pull(put(server, image, version=version)).out.strip().partition("@")[0])
+    return names
+
+
+def test_old_versions_are_shown_and_then_removed(prune, versions, image_store):
+    shown = prune("--keep", "1")
+    assert shown.code == 0
+    assert "1 image would be removed" in shown.err
+    assert len(image_store.digests()) == 2
+    done = prune("--keep", "1", "--yes")
+    assert (done.code, done.err) == (0, "removed 1 image\n")
+    assert [image.references[0] for image in image_store.images()] == versions[1:]
+    assert [one["version"] for one in image_store.catalogs()] == ["v2"]
+    assert prune("--keep", "1", "--yes").err == "nothing to remove\n"
+
+
+def test_its_json_is_that_of_prune(prune, versions, conforms):
+    document = json.loads(prune("--keep", "1", "--json").out)
+    conforms(document)
+    assert [(one["names"], one["status"]) for one in document["images"]] == [
+        ([versions[0]], "removed"),
+        ([versions[1]], "kept"),
+    ]
+
+
+@pytest.mark.usefixtures("versions")
+def test_what_a_container_runs_from_stays(prune, image_store):
+    digest = next(one.digest for one in image_store.images() if one.version == "v1")
+    lease = image_store.lease(digest)
+    result = prune("--keep", "1", "--yes")
+    assert f"process {os.getpid()} on {os.uname().nodename}" in result.out
+    assert result.err == "nothing to remove\n"
+    lease.release()
+
+
+@pytest.mark.usefixtures("versions")
+def test_what_came_lately_stays(prune, image_store):
+    assert prune("--newer", "1h", "--yes").err == "nothing to remove\n"
+    for digest in image_store.digests():
+        os.utime(f"{image_store.place(digest)}/image.json", (0, 0))
+    assert prune("--newer", "1h", "--yes").err == "removed 2 images\n"
+    assert image_store.catalogs() == []
+
+
+@pytest.mark.usefixtures("versions")
+def test_what_hosts_need_stays(prune, profiles, image_store):
+    assert prune("--hosts", profiles["laptop"], "--yes").code == 0
+    assert [image.version for image in image_store.images()] == ["v2"]
+
+
+@pytest.mark.usefixtures("versions")
+def test_only_the_named_images_are_considered(prune, server):
+    name = f"{server.address}/ml/training"
+    assert "2 images" in prune(name, "--protect", "v3").err
+    other = prune(f"{server.address}/ml/trainin", "--protect", "v3")
+    assert (other.code, f"has no variant of {server.address}/ml/trainin" in other.err) == (4, True)
+
+
+def test_an_image_that_is_in_use_now_is_not_removed(prune, versions, image_store):
+    digest = next(one.digest for one in image_store.images() if one.version == "v1")
+    with locked(Path(image_store.path, "locks", digest[7:])):
+        result = prune("--keep", "1", "--yes")
+    assert result.code == 8
+    assert f"{versions[0]} is in use now" in result.err
+    assert len(image_store.digests()) == 2
+    assert listed(image_store, "new") == []
+
+
+def test_a_store_that_does_not_exist_has_nothing_to_remove(prune, image_store):
+    result = prune("--keep", "1", "--yes")
+    assert (result.code, result.err) == (0, "nothing to remove\n")
+    assert not Path(image_store.path).exists()
+
+
+def test_the_site_names_registry_store_and_size(cli, profiles, published, server, tmp_path, monkeypatch):
+    (tmp_path / "site.toml").write_text(
+        f'engine = "oci"\nregistry = "{server.address}/ml"\nstore = "{tmp_path}/shared"\nmax_size = "1T"\n'
+    )
+    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "site.toml"))
+    words = ("pull", "training:v1", "--host", profiles["genoa-h200"], "--gpus", "none")
+    assert cli(*words).out == f"{reference(published)}\n"
+    assert ImageStore(tmp_path / "shared").find(variant("two")[0].digest)
+    for option, value in (("--to", "elsewhere"), ("--max-size", "2T")):
+        refused = cli(*words, option, value)
+        assert refused.code == 2
+        assert f"{option} {value}: " in refused.err
+        assert "users may not override" in refused.err

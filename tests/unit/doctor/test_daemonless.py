@@ -1,0 +1,97 @@
+"""What the doctor finds about starting containers without a daemon."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagematrix import site
+from imagematrix.doctor import daemonless
+from imagematrix.doctor.checks import CHECKS
+from imagematrix.doctor.daemonless import DaemonlessFacts, gather
+from imagematrix.doctor.facts import saved
+from imagematrix.errors import EngineError
+from imagematrix.node.host import Cpu, Host
+from imagematrix.runtimes import image_root
+
+HOST = Host(arch="x86_64", cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None))
+
+
+def findings(facts):
+    return list(CHECKS["without-daemon"](replace(saved(HOST), daemonless=facts)))
+
+
+@pytest.fixture
+def node(monkeypatch, tmp_path):
+    """A node that has everything."""
+    monkeypatch.setattr(site, "FILE", str(tmp_path / "site.toml"))
+    for name in ("ENGINE", "RUNTIME", "SITE"):
+        monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
+    monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "new" / "store"))
+    monkeypatch.setattr(daemonless, "_mounts", lambda: None)
+    monkeypatch.setattr(daemonless, "runtime_of", lambda engine, wanted: wanted or engine)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr(image_root, "fuse_works", lambda: True)
+    return tmp_path
+
+
+def test_a_node_that_has_everything_is_ok(node):
+    store = str(node / "new" / "store")
+    found = gather()
+    assert found == DaemonlessFacts(engine="docker", runtime="docker", store=store)
+    assert findings(found) == [
+        ("ok", f"containers can start without a daemon: docker, images in {store}", None)
+    ]
+
+
+@pytest.mark.usefixtures("node")
+def test_what_is_missing_stops_only_nodes_without_docker(monkeypatch):
+    def refuse():
+        raise EngineError("no namespaces", remedy="allow them")
+
+    monkeypatch.setattr(daemonless, "_mounts", refuse)
+    monkeypatch.setattr(image_root, "fuse_works", lambda: False)
+    problem = "no containers without a daemon: no namespaces"
+    assert findings(gather())[0][:2] == ("ok", problem)
+    Path(site.FILE).write_text('engine = "oci"')
+    first, second = findings(gather())
+    assert first == ("error", problem, "allow them")
+    assert second[0] == "warning"
+    assert "/dev/fuse cannot be opened" in second[1]
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert "squashfuse not found" in findings(gather())[1][1]
+
+
+@pytest.mark.usefixtures("node")
+def test_docker_is_not_missed_where_it_is_not_used():
+    Path(site.FILE).write_text('engine = "oci"')
+    facts = replace(saved(HOST), daemonless=gather(), docker=None)
+    assert not list(CHECKS["docker-command"](facts))
+    assert not list(CHECKS["engine"](facts))
+
+
+@pytest.mark.usefixtures("node")
+def test_a_damaged_site_s_file_and_a_store_of_others_are_findings(monkeypatch):
+    Path(site.FILE).write_text("engine = 3")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    told = [one[1] for one in findings(gather())]
+    assert any("expected a string" in text for text in told)
+    assert any("this user may not write to" in text for text in told)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_trial_is_in_another_process(monkeypatch, works, tmp_path):
+    monkeypatch.setattr(image_root, "mount_point", lambda: str(tmp_path))
+    monkeypatch.setattr("imagematrix.runtimes.namespace.enter", lambda: None)
+
+    def prepare(_):
+        if not works:
+            raise EngineError("refused")
+
+    monkeypatch.setattr(image_root, "prepare", prepare)
+    if works:
+        assert daemonless._mounts() is None
+    else:
+        with pytest.raises(EngineError, match="refused"):
+            daemonless._mounts()

@@ -1,0 +1,115 @@
+"""The process of a container: the image's configuration and the options, joined as docker joins them."""
+
+import json
+import shlex
+
+import pytest
+
+from imagematrix.documents import Fields
+from imagematrix.errors import UsageError
+from imagematrix.launcher.options import split
+from imagematrix.launcher.plan import Launch
+from imagematrix.runtimes import bubblewrap, oci
+from imagematrix.runtimes.container import PATH, container, other_user
+from imagematrix.runtimes.options import Bind, container_options
+
+IMAGE = {
+    "Entrypoint": ["/train", "--fast"],
+    "Cmd": ["data"],
+    "Env": ["PATH=/opt", "A=image"],
+    "WorkingDir": "/w",
+}
+
+
+def made(config, line="", command=(), **changes):
+    """Return the container of an image with this configuration."""
+    launch = Launch(
+        reference="training:v1-a",
+        platform="linux/amd64",
+        devices=("/dev/nvidia0", "/dev/nvidiactl"),
+        environment={"NVIDIA_VISIBLE_DEVICES": "void"},
+        labels={"io.imagematrix.gpus": "GPU-a"},
+        command=tuple(command),
+        **changes,
+    )
+    options = container_options(split([*shlex.split(line), "IMAGE"]), {}, "oci")
+    binds = (Bind(source="/scratch", target="/scratch"),)
+    return container(Fields(config, "config"), launch, options, binds, name="n", home="/root")
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "args"),
+    [
+        ("", (), ("/train", "--fast", "data")),
+        ("", ("other",), ("/train", "--fast", "other")),
+        ("--entrypoint sh", (), ("sh",)),
+        ("--entrypoint sh", ("-c", "x"), ("sh", "-c", "x")),
+        ("--entrypoint ''", ("x",), ("x",)),
+    ],
+)
+def test_entrypoint_and_command_are_joined(line, command, args):
+    assert made(IMAGE, line, command).args == args
+
+
+def test_an_image_without_a_command_needs_one():
+    assert made({}, command=("sh",)).args == ("sh",)
+    with pytest.raises(UsageError, match="training:v1-a has no command"):
+        made({})
+
+
+def test_variables_of_the_user_win_over_those_of_the_launch_and_the_image():
+    assert made(IMAGE, "-e A=mine -e NVIDIA_VISIBLE_DEVICES=none").environment == {
+        "PATH": "/opt",
+        "HOME": "/root",
+        "A": "mine",
+        "NVIDIA_VISIBLE_DEVICES": "none",
+    }
+    bare = made({"Cmd": ["x"]}, "-t").environment
+    assert bare == {"PATH": PATH, "HOME": "/root", "TERM": "xterm", "NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+def test_the_folder_is_the_option_s_or_the_image_s_or_the_root():
+    assert made(IMAGE, "-w /x").folder == "/x"
+    assert made(IMAGE).folder == "/w"
+    assert made({"Cmd": ["x"]}).folder == "/"
+
+
+@pytest.mark.parametrize(
+    ("user", "other"),
+    [(None, None), ("", None), ("0:0", None), ("root", None), ("1000", "1000"), ("app:app", "app:app")],
+)
+def test_a_user_of_the_image_that_is_not_root_is_told(user, other):
+    assert other_user(Fields({"User": user}, "config")) == other
+
+
+def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
+    given = made(IMAGE, f"-v {tmp_path}:/data:ro --read-only --name job -l team=a", mounts=("/tmp/mps",))
+    document = oci.config(given, "/at/root")
+    bound = {item["destination"]: item for item in document["mounts"] if item["type"] == "bind"}
+    assert {path for path in bound if path.startswith("/dev/nv")} == {"/dev/nvidia0", "/dev/nvidiactl"}
+    assert bound["/data"]["options"] == ["rbind", "rro"]
+    assert bound["/scratch"]["options"] == bound["/tmp/mps"]["options"] == ["rbind"]
+    assert document["root"] == {"path": "/at/root", "readonly": True}
+    assert document["process"]["args"] == ["/train", "--fast", "data"]
+    assert "NVIDIA_VISIBLE_DEVICES=void" in document["process"]["env"]
+    assert document["annotations"] == {"team": "a", "io.imagematrix.gpus": "GPU-a"}
+    assert {item["type"] for item in document["linux"]["namespaces"]} == {"pid", "mount"}
+    folder = oci.bundle(str(tmp_path), given, "/at/root")
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(json.dumps(document))
+    assert oci.command("runc", folder, "job", 2) == [
+        "runc", "--root", f"{tmp_path}/state", "run", "--bundle", str(tmp_path), "--preserve-fds", "2", "job",
+    ]  # fmt: skip
+    assert "--preserve-fds" not in oci.command("runc", folder, "job")
+
+
+def test_bubblewrap_gets_the_same(tmp_path):
+    given = made(IMAGE, f"-v {tmp_path}:/data:ro")
+    words = bubblewrap.command(given, "/at/root", 1000, 100)
+    line = shlex.join(words)
+    assert "--dev-bind /dev/nvidia0 /dev/nvidia0 --dev-bind /dev/nvidiactl /dev/nvidiactl" in line
+    assert f"--ro-bind {tmp_path} /data" in line
+    assert "--bind /scratch /scratch" in line
+    assert "--uid 1000 --gid 100" in line
+    assert words[words.index("--") + 1 :] == ["/train", "--fast", "data"]
+    assert words[1:4] == ["--bind", "/at/root", "/"]
+    assert bubblewrap.command(made(IMAGE, "--read-only"), "/r", 1, 1)[1:4] == ["--ro-bind", "/r", "/"]
