@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from imagematrix.image_store.merging import Member
+    from imagematrix.image_store.merging import MergedFile
 
 __all__ = ["require_mksquashfs", "write_squashfs"]
 
@@ -43,7 +43,7 @@ def require_mksquashfs() -> str:
 
 def write_squashfs(
     path: Path,
-    members: Iterable[Member],
+    members: Iterable[MergedFile],
     latest: int,
     *,
     processors: int | None = None,
@@ -51,9 +51,9 @@ def write_squashfs(
 ) -> None:
     """Write the members, of which the first is the root, to the new file `path`.
 
-    `latest` is the latest of their times. The same members give the same bytes with the same squashfs-tools,
-    on any number of `processors`, by default all; before squashfs-tools 4.6, the root's owner is whoever runs
-    them. `written` is told the bytes of content as they are passed on. Raises UsageError without
+    `latest` is the latest of their times. All files belong to root, who in a container is the caller. The
+    same members give the same bytes with the same squashfs-tools, on any number of `processors`, by default
+    all. `written` is told the bytes of content as they are passed on. Raises UsageError without
     squashfs-tools, EngineError if they fail, OSError if the disk is full, and what `members` raises.
     """
     every = iter(members)
@@ -69,15 +69,8 @@ def write_squashfs(
         str(LEVEL),
     ]
     command += ["-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
-    command += [
-        "-root-uid",
-        str(root.uid),
-        "-root-gid",
-        str(root.gid),
-        "-no-xattrs",
-        "-no-progress",
-        "-quiet",
-    ]
+    # An ordinary user's container has one user id, as which it cannot write over the files of others.
+    command += ["-all-root", "-no-xattrs", "-no-progress", "-quiet"]
     command += ["-noappend", "-processors", str(processors or len(os.sched_getaffinity(0)))]
     # This sets the time of the file system and, before 4.6, that of the root, which would be the current one.
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(latest), "LC_ALL": "C"}
@@ -109,7 +102,7 @@ def write_squashfs(
         raise EngineError(f"{PROGRAM}: {headline(said)}", remedy=REMEDY)
 
 
-def _write_tar(file: IO[bytes], members: Iterable[Member], written: Callable[[int], object]) -> None:
+def _write_tar(file: IO[bytes], members: Iterable[MergedFile], written: Callable[[int], object]) -> None:
     for member in members:
         file.write(_header(member))
         if member.content:
@@ -125,7 +118,7 @@ def _write_tar(file: IO[bytes], members: Iterable[Member], written: Callable[[in
     file.write(bytes(2 * BLOCK))
 
 
-def _header(member: Member) -> bytes:
+def _header(member: MergedFile) -> bytes:
     info = tarfile.TarInfo(member.path.lstrip("/"))
     info.type, info.mode, info.mtime, info.size = member.kind, member.mode, member.mtime, member.size
     info.uid, info.gid = member.uid, member.gid
