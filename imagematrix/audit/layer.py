@@ -18,7 +18,7 @@ from imagematrix.audit.window import Window
 from imagematrix.errors import AuditError
 from imagematrix.facts import guarded
 from imagematrix.oci.expanded import Expanded
-from imagematrix.oci.listing import Listing, dense, members, to_the_end
+from imagematrix.oci.listing import LayerListing, dense, members, to_the_end
 from imagematrix.oci.tar import open_tar
 from imagematrix.oci.tree import FOLDER, Folder, Hardlink, Symlink
 from imagematrix.scratch import disk
@@ -90,7 +90,7 @@ class Layer:
 
 def read(stream: ByteStream, digest: str) -> Layer:
     """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
-    found: Listing[Plain] = Listing()
+    found: LayerListing[Plain] = LayerListing()
     texts = 0
     try:
         expanded = Expanded(stream)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.oci.layout import LayoutImage
-    from imagematrix.planning.backend import StoredImage
+    from imagematrix.planning.backend import KeptImage
 
 __all__ = ["compare", "difference"]
 
@@ -51,7 +51,7 @@ def difference(first: LayoutImage, second: LayoutImage) -> str | None:
     return "the layers are the same, but the configuration differs"
 
 
-def compare(stored: StoredImage, image: LayoutImage) -> str | None:
+def compare(stored: KeptImage, image: LayoutImage) -> str | None:
     """Return a warning if a stored image has other bytes than one built again; None if it has the same.
 
     The bytes of compressed layers depend on the release of libzstd or zlib, so the uncompressed ones must be

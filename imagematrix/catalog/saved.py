@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.image_store.sources import ImageSource
+    from imagematrix.image_store.origins import ImageOrigin
     from imagematrix.oci.expanded import ByteStream
     from imagematrix.trust.policy import SignaturePolicy
 
@@ -68,11 +68,11 @@ def catalogs(name: str) -> list[Catalog]:
     return [index.catalog(image, version, entries) for (image, version), entries in sorted(groups.items())]
 
 
-def source(name: str) -> ImageSource:
+def source(name: str) -> ImageOrigin:
     """Return the layout or the archive `name` as a source of images."""
-    from imagematrix.image_store.sources import ArchiveSource, LayoutSource
+    from imagematrix.image_store.origins import ArchiveOrigin, LayoutOrigin
 
-    return LayoutSource(_layout(name)) if name.startswith(LAYOUT) else ArchiveSource(Path(name))
+    return LayoutOrigin(_layout(name)) if name.startswith(LAYOUT) else ArchiveOrigin(Path(name))
 
 
 def _entries(name: str) -> Iterator[tuple[tuple[str, str], index.IndexEntry]]:

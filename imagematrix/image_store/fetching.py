@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
     from imagematrix.image_store.folder import ImageStore
     from imagematrix.image_store.holder import Holder
-    from imagematrix.image_store.sources import ImageParts, ImageSource
+    from imagematrix.image_store.origins import ImageOrigin, ImageParts
 
-__all__ = ["DEFAULT", "NOBODY", "FetchOptions", "Published", "Watcher", "fetch"]
+__all__ = ["DEFAULT", "NOBODY", "CatalogEntry", "FetchOptions", "Watcher", "fetch"]
 
 PARTS = ("images", "catalogs", "leases", "locks", "new", "partial")
 STALE_S = 14 * 24 * 3600  # seconds after which the downloads of an image that nobody asks for are removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class CatalogEntry:
     """What a catalog says of an image: its names, the documents of its variant and of the catalog.
 
     `part`: this is only a part of the version's catalog, so it does not replace what the store has.
@@ -80,9 +80,9 @@ DEFAULT, NOBODY = FetchOptions(), Watcher()
 
 def fetch(
     store: ImageStore,
-    source: Callable[[], contextlib.AbstractContextManager[ImageSource]],
+    source: Callable[[], contextlib.AbstractContextManager[ImageOrigin]],
     digest: str,
-    published: Published,
+    published: CatalogEntry,
     how: FetchOptions = DEFAULT,
     watcher: Watcher = NOBODY,
 ) -> StoredImage:
@@ -136,7 +136,7 @@ class _Fetch:
         self._lock = threading.Lock()
         self._layers = self._downloaded = self._received = 0
 
-    def run(self, source: ImageSource, published: Published, *, unpacked: bool) -> None:
+    def run(self, source: ImageOrigin, published: CatalogEntry, *, unpacked: bool) -> None:
         """Fetch the image."""
         place = Path(self._store.place(self._digest))
         partial = Path(self._store.path, "partial", place.name)
@@ -171,7 +171,7 @@ class _Fetch:
             remove_tree(Path(f"{new}.gone"))
 
     def _written(
-        self, new: Path, image: MergedImage, published: Published, parts: ImageParts, *, unpacked: bool
+        self, new: Path, image: MergedImage, published: CatalogEntry, parts: ImageParts, *, unpacked: bool
     ) -> StoredImage:
         """Write the files of an image into the folder `new`."""
         kind = FOLDER if unpacked else SQUASHFS
@@ -224,7 +224,7 @@ class _Fetch:
         self._report(PullProgress(layers=self._layers, downloaded=self._downloaded, received=self._received))
 
 
-def _keep_catalog(store: ImageStore, published: Published) -> None:
+def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:
     """Keep the catalog for selections from the store, unless it is there."""
     catalog = published.catalog
     if published.part:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from imagematrix.errors import AuditError
 from imagematrix.oci.expanded import Expanded, Hashed
-from imagematrix.oci.listing import LONGEST_PATH, Listing, dense, members, to_the_end
+from imagematrix.oci.listing import LONGEST_PATH, LayerListing, dense, members, to_the_end
 from imagematrix.oci.tar import open_tar
 from imagematrix.oci.tree import Folder, Hardlink, ImageTree, Symlink
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.expanded import ByteStream
 
-__all__ = ["LayerFile", "Member", "MergedImage"]
+__all__ = ["LayerFile", "MergedFile", "MergedImage"]
 
 LATEST = (1 << 32) - 1  # the last time that squashfs can have, in seconds since 1970
 PERMISSIONS = 0o7777
@@ -47,7 +47,7 @@ class LayerFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class MergedFile:
     """A file of the merged image at `path`, absolute, and its `content` if it is a regular file of `size`.
 
     `kind` is a type of tarfile: a regular file, a folder, a symbolic link to `target`, or another name of the
@@ -66,7 +66,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Own:
+class _Attributes:
     """What a layer says of an entry besides its name."""
 
     mode: int
@@ -76,29 +76,29 @@ class _Own:
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder(Folder):
-    own: _Own
+class _OwnFolder(Folder):
+    own: _Attributes
 
 
 @dataclass(frozen=True, slots=True)
-class _Link(Symlink):
-    own: _Own
+class _OwnLink(Symlink):
+    own: _Attributes
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # two files are never the same one
-class _File:
+class _Content:
     """A file: its place in its layer. `special` are devices, pipes and sockets."""
 
     place: int
     size: int
     special: bool
-    own: _Own
+    own: _Attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class _ListedLayer:
     digest: str
-    entries: Mapping[str, Folder | Symlink | Hardlink | _File]
+    entries: Mapping[str, Folder | Symlink | Hardlink | _Content]
     removed: frozenset[str]
     emptied: frozenset[str]
 
@@ -114,8 +114,8 @@ class MergedImage:
         self._layers = layers
         self._report = report
         listed = [self._listed(layer) for layer in layers]
-        self._tree: ImageTree[_File] = ImageTree(listed)
-        self._names: dict[_File, list[str]] = {}
+        self._tree: ImageTree[_Content] = ImageTree(listed)
+        self._names: dict[_Content, list[str]] = {}
         self.left_out = 0
         for path, file in self._tree.files():
             _bounded(path)
@@ -129,7 +129,7 @@ class MergedImage:
             {
                 entry.place: entry
                 for entry in layer.entries.values()
-                if isinstance(entry, _File) and entry in alive
+                if isinstance(entry, _Content) and entry in alive
             }
             for layer in listed
         ]
@@ -140,7 +140,7 @@ class MergedImage:
             0,
         )
 
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[MergedFile]:
         """Yield all members; the content of each has to be read before the next. Raises AuditError."""
         yield from self._folders_and_links()
         for layer, wanted in zip(self._layers, self._wanted, strict=True):
@@ -150,17 +150,21 @@ class MergedImage:
             for path in others:
                 yield _member(path, tarfile.LNKTYPE, file.own, target=first)
 
-    def _folders_and_links(self) -> Iterator[Member]:
+    def _folders_and_links(self) -> Iterator[MergedFile]:
         for path, folder in self._tree.folders():
             _bounded(path)
-            own = folder.own if isinstance(folder, _Folder) else _Own(mode=IMPLIED, uid=0, gid=0, mtime=0)
+            own = (
+                folder.own
+                if isinstance(folder, _OwnFolder)
+                else _Attributes(mode=IMPLIED, uid=0, gid=0, mtime=0)
+            )
             yield _member(path or "/", tarfile.DIRTYPE, own)
         for path, link in self._tree.links():
             _bounded(path)
-            own = link.own if isinstance(link, _Link) else _Own(mode=0o777, uid=0, gid=0, mtime=0)
+            own = link.own if isinstance(link, _OwnLink) else _Attributes(mode=0o777, uid=0, gid=0, mtime=0)
             yield _member(path, tarfile.SYMTYPE, own, target=link.target)
 
-    def _files(self, layer: LayerFile, wanted: Mapping[int, _File]) -> Iterator[Member]:
+    def _files(self, layer: LayerFile, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
         with self._opened(layer) as archive:
             for place, member in enumerate(members(archive)):
                 file = wanted.get(place)
@@ -173,8 +177,8 @@ class MergedImage:
                     self._names[file][0], tarfile.REGTYPE, file.own, size=file.size, content=content
                 )
 
-    def _listed(self, layer: LayerFile) -> _Layer:
-        found: Listing[_File] = Listing()
+    def _listed(self, layer: LayerFile) -> _ListedLayer:
+        found: LayerListing[_Content] = LayerListing()
         with self._opened(layer, tar=layer.tar) as archive:
             for place, member in enumerate(members(archive)):
                 path = found.path_of(member)
@@ -183,7 +187,7 @@ class MergedImage:
                 entry = _entry(member, found.link(member), place, path)
                 if path != "/" or isinstance(entry, Folder):
                     found.put(path, entry)
-        return _Layer(
+        return _ListedLayer(
             digest=layer.name,
             entries=found.entries,
             removed=frozenset(found.removed),
@@ -198,7 +202,7 @@ class MergedImage:
                 raw = Hashed(stream, layer.digest) if layer.digest else None
                 expanded = Expanded(raw or stream)
                 content = Hashed(expanded, tar) if tar else None
-                with open_tar(_Reported(content or expanded, self._report)) as archive:
+                with open_tar(_Observed(content or expanded, self._report)) as archive:
                     yield archive
                     to_the_end(archive, expanded if content is None else content, expanded)
                 for hashed in (raw, content):
@@ -208,7 +212,7 @@ class MergedImage:
             raise AuditError(f"the layer {layer.name} cannot be read: {error}") from error
 
 
-class _Reported:
+class _Observed:
     """A stream that tells how many bytes are read from it."""
 
     def __init__(self, stream: ByteStream, report: Callable[[int], object]) -> None:
@@ -223,27 +227,33 @@ class _Reported:
 
 def _entry(
     member: tarfile.TarInfo, link: Symlink | Hardlink | None, place: int, path: str
-) -> Folder | Symlink | Hardlink | _File:
+) -> Folder | Symlink | Hardlink | _Content:
     if isinstance(link, Hardlink):
         return link
-    own = _Own(
+    own = _Attributes(
         mode=member.mode & PERMISSIONS,
         uid=member.uid & LATEST,
         gid=member.gid & LATEST,
         mtime=min(max(int(member.mtime), 0), LATEST),
     )
     if isinstance(link, Symlink):
-        return _Link(link.target, own)
+        return _OwnLink(link.target, own)
     if member.isdir():
-        return _Folder(own)
+        return _OwnFolder(own)
     dense(member, path)
-    return _File(place, member.size, not member.isfile(), own)
+    return _Content(place, member.size, not member.isfile(), own)
 
 
 def _member(
-    path: str, kind: bytes, own: _Own, *, size: int = 0, target: str = "", content: ByteStream | None = None
-) -> Member:
-    return Member(
+    path: str,
+    kind: bytes,
+    own: _Attributes,
+    *,
+    size: int = 0,
+    target: str = "",
+    content: ByteStream | None = None,
+) -> MergedFile:
+    return MergedFile(
         path=path,
         kind=kind,
         mode=own.mode,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from imagematrix.image_store.merging import Member
+    from imagematrix.image_store.merging import MergedFile
 
 __all__ = ["require_mksquashfs", "write_squashfs"]
 
@@ -43,7 +43,7 @@ def require_mksquashfs() -> str:
 
 def write_squashfs(
     path: Path,
-    members: Iterable[Member],
+    members: Iterable[MergedFile],
     latest: int,
     *,
     processors: int | None = None,
@@ -102,7 +102,7 @@ def write_squashfs(
         raise EngineError(f"{PROGRAM}: {headline(said)}", remedy=REMEDY)
 
 
-def _write_tar(file: IO[bytes], members: Iterable[Member], written: Callable[[int], object]) -> None:
+def _write_tar(file: IO[bytes], members: Iterable[MergedFile], written: Callable[[int], object]) -> None:
     for member in members:
         file.write(_header(member))
         if member.content:
@@ -118,7 +118,7 @@ def _write_tar(file: IO[bytes], members: Iterable[Member], written: Callable[[in
     file.write(bytes(2 * BLOCK))
 
 
-def _header(member: Member) -> bytes:
+def _header(member: MergedFile) -> bytes:
     info = tarfile.TarInfo(member.path.lstrip("/"))
     info.type, info.mode, info.mtime, info.size = member.kind, member.mode, member.mtime, member.size
     info.uid, info.gid = member.uid, member.gid

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from imagematrix.image_store.merging import Member
+    from imagematrix.image_store.merging import MergedFile
 
 __all__ = ["remove_tree", "write_folder"]
 
@@ -28,14 +28,14 @@ ALL = 0o700
 
 
 def write_folder(
-    path: Path, members: Iterable[Member], *, written: Callable[[int], object] = lambda _: None
+    path: Path, members: Iterable[MergedFile], *, written: Callable[[int], object] = lambda _: None
 ) -> None:
     """Write the members into the new folder `path`; raises OSError, and what `members` raises.
 
     `written` is told the bytes of content as they are written.
     """
     path.mkdir(ALL)
-    folders: list[Member] = []
+    folders: list[MergedFile] = []
     with _Inside(path) as inside:
         for member in members:
             if member.kind == tarfile.DIRTYPE:
@@ -115,7 +115,7 @@ class _Inside:
         return here
 
 
-def _write(inside: _Inside, member: Member, written: Callable[[int], object]) -> None:
+def _write(inside: _Inside, member: MergedFile, written: Callable[[int], object]) -> None:
     parent, _, name = member.path.rpartition("/")
     folder = inside.folder(parent)
     if member.kind == tarfile.LNKTYPE:

@@ -6,7 +6,7 @@ import contextlib
 
 from imagematrix.catalog.sources import require_signed
 from imagematrix.errors import UsageError
-from imagematrix.image_store.fetching import DEFAULT, NOBODY, Published, fetch
+from imagematrix.image_store.fetching import DEFAULT, NOBODY, CatalogEntry, fetch
 from imagematrix.reference import is_saved, names_registry, split
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from imagematrix.image_store.fetching import FetchOptions, Watcher
     from imagematrix.image_store.folder import ImageStore, StoredImage
-    from imagematrix.image_store.sources import ImageSource
+    from imagematrix.image_store.origins import ImageOrigin
     from imagematrix.selection.selection import Selection
 
 __all__ = ["fetch_selected", "require_source"]
@@ -63,19 +63,19 @@ def fetch_selected(
         require_source(name, None)
 
     @contextlib.contextmanager
-    def source() -> Iterator[ImageSource]:
+    def source() -> Iterator[ImageOrigin]:
         if saved is not None:
             from imagematrix.catalog.saved import source as saved_source
 
             yield saved_source(saved)
             return
-        from imagematrix.image_store.sources import RegistrySource
+        from imagematrix.image_store.origins import RegistryOrigin
         from imagematrix.oci.registry import Registry
 
         with Registry(split(name)[0]) as registry:
-            yield RegistrySource(registry)
+            yield RegistryOrigin(registry)
 
-    published = Published(
+    published = CatalogEntry(
         references=(name,),
         variant=variant.to_json(),
         catalog=selection.decision.catalog.to_json(),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.expanded import ByteStream, Expanded
 
-__all__ = ["Listing", "absolute", "dense", "members", "to_the_end"]
+__all__ = ["LayerListing", "absolute", "dense", "members", "to_the_end"]
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -26,7 +26,7 @@ RATIO = 100  # limit for the size of a sparse file, as a multiple of its stored 
 F = TypeVar("F")
 
 
-class Listing(Generic[F]):
+class LayerListing(Generic[F]):
     """The entries of a layer by path, the paths that it removes, and the folders that it empties.
 
     If the archive has several entries for a path, the last one counts. Methods raise tarfile.ReadError.

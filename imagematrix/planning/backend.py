@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.parts import SizedLayer
 
-__all__ = ["BuildSources", "Builder", "Made", "Order", "Present", "StoppedError", "Store", "StoredImage"]
+__all__ = ["BuildSources", "Builder", "KeptImage", "Made", "Order", "Present", "StoppedError", "Store"]
 
 IMAGE = "docker-image://"
 
@@ -117,7 +117,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredImage:
+class KeptImage:
     """An image in a store: its digest, those of its uncompressed layers, and its label CONTENT."""
 
     digest: str
@@ -204,7 +204,7 @@ class Store(Protocol):
         """Return the components of a present image's identity; empty if its labels have none."""
         ...
 
-    def stored(self, reference: str) -> StoredImage:
+    def stored(self, reference: str) -> KeptImage:
         """Return an image that is present."""
         ...
 

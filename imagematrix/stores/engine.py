@@ -18,7 +18,7 @@ from imagematrix.oci import layout
 from imagematrix.oci.archive import ImageArchive
 from imagematrix.oci.manifest import Descriptor, ImageManifest, parse
 from imagematrix.oci.parts import SizedLayer, of_history
-from imagematrix.planning.backend import IMAGE, Made, StoredImage
+from imagematrix.planning.backend import IMAGE, KeptImage, Made
 from imagematrix.reference import split
 from imagematrix.stores import bases
 from imagematrix.stores.names import Namer, TemporaryNames, present
@@ -239,10 +239,10 @@ class EngineStore:
         """Return the components of the identity of an image that is present."""
         return self._components.get(reference, {})
 
-    def stored(self, reference: str) -> StoredImage:
+    def stored(self, reference: str) -> KeptImage:
         """Return an image that is present."""
         image = images.require(reference, self._over)
-        return StoredImage(
+        return KeptImage(
             digest=str(image["Id"]),
             layers=tuple((image.get("RootFS") or {}).get("Layers") or ()),
             content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),

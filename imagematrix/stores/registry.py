@@ -19,7 +19,7 @@ from imagematrix.oci import layout
 from imagematrix.oci.manifest import INDEX, Descriptor, ImageManifest, digest_of, parse
 from imagematrix.oci.registry import Registry
 from imagematrix.once import Once
-from imagematrix.planning.backend import Made, Present, StoredImage
+from imagematrix.planning.backend import KeptImage, Made, Present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,14 +135,14 @@ class RegistryStore:
         """True: a registry never changes a blob."""
         return True
 
-    def stored(self, reference: str) -> StoredImage:
+    def stored(self, reference: str) -> KeptImage:
         """Return an image that is present."""
         image, _, _ = reference.rpartition(":")
         registry, digest = self.registry(image), self._digests[reference]
         entry = entry_of(registry, digest)
         manifest, raw = _documents(registry, entry.digest if entry else digest, reference)
         rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_empty("rootfs")
-        return StoredImage(
+        return KeptImage(
             digest=digest_of(manifest),
             layers=rootfs.texts("diff_ids"),
             content=labels.of_config(raw, reference).get(labels.CONTENT),

@@ -14,7 +14,7 @@ from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.oci.layout import LayoutImage, write_without_layers
 from imagematrix.oci.parts import SizedLayer
-from imagematrix.planning.backend import Made, Present, StoppedError, StoredImage
+from imagematrix.planning.backend import KeptImage, Made, Present, StoppedError
 from imagematrix.planning.planner import Against, plan
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
@@ -188,7 +188,7 @@ class FakeBackend:
         image = LayoutImage(made.layout, made.digest) if made.layout else None
         if image:
             self.raw[order.reference] = image.raw, image.blob(image.config).read_bytes()
-        self.kept[order.reference] = StoredImage(
+        self.kept[order.reference] = KeptImage(
             digest=made.digest,
             layers=tuple(image.configuration["rootfs"]["diff_ids"]) if image else (),
             content=self._content(image),

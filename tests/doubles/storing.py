@@ -11,10 +11,10 @@ from publishing import VARIANT, labels_of, tag
 
 from imagematrix.catalog import index
 from imagematrix.catalog.registry import entry_of
-from imagematrix.image_store.fetching import Published
+from imagematrix.image_store.fetching import CatalogEntry
 from imagematrix.image_store.folder import ImageStore
 from imagematrix.image_store.merging import LayerFile
-from imagematrix.image_store.sources import RegistrySource
+from imagematrix.image_store.origins import RegistryOrigin
 from imagematrix.oci.manifest import INDEX
 from imagematrix.oci.registry import Registry
 
@@ -24,7 +24,7 @@ LAYERS = (
 )
 
 CATALOG = {"schema": "imagematrix.catalog/v1", "image": "t", "version": "v1", "prefer": [], "variants": []}
-PUBLISHED = Published(references=("t:v1-x",), variant={"reference": "t:v1-x"}, catalog=CATALOG)
+PUBLISHED = CatalogEntry(references=("t:v1-x",), variant={"reference": "t:v1-x"}, catalog=CATALOG)
 
 
 def layer_file(raw, name="layer"):
@@ -61,7 +61,7 @@ def from_registry(server, repository="ml/training"):
     @contextlib.contextmanager
     def source():
         with Registry(f"{server.address}/{repository}") as registry:
-            yield RegistrySource(registry)
+            yield RegistryOrigin(registry)
 
     return source
 

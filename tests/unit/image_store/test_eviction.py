@@ -15,7 +15,7 @@ from imagematrix.image_store.locks import locked
 
 @pytest.fixture
 def fill(server, image_store):
-    """Call it with cells to fetch an image of each, started an hour after the other; returns their digests."""
+    """Call it with cells to fetch an image of each, an hour after the other; returns their digests."""
 
     def call(*cells, max_size=None, evicted=()):
         digests = []

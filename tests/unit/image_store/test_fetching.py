@@ -18,7 +18,7 @@ from storing import CATALOG, LAYERS, PUBLISHED, from_registry, listed, put, vari
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.image_store.fetching import FetchOptions, Watcher, fetch
 from imagematrix.image_store.locks import locked
-from imagematrix.image_store.sources import ArchiveSource, LayoutSource
+from imagematrix.image_store.origins import ArchiveOrigin, LayoutOrigin
 from imagematrix.oci.layout import LayoutFolder
 from imagematrix.oci.manifest import INDEX
 
@@ -229,7 +229,7 @@ def test_missing_squashfs_tools_are_said_before_anything_is_fetched(
 
 def from_layout(tmp_path, *images):
     path = Path(layout(tmp_path / "layout", *images))
-    return lambda: contextlib.nullcontext(LayoutSource(LayoutFolder(path, AuditError)))
+    return lambda: contextlib.nullcontext(LayoutOrigin(LayoutFolder(path, AuditError)))
 
 
 def test_layers_of_a_layout_are_read_where_they_are(image_store, tmp_path):
@@ -288,7 +288,7 @@ def test_archives_are_read(image_store, tmp_path, kind):
     seen = []
     found = fetch(
         image_store,
-        lambda: contextlib.nullcontext(ArchiveSource(path)),
+        lambda: contextlib.nullcontext(ArchiveOrigin(path)),
         digest,
         PUBLISHED,
         UNPACKED,
@@ -309,7 +309,7 @@ def test_a_damaged_archive_is_refused(image_store, tmp_path, part):
     if part == "manifest":
         path.write_bytes(b"not a tar" * 100)
     with pytest.raises(AuditError, match=r"does not match its digest|cannot be read"):
-        fetch(image_store, lambda: contextlib.nullcontext(ArchiveSource(path)), image.digest, PUBLISHED)
+        fetch(image_store, lambda: contextlib.nullcontext(ArchiveOrigin(path)), image.digest, PUBLISHED)
     assert listed(image_store, "images") == listed(image_store, "new") == []
 
 
@@ -317,9 +317,9 @@ FETCH = """
 import contextlib, os, sys
 from pathlib import Path
 from imagematrix.errors import AuditError
-from imagematrix.image_store.fetching import FetchOptions, Published, fetch
+from imagematrix.image_store.fetching import FetchOptions, CatalogEntry, fetch
 from imagematrix.image_store.folder import ImageStore
-from imagematrix.image_store.sources import LayoutSource
+from imagematrix.image_store.origins import LayoutOrigin
 from imagematrix.oci.layout import LayoutFolder
 
 store, layout, digest, log, how, count = sys.argv[1:]
@@ -328,10 +328,10 @@ store, layout, digest, log, how, count = sys.argv[1:]
 def source():
     with open(log, "a") as file:
         file.write("fetched\\n")
-    yield LayoutSource(LayoutFolder(Path(layout), AuditError))
+    yield LayoutOrigin(LayoutFolder(Path(layout), AuditError))
 
 catalog = {"image": "t", "version": "v1"}
-published = Published(references=("t:v1-x",), variant={}, catalog=catalog)
+published = CatalogEntry(references=("t:v1-x",), variant={}, catalog=catalog)
 children = []
 for _ in range(int(count)):
     child = os.fork()

@@ -13,7 +13,7 @@ from images import hardlink, link, tar
 from storing import layer_file
 
 from imagematrix.errors import AuditError, EngineError, UsageError
-from imagematrix.image_store.merging import Member, MergedImage
+from imagematrix.image_store.merging import MergedFile, MergedImage
 from imagematrix.image_store.squash import write_squashfs
 
 LONG = "long/" + "n" * 150
@@ -112,7 +112,7 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
 
 def test_an_error_of_the_image_ends_the_program(tmp_path):
     def members():
-        yield Member(path="/", kind=tarfile.DIRTYPE)
+        yield MergedFile(path="/", kind=tarfile.DIRTYPE)
         raise AuditError("damaged")
 
     with pytest.raises(AuditError, match="damaged"):
@@ -120,6 +120,6 @@ def test_an_error_of_the_image_ends_the_program(tmp_path):
 
 
 def test_a_file_that_ends_early_is_an_error(tmp_path):
-    short = Member(path="/f", kind=tarfile.REGTYPE, size=2, content=io.BytesIO(b"x"))
+    short = MergedFile(path="/f", kind=tarfile.REGTYPE, size=2, content=io.BytesIO(b"x"))
     with pytest.raises(EOFError, match="/f is truncated"):
-        write_squashfs(tmp_path / "i", [Member(path="/", kind=tarfile.DIRTYPE), short], 0)
+        write_squashfs(tmp_path / "i", [MergedFile(path="/", kind=tarfile.DIRTYPE), short], 0)

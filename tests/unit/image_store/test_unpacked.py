@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import imagematrix
-from imagematrix.image_store.merging import Member
+from imagematrix.image_store.merging import MergedFile
 from imagematrix.image_store.unpacked import remove_tree, write_folder
 
 ORDINARY = ["setpriv", "--reuid", "4711", "--regid", "4711", "--clear-groups"]
@@ -17,14 +17,14 @@ USER = [] if os.geteuid() else ORDINARY  # root may write everywhere
 AS_USER = """
 import io, sys, tarfile
 from pathlib import Path
-from imagematrix.image_store.merging import Member
+from imagematrix.image_store.merging import MergedFile
 from imagematrix.image_store.unpacked import remove_tree, write_folder
 root = Path(sys.argv[1], "root")
 write_folder(root, [
-    Member(path="/", kind=tarfile.DIRTYPE, mode=0o555),
-    Member(path="/d", kind=tarfile.DIRTYPE, mode=0o555),
-    Member(path="/d/e", kind=tarfile.DIRTYPE, mode=0),
-    Member(path="/d/e/f", kind=tarfile.REGTYPE, mode=0o400, size=1, content=io.BytesIO(b"x")),
+    MergedFile(path="/", kind=tarfile.DIRTYPE, mode=0o555),
+    MergedFile(path="/d", kind=tarfile.DIRTYPE, mode=0o555),
+    MergedFile(path="/d/e", kind=tarfile.DIRTYPE, mode=0),
+    MergedFile(path="/d/e/f", kind=tarfile.REGTYPE, mode=0o400, size=1, content=io.BytesIO(b"x")),
 ])
 print(oct(root.stat().st_mode), oct((root / "d").stat().st_mode), oct((root / "d" / "e").stat().st_mode))
 remove_tree(root)
@@ -33,15 +33,17 @@ print([*Path(sys.argv[1]).iterdir()])
 
 
 def file(path, content=b"", **fields):
-    return Member(path=path, kind=tarfile.REGTYPE, size=len(content), content=io.BytesIO(content), **fields)
+    return MergedFile(
+        path=path, kind=tarfile.REGTYPE, size=len(content), content=io.BytesIO(content), **fields
+    )
 
 
 def folder(path, **fields):
-    return Member(path=path, kind=tarfile.DIRTYPE, **{"mode": 0o755} | fields)
+    return MergedFile(path=path, kind=tarfile.DIRTYPE, **{"mode": 0o755} | fields)
 
 
 def symlink(path, target, **fields):
-    return Member(path=path, kind=tarfile.SYMTYPE, target=target, **fields)
+    return MergedFile(path=path, kind=tarfile.SYMTYPE, target=target, **fields)
 
 
 def test_modes_and_times_are_those_of_the_image_without_setuid_bits(tmp_path):
@@ -53,7 +55,7 @@ def test_modes_and_times_are_those_of_the_image_without_setuid_bits(tmp_path):
             folder("/d", mode=0o3550, mtime=2),
             symlink("/l", "d/none", mtime=3),
             file("/d/f", b"x" * 3_000_000, mode=0o6755, mtime=4),
-            Member(path="/h", kind=tarfile.LNKTYPE, target="/d/f"),
+            MergedFile(path="/h", kind=tarfile.LNKTYPE, target="/d/f"),
         ],
     )
     states = {path: (root / path).lstat() for path in (".", "d", "l", "d/f", "h")}
@@ -92,14 +94,14 @@ def test_a_hard_link_is_not_made_through_a_link(tmp_path):
     members = [
         folder("/"),
         symlink("/l", str(tmp_path)),
-        Member(path="/h", kind=tarfile.LNKTYPE, target="/l/secret"),
+        MergedFile(path="/h", kind=tarfile.LNKTYPE, target="/l/secret"),
     ]
     with pytest.raises(NotADirectoryError):
         write_folder(tmp_path / "root", members)
 
 
 def test_a_file_that_ends_early_is_an_error(tmp_path):
-    short = Member(path="/f", kind=tarfile.REGTYPE, size=2, content=io.BytesIO(b"x"))
+    short = MergedFile(path="/f", kind=tarfile.REGTYPE, size=2, content=io.BytesIO(b"x"))
     with pytest.raises(EOFError, match="/f is truncated"):
         write_folder(tmp_path / "root", [folder("/"), short])
 

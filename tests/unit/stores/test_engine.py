@@ -17,7 +17,7 @@ from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci.layout import LayoutImage
 from imagematrix.oci.manifest import INDEX
 from imagematrix.oci.parts import SizedLayer
-from imagematrix.planning.backend import BuildSources, Made, Order, StoredImage
+from imagematrix.planning.backend import BuildSources, KeptImage, Made, Order
 from imagematrix.scratch import owned
 from imagematrix.stores.engine import EngineStore
 from imagematrix.stores.names import NEW, REPOSITORY
@@ -171,7 +171,7 @@ def test_layers_of_an_image_are_listed_with_sizes(engine, docker):
 def test_stored_image_is_described(engine, docker):
     image = {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}, "Config": {"Labels": {labels.CONTENT: "x"}}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
-    assert docker.stored(OTHER) == StoredImage(digest=OTHER, layers=(DIGEST,), content="x")
+    assert docker.stored(OTHER) == KeptImage(digest=OTHER, layers=(DIGEST,), content="x")
     assert docker.keeps_layers
 
 

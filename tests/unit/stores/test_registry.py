@@ -25,7 +25,7 @@ from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownIm
 from imagematrix.oci.manifest import INDEX
 from imagematrix.oci.registry import Registry
 from imagematrix.oci.retry import TRIES
-from imagematrix.planning.backend import BuildSources, Order, StoredImage
+from imagematrix.planning.backend import BuildSources, KeptImage, Order
 from imagematrix.stores.publish import publish
 from imagematrix.stores.registry import Complete, RegistryStore, survey
 
@@ -50,7 +50,7 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
 def test_stored_image_is_described(remote, repository, make_image):
     one = make_image("a")
     store(remote, one)
-    described = StoredImage(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
+    described = KeptImage(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
     assert remote.stored(one.order.reference) == described
     assert remote.keeps_layers
     repository.manifests.clear()

@@ -1,4 +1,4 @@
-"""Where images come from: a registry, an OCI layout, or an archive; and their layers as files to read.
+"""The origins of images: a registry, an OCI layout, or an archive; and their layers as files to read.
 
 Layers of a registry and of an archive are written to a folder first: those of a registry because an
 interrupted download goes on from there, those of an archive because it can only be read from its beginning.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.oci.layout import LayoutFolder
     from imagematrix.oci.registry import Registry
 
-__all__ = ["ArchiveSource", "ImageParts", "ImageSource", "LayoutSource", "RegistrySource"]
+__all__ = ["ArchiveOrigin", "ImageOrigin", "ImageParts", "LayoutOrigin", "RegistryOrigin"]
 
 AT_ONCE = 4  # downloads
 PIECE = 1 << 20
@@ -58,8 +58,8 @@ class ImageParts:
         return sum(self.sizes)
 
 
-class ImageSource(Protocol):
-    """A source of images."""
+class ImageOrigin(Protocol):
+    """Where images come from."""
 
     def parts(self, digest: str) -> ImageParts:
         """Return the parts of the image with a digest; raise UnknownImageError, AuditError, EngineError."""
@@ -76,14 +76,14 @@ class ImageSource(Protocol):
         """
 
 
-class RegistrySource:
+class RegistryOrigin:
     """The repository of a registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def parts(self, digest: str) -> ImageParts:
-        """Return the parts of an image; see ImageSource."""
+        """Return the parts of an image; see ImageOrigin."""
         return _parts(self._manifest, self._registry.blob, digest)
 
     def _manifest(self, digest: str) -> bytes | None:
@@ -91,14 +91,14 @@ class RegistrySource:
         return manifest.raw if manifest else None
 
     def missing(self, parts: ImageParts, folder: Path) -> int:
-        """Return how many bytes are missing; see ImageSource."""
+        """Return how many bytes are missing; see ImageOrigin."""
         pairs = zip(parts.layers, parts.sizes, strict=True)
         return sum(size - _held(_file(folder, digest), size) for digest, size in pairs)
 
     def layers(
         self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
     ) -> Sequence[LayerFile]:
-        """Return the layers; see ImageSource."""
+        """Return the layers; see ImageOrigin."""
         sizes = dict(zip(parts.layers, parts.sizes, strict=True))
         stopped = threading.Event()
 
@@ -144,14 +144,14 @@ class RegistrySource:
         part.rename(path)
 
 
-class LayoutSource:
+class LayoutOrigin:
     """A folder with an OCI layout. Its layers are read where they are."""
 
     def __init__(self, folder: LayoutFolder) -> None:
         self._folder = folder
 
     def parts(self, digest: str) -> ImageParts:
-        """Return the parts of an image; see ImageSource."""
+        """Return the parts of an image; see ImageOrigin."""
         return _parts(self._folder.blob, self._config, digest)
 
     def _config(self, digest: str) -> bytes:
@@ -160,18 +160,18 @@ class LayoutSource:
             raise AuditError(f"{digest} not found in the layout {self._folder}")
         return raw
 
-    def missing(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageSource
-        """Return how many bytes are missing; see ImageSource."""
+    def missing(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageOrigin
+        """Return how many bytes are missing; see ImageOrigin."""
         return 0
 
     def layers(
         self,
         parts: ImageParts,
-        folder: Path,  # noqa: ARG002 - as in ImageSource
+        folder: Path,  # noqa: ARG002 - as in ImageOrigin
         received: Callable[[int], object],
         done: Callable[[], object],
     ) -> Sequence[LayerFile]:
-        """Return the layers; see ImageSource."""
+        """Return the layers; see ImageOrigin."""
         for size in parts.sizes:
             received(size)
             done()
@@ -181,14 +181,14 @@ class LayoutSource:
         ]
 
 
-class ArchiveSource:
+class ArchiveOrigin:
     """An archive of `docker save`, or of an OCI layout; it is read from its beginning for each image."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def parts(self, digest: str) -> ImageParts:
-        """Return the parts of an image; see ImageSource."""
+        """Return the parts of an image; see ImageOrigin."""
         archive = self._read(lambda _name, _digest, content: _length(content))
         for listed in archive.saved or ():
             config = digest_of(listed.config)
@@ -199,14 +199,14 @@ class ArchiveSource:
         return replace(parts, layers=tuple(map(archive.file_of, parts.layers)))
 
     def missing(self, parts: ImageParts, folder: Path) -> int:
-        """Return how many bytes are missing; see ImageSource."""
+        """Return how many bytes are missing; see ImageOrigin."""
         pairs = zip(parts.layers, parts.sizes, strict=True)
         return sum(size for name, size in pairs if not _file(folder, name).exists())
 
     def layers(
         self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
     ) -> Sequence[LayerFile]:
-        """Return the layers; see ImageSource."""
+        """Return the layers; see ImageOrigin."""
 
         def copy(name: str, digest: str | None, content: ByteStream) -> bool:
             if name in parts.layers:
