@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import pytest
@@ -230,4 +231,6 @@ def test_coverage_shows_the_loss_for_each_number(make, conforms):
     assert not with_few(report, 1, always=["t:v1-cpu"]).complete
     text = page(report)
     assert "At most 2 variants" in text
-    assert 'aria-label="2 hosts with the best variant, 1 that lose something, 0 left out"' in text
+    (chosen,) = re.findall(r'<tr class="asked">.*?</tr>', text)
+    assert "chosen: 2</th>" in chosen
+    assert [*re.findall(r'<td class="number">(\d+)', chosen)][:3] == ["2", "1", "0"]  # best, worse, left out
