@@ -141,9 +141,15 @@ class Cell(Double):
 @pytest.mark.parametrize(
     ("driver", "today", "now", "why"),
     [
-        ("535.274.02", dt.date(2026, 6, 30), None, None),
-        ("535.274.02", dt.date(2026, 7, 1), "end of 535", "support of the branch 535 ended in 2026-06"),
-        ("535.261.03", dt.date(2026, 6, 1), "535.274.02", "535.274.02 is newer"),
+        ("535.288.01", dt.date(2026, 6, 30), None, None),
+        ("535.288.01", dt.date(2026, 7, 1), "end of 535", "support of the branch 535 ended in 2026-06"),
+        ("535.261.03", dt.date(2026, 6, 1), "535.288.01", "535.288.01 is newer"),
+        (
+            "535.261.03",
+            dt.date(2026, 7, 1),
+            "535.288.01",
+            "support of the branch 535 ended in 2026-06, 535.288.01 is newer",
+        ),
         ("550.163.01", dt.date(2026, 1, 1), "end of 550", "NVIDIA no longer lists the branch 550"),
         ("999.1.1", dt.date(2026, 1, 1), None, "the table of driver branches lacks it"),
         ("540.4.0", dt.date(2026, 1, 1), None, "the table of driver branches lacks it"),
@@ -157,12 +163,24 @@ def test_drivers_are_compared_with_the_table(driver, today, now, why):
     assert all(one.date and one.source.startswith("https://") for one in found if one.now)
 
 
+def test_a_finding_states_the_sources_of_what_it_says():
+    branch = driver_branches.of("535.261.03")
+    (newer,) = drivers([item("535.261.03", Cell)], dt.date(2026, 6, 1))
+    assert (newer.source, newer.date) == (branch.newest.source, branch.newest.date)
+    (ended,) = drivers([item("535.288.01", Cell)], dt.date(2026, 7, 1))
+    assert (ended.source, ended.date) == (branch.source, branch.date)
+    (both,) = drivers([item("535.261.03", Cell)], dt.date(2026, 7, 1))
+    assert (both.source, both.date) == (f"{ended.source}, {newer.source}", min(ended.date, newer.date))
+
+
 def test_the_table_of_branches_is_sound():
     for name, branch in driver_branches.branches().items():
         assert branch.source.startswith("https://docs.nvidia.com/")
         dt.date.fromisoformat(branch.date)
         if branch.newest:
-            assert order(branch.newest)[0] == int(name)
+            assert order(branch.newest.version)[0] == int(name)
+            assert branch.newest.source.startswith("https://")
+            dt.date.fromisoformat(branch.newest.date)
         if branch.end != driver_branches.UNLISTED:
             dt.date.fromisoformat(f"{branch.end}-01")
 
