@@ -23,6 +23,7 @@ from imagematrix.cli.options import (
     Where,
 )
 from imagematrix.cli.output import escaped, folded, names, print_json, print_lines, table, writing
+from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 from imagematrix.text import counted
 
@@ -46,7 +47,17 @@ Hosts = Annotated[
         "or - for stdin with one host per line.",
     ),
 ]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with a chart.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the page of the fleet, as one HTML file.")
+]
+SizesFile = Annotated[
+    Path | None,
+    typer.Option("--sizes", metavar="FILE", help="Add sizes to the page, saved by `ls --size --json`."),
+]
+OutdatedFile = Annotated[
+    Path | None,
+    typer.Option("--outdated", metavar="FILE", help="Add what is outdated, saved by `outdated --json`."),
+]
 
 
 def command(
@@ -61,15 +72,18 @@ def command(
     at_most: AtMost = None,
     json: Json = False,
     html: Html = None,
+    sizes: SizesFile = None,
+    outdated: OutdatedFile = None,
 ) -> None:
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
     from imagematrix.fleet.coverage import coverage, with_few
     from imagematrix.fleet.hosts import load_hosts
-    from imagematrix.fleet.page import page
     from imagematrix.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
     require_image(image, catalog)
+    if html is None and (sizes or outdated):
+        raise UsageError("--sizes and --outdated add to the page of --html", remedy="add --html FILE")
     drivers = replaced(driver or ())
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     report = coverage(
@@ -83,14 +97,24 @@ def command(
     if at_most is not None:
         report = with_few(report, at_most, always=plain_pulls(fleet.values(), report.catalog, {}))
     if html is not None:
-        with writing(html):
-            files.write(html, page(report).encode(errors="backslashreplace"))
+        _write(html, report, sizes, outdated)
     if json:
         print_json(report.to_json())
     else:
         _print(report)
     if not report.complete:
         raise typer.Exit(NothingFits.exit_code)
+
+
+def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | None) -> None:
+    from imagematrix.fleet.aged import load_aged
+    from imagematrix.fleet.page import page
+    from imagematrix.fleet.storage import load_storage
+
+    storage = load_storage(sizes, report.catalog) if sizes else None
+    aged = load_aged(outdated) if outdated else None
+    with writing(html):
+        files.write(html, page(report, storage=storage, aged=aged).encode(errors="backslashreplace"))
 
 
 def _print(report: Coverage) -> None:

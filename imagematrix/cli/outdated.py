@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +17,9 @@ from imagematrix.text import counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from imagematrix.node.host import Host
     from imagematrix.outdated.finding import AgeFinding
 
 __all__ = ["command"]
@@ -48,6 +51,7 @@ def command(
     from imagematrix.errors import EngineError, OutdatedError, UsageError
     from imagematrix.fleet.hosts import load_hosts
     from imagematrix.outdated.finding import document
+    from imagematrix.outdated.indexes import of_lock, settings
     from imagematrix.outdated.outdated import outdated
     from imagematrix.planning import lock
     from imagematrix.planning.plan import Planned
@@ -58,7 +62,9 @@ def command(
     if not any(isinstance(item, Planned) for item in plan.items):
         raise UsageError("no cell can be built, so nothing can be outdated", remedy="see `imagematrix plan`")
     locked = lock.read(lock.beside(file))
-    findings = outdated(plan, locked, fleet, dt.datetime.now(dt.UTC).date(), policy)
+    indexes = partial(of_lock, configured=settings(file.parent, os.environ), environment=os.environ)
+    chosen = _chosen(file, allow_context or (), fleet) if fleet else {}
+    findings = outdated(plan, locked, chosen, dt.datetime.now(dt.UTC).date(), indexes, policy)
     if json:
         print_json(document(findings))
     else:
@@ -77,6 +83,19 @@ def command(
     if unknown:
         raise EngineError(f"{counted(unknown, 'thing')} could not be asked", remedy="run this again later")
     info("nothing is outdated")
+
+
+def _chosen(file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]) -> dict[str, tuple[str, ...]]:
+    """Return the hosts that would choose each cell of the whole matrix, as `plan --for` decides."""
+    from imagematrix.fleet.needed import choosing
+    from imagematrix.matrix.expand import expand
+    from imagematrix.matrix.load import load
+    from imagematrix.planning.claims import candidates
+
+    matrix = load(file, contexts=contexts)
+    expansion = expand(matrix)
+    catalogs = [candidates(matrix, expansion, image).catalog for image in matrix.images]
+    return {name: hosts for catalog in catalogs for name, hosts in choosing(fleet, catalog).items()}
 
 
 def _print(findings: Sequence[AgeFinding]) -> None:
@@ -100,8 +119,13 @@ def _row(finding: AgeFinding) -> list[str]:
     return [
         finding.kind,
         escaped(finding.name),
-        escaped(finding.used[:SHORT]),
-        escaped(finding.now[:SHORT]) if finding.now else "[yellow]unknown[/]",
+        escaped(_short(finding.used)),
+        escaped(_short(finding.now)) if finding.now else "[yellow]unknown[/]",
         names(finding.images),
         str(len(finding.items)),
     ]
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
+    return text[:SHORT] if text.startswith("sha256:") else text

@@ -16,22 +16,30 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Mapping
 
-__all__ = ["DriverBranch", "branches", "of"]
+__all__ = ["DriverBranch", "DriverRelease", "branches", "of"]
 
 UNLISTED = "unlisted"
+
+
+class DriverRelease(Record):
+    """A release of a driver; `source` is where it was seen, on `date`."""
+
+    version: str
+    source: str
+    date: str
 
 
 class DriverBranch(Record):
     """A branch such as 580. `end` is the last month of its support, "2028-06", or UNLISTED.
 
-    `newest` is the newest release of it that was seen, or None. `source` is where `end` was read, on `date`.
+    `source` is where `end` was read, on `date`. `newest` is the newest release that was seen, or None.
     """
 
     name: str
     end: str
-    newest: str | None
     source: str
     date: str
+    newest: DriverRelease | None
 
     def has_ended(self, today: dt.date) -> bool:
         """Whether its support is over; it is, too, if NVIDIA no longer lists the branch."""
@@ -45,7 +53,11 @@ def branches() -> Mapping[str, DriverBranch]:
     return MappingProxyType(
         {
             name: DriverBranch(
-                name=name, end=row["end"], newest=row.get("newest"), source=row["source"], date=row["date"]
+                name=name,
+                end=row["end"],
+                source=row["source"],
+                date=row["date"],
+                newest=DriverRelease(**row["newest"]) if "newest" in row else None,
             )
             for name, row in table.items()
         }

@@ -48,8 +48,12 @@ class Kind:
     def gpus(self) -> str:
         """A description of the hosts' GPUs."""
         counts = Counter(_gpu(gpu) for gpu in self.sample.gpus)
-        others = [accelerator.where for accelerator in self.sample.accelerators]
-        return ", ".join([*(f"{count} x {gpu}" for gpu, count in counts.items()), *others]) or "no GPU"
+        return ", ".join([*(f"{count} x {gpu}" for gpu, count in counts.items()), *self._others]) or "no GPU"
+
+    @property
+    def models(self) -> str:
+        """The description of the hosts' GPUs without their number."""
+        return ", ".join(sorted({*map(_gpu, self.sample.gpus), *self._others})) or "no GPU"
 
     @property
     def driver(self) -> str:
@@ -65,6 +69,10 @@ class Kind:
     def level(self) -> str:
         """The psABI level of the hosts' processors, or their architecture if it has none."""
         return self.sample.cpu.level or self.sample.arch
+
+    @property
+    def _others(self) -> list[str]:
+        return [accelerator.where for accelerator in self.sample.accelerators]
 
 
 def kinds(hosts: Mapping[str, Host], answer: Callable[[Host], Answer]) -> tuple[Kind, ...]:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from imagematrix.fleet.kinds import Kind
     from imagematrix.fleet.unserved import Unserved
     from imagematrix.node.host import Host
+    from imagematrix.selection.decision import Decision
 
-__all__ = ["Needed", "needed"]
+__all__ = ["Needed", "choosing", "needed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,7 @@ def needed(
     ]
     if limit is None:
         limited, demands = None, []
-        # One of those that cannot be told apart is as good as another.
-        chosen = {(decision.variant or decision.ranked[0]).reference for _, decision in decisions}
+        chosen = {_choice(decision).reference for _, decision in decisions}
     else:
         demands = [demand(kind.hosts, decision) for kind, decision in decisions]
         limited = at_most(demands, limit, always=always)
@@ -82,6 +82,22 @@ def needed(
         unserved=unserved(misses),
         limited=limited,
     )
+
+
+def choosing(hosts: Mapping[str, Host], catalog: Catalog) -> dict[str, tuple[str, ...]]:
+    """Return the hosts that would choose each variant, by its reference, as `needed` decides."""
+    chosen: dict[str, set[str]] = {}
+    for selector in _selectors(catalog):
+        for name, host in hosts.items():
+            decision = selector.explain(host).decision
+            if decision.fits:
+                chosen.setdefault(_choice(decision).reference, set()).add(name)
+    return {reference: tuple(sorted(names)) for reference, names in chosen.items()}
+
+
+def _choice(decision: Decision) -> Variant:
+    """Return what a host gets; of those that cannot be told apart, one is as good as another."""
+    return decision.variant or decision.ranked[0]
 
 
 def _selectors(catalog: Catalog) -> list[Selector]:

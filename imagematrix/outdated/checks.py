@@ -57,29 +57,26 @@ def drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
     for driver in sorted(using, key=versions.order):
         branch = driver_branches.of(driver)
         if branch is None:
-            now, why, source, date = None, "the table of driver branches lacks it", "imagematrix", None
+            now, whys = None, ["the table of driver branches lacks it"]
+            source, date = "imagematrix", None
         else:
-            source, date = branch.source, branch.date
-            newer = branch.newest and versions.order(branch.newest) > versions.order(driver)
-            ended = branch.has_ended(today)
-            now = branch.newest if newer else f"end of {branch.name}" if ended else None
-            why = ", ".join(
-                filter(
-                    None,
-                    [
-                        _end(branch.name, branch.end) if ended else "",
-                        f"{branch.newest} is newer" if newer else "",
-                    ],
-                )
-            )
-            if now is None:
+            newest = branch.newest
+            newer = newest if newest and versions.order(newest.version) > versions.order(driver) else None
+            ended = branch if branch.has_ended(today) else None
+            if not newer and not ended:
                 continue
+            now = newer.version if newer else f"end of {branch.name}"
+            whys = [_end(branch.name, branch.end)] if ended else []
+            whys += [f"{newer.version} is newer"] if newer else []
+            told = [one for one in (ended, newer) if one]
+            source = ", ".join(one.source for one in told)
+            date = min(one.date for one in told)
         yield AgeFinding(
             kind="driver",
             name=driver,
             used=driver,
             now=now,
-            why=why,
+            why=", ".join(whys),
             source=source,
             date=date,
             items=tuple(using[driver]),

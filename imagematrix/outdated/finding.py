@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from imagematrix.planning.claims import name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -71,12 +73,14 @@ class AgeFinding:
 
 
 def affecting(findings: Iterable[AgeFinding], chosen: Mapping[str, Iterable[str]]) -> list[AgeFinding]:
-    """Return findings with the hosts that choose one of their cells; `chosen` are hosts by reference."""
+    """Return findings with the hosts that choose one of their cells; `chosen` are hosts by `claims.name`."""
+
+    def hosts(item: Planned) -> Iterable[str]:
+        cell = item.cell
+        return chosen.get(name(cell.image.name, cell.image.version, cell.id), ())
+
     return [
-        replace(
-            finding,
-            hosts=tuple(sorted({host for item in finding.items for host in chosen.get(item.reference, ())})),
-        )
+        replace(finding, hosts=tuple(sorted({host for item in finding.items for host in hosts(item)})))
         for finding in findings
     ]
 

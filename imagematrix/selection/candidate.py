@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Gap, RuleResult
     from imagematrix.selection.target import Target
 
-__all__ = ["Candidate", "candidates", "results"]
+__all__ = ["Candidate", "candidates", "results", "verdicts"]
 
 # The fields that distinguish variants; no rule reads their own axes.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
@@ -81,7 +81,7 @@ def candidates(
         )
 
     ranked = sorted(
-        (Candidate(variant=variant, rank=None, rules=_verdicts(target, variant)) for variant in variants),
+        (Candidate(variant=variant, rank=None, rules=verdicts(target, variant)) for variant in variants),
         key=rank_key,
     )
     fitting = [
@@ -93,16 +93,16 @@ def candidates(
 
 def results(target: Target, variant: Variant, remedies: Remedies | None = None) -> tuple[RuleResult, ...]:
     """Return the results of all rules that apply to `variant`, or may apply because a fact is unknown."""
-    verdicts = _verdicts(target, variant)
-    if all(result.ok for result in verdicts):
-        return verdicts
+    found = verdicts(target, variant)
+    if all(result.ok for result in found):
+        return found
     from imagematrix.selection.remedy import Remedies
 
-    return (remedies or Remedies(target)).added(variant, verdicts)
+    return (remedies or Remedies(target)).added(variant, found)
 
 
-def _verdicts(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
-    """Return the results without the changes that would end a refusal."""
+def verdicts(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
+    """Return the results as `results` does, without the changes that would end a refusal, which take long."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
 
 

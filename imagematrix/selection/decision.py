@@ -12,11 +12,12 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Question
+    from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.target import Target
 
 __all__ = ["Decision"]
@@ -83,6 +84,16 @@ class Decision:
         from imagematrix.selection.candidate import candidates
 
         return candidates(self.catalog.variants, self._index.criteria, self._target)
+
+    @property
+    def refusals(self) -> Iterator[tuple[Variant, tuple[RuleResult, ...]]]:
+        """Each variant that does not fit with the rules that it fails, without remedies, which take long."""
+        from imagematrix.selection.candidate import verdicts
+
+        for variant in self.catalog.variants:
+            failing = tuple(result for result in verdicts(self._target, variant) if not result.ok)
+            if failing:
+                yield variant, failing
 
     @cached_property
     def ambiguity(self) -> tuple[str, Remedy] | None:

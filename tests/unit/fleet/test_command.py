@@ -250,3 +250,25 @@ def test_hosts_without_the_requested_gpus_are_unserved(ask):
         "  fleet/a, fleet/b",
         "       --gpus 2: 1 of the host's 1 GPUs are usable",
     ]
+
+
+def test_page_takes_sizes_and_what_is_outdated(ask, saved):
+    layers = {"base": {"size": 7_000_000_000}}
+    variants = [{"reference": "t:v1-old", "compressed": True, "size": 1, "layers": ["base"]}]
+    sizes = {"schema": "imagematrix.sizes/v1", "variants": variants, "layers": layers}
+    (saved / "sizes.json").write_text(json.dumps(sizes))
+    (saved / "old.json").write_text(json.dumps({"schema": "imagematrix.outdated/v1", "findings": []}))
+    words = ("--sizes", "sizes.json", "--outdated", "old.json")
+    assert ask("fleet", "--html", "page.html", *words).code == 0
+    text = (saved / "page.html").read_text("utf-8")
+    assert "7.00 GB" in text
+    assert "Nothing is outdated." in text
+    assert ask("fleet", "--html", "page.html", "--sizes", "nowhere.json").code == 2
+    assert ask("fleet", "--html", "page.html", "--outdated", "sizes.json").code == 2
+
+
+@pytest.mark.parametrize("option", ["--sizes", "--outdated"])
+def test_documents_without_a_page_are_refused(ask, option):
+    result = ask("fleet", option, "t.json")
+    assert (result.code, result.out) == (2, "")
+    assert "add --html FILE" in result.err

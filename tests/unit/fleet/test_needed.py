@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import pytest
@@ -16,7 +17,7 @@ from imagematrix.fleet.at_most import HostDemand, by_number
 from imagematrix.fleet.coverage import coverage, with_few
 from imagematrix.fleet.kinds import kinds
 from imagematrix.fleet.loss import LossCounts, losses
-from imagematrix.fleet.needed import needed
+from imagematrix.fleet.needed import choosing, needed
 from imagematrix.fleet.page import page
 from imagematrix.record import replace
 from imagematrix.selection.select import Selector, explain
@@ -54,6 +55,10 @@ def test_needed_variants_are_those_that_hosts_choose(fleet, catalog):
     found = needed(fleet, catalog)
     answers = {name: explain(host, catalog) for name, host in fleet.items()}
     assert found.variants == {answer.selected for answer in answers.values()} - {None}
+    chosen = choosing(fleet, catalog)
+    assert {name: ref for ref, names in chosen.items() for name in names} == {
+        name: answer.selected for name, answer in answers.items() if answer.selected
+    }
     unserved = {name for some in found.unserved for name in some.hosts}
     assert unserved == {name for name, answer in answers.items() if answer.selected is None}
     smaller = replace(
@@ -174,6 +179,7 @@ def test_each_combination_of_own_axes_is_needed(make):
     )
     found = needed({"node": make.host()}, replace(catalog, defaults=(("python", "3.13"),)))
     assert found.variants == {"t:a", "t:b"}
+    assert choosing({"node": make.host()}, catalog) == {"t:a": ("node",), "t:b": ("node",)}
     assert found.nearest == {"t:c": "node"}
     assert found.unserved == ()
 
@@ -230,4 +236,6 @@ def test_coverage_shows_the_loss_for_each_number(make, conforms):
     assert not with_few(report, 1, always=["t:v1-cpu"]).complete
     text = page(report)
     assert "At most 2 variants" in text
-    assert 'aria-label="2 hosts with the best variant, 1 that lose something, 0 left out"' in text
+    (chosen,) = re.findall(r'<tr class="asked">.*?</tr>', text)
+    assert "chosen: 2</th>" in chosen
+    assert [*re.findall(r'<td class="number">(\d+)', chosen)][:3] == ["2", "1", "0"]  # best, worse, left out

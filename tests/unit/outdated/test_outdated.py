@@ -2,12 +2,10 @@
 
 import datetime as dt
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from double import Double
+from package_index import Index
 
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.facts import cuda, driver_branches
@@ -28,42 +26,11 @@ END
 """
 
 
-class Index:
-    """A package index: the names of files by project, or bytes that it answers instead."""
-
-    def __init__(self):
-        self.projects: dict[str, Any] = {}
-        index = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                name = self.path.strip("/").rpartition("/")[2]
-                assert self.headers["Accept"] == "application/vnd.pypi.simple.v1+json"
-                known = index.projects.get(name)
-                body = known if isinstance(known, bytes) else json.dumps({"files": known}).encode()
-                self.send_response(404 if known is None else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/simple"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def add(self, name, *filenames, **more):
-        self.projects[name] = [{"filename": filename, **more} for filename in filenames]
-
-
 @pytest.fixture
 def index(monkeypatch):
-    started = Index()
-    monkeypatch.setenv("PIP_INDEX_URL", started.url)
-    yield started
-    started.server.shutdown()
-    started.server.server_close()
+    with Index() as started:
+        monkeypatch.setenv("PIP_INDEX_URL", started.url)
+        yield started
 
 
 @pytest.fixture
@@ -174,9 +141,15 @@ class Cell(Double):
 @pytest.mark.parametrize(
     ("driver", "today", "now", "why"),
     [
-        ("535.274.02", dt.date(2026, 6, 30), None, None),
-        ("535.274.02", dt.date(2026, 7, 1), "end of 535", "support of the branch 535 ended in 2026-06"),
-        ("535.261.03", dt.date(2026, 6, 1), "535.274.02", "535.274.02 is newer"),
+        ("535.288.01", dt.date(2026, 6, 30), None, None),
+        ("535.288.01", dt.date(2026, 7, 1), "end of 535", "support of the branch 535 ended in 2026-06"),
+        ("535.261.03", dt.date(2026, 6, 1), "535.288.01", "535.288.01 is newer"),
+        (
+            "535.261.03",
+            dt.date(2026, 7, 1),
+            "535.288.01",
+            "support of the branch 535 ended in 2026-06, 535.288.01 is newer",
+        ),
         ("550.163.01", dt.date(2026, 1, 1), "end of 550", "NVIDIA no longer lists the branch 550"),
         ("999.1.1", dt.date(2026, 1, 1), None, "the table of driver branches lacks it"),
         ("540.4.0", dt.date(2026, 1, 1), None, "the table of driver branches lacks it"),
@@ -190,12 +163,24 @@ def test_drivers_are_compared_with_the_table(driver, today, now, why):
     assert all(one.date and one.source.startswith("https://") for one in found if one.now)
 
 
+def test_a_finding_states_the_sources_of_what_it_says():
+    branch = driver_branches.of("535.261.03")
+    (newer,) = drivers([item("535.261.03", Cell)], dt.date(2026, 6, 1))
+    assert (newer.source, newer.date) == (branch.newest.source, branch.newest.date)
+    (ended,) = drivers([item("535.288.01", Cell)], dt.date(2026, 7, 1))
+    assert (ended.source, ended.date) == (branch.source, branch.date)
+    (both,) = drivers([item("535.261.03", Cell)], dt.date(2026, 7, 1))
+    assert (both.source, both.date) == (f"{ended.source}, {newer.source}", min(ended.date, newer.date))
+
+
 def test_the_table_of_branches_is_sound():
     for name, branch in driver_branches.branches().items():
         assert branch.source.startswith("https://docs.nvidia.com/")
         dt.date.fromisoformat(branch.date)
         if branch.newest:
-            assert order(branch.newest)[0] == int(name)
+            assert order(branch.newest.version)[0] == int(name)
+            assert branch.newest.source.startswith("https://")
+            dt.date.fromisoformat(branch.newest.date)
         if branch.end != driver_branches.UNLISTED:
             dt.date.fromisoformat(f"{branch.end}-01")
 
@@ -243,6 +228,10 @@ def test_hosts_that_choose_a_cell_are_named(report, cli, shipped, profiles):
     assert "skylake-v100" in hosts["535.261.03"]
     assert "icelake-l40s" in hosts["550.163.01"]
     assert not any("laptop" in names for names in hosts.values())
+    generic = ("--only", "driver=550.163.01,march=x86-64-v3")  # hosts choose among all cells
+    _, found, _ = report("-f", shipped, "--hosts", profiles["laptop"].parent, *generic)
+    assert found["driver", "550.163.01"]["cells"]
+    assert found["driver", "550.163.01"]["hosts"] == []
     shown = cli("outdated", "-f", shipped, "--hosts", profiles["skylake-v100"]).out
     assert "driver 535.261.03: support of the branch 535 ended" in shown
     assert str(profiles["skylake-v100"]).removesuffix(".json") in shown

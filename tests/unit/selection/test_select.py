@@ -500,3 +500,10 @@ def test_hosts_of_one_kind_share_the_choice_of_gpus(make):
     for name in ("GPU-one", "GPU-other"):
         host = make.host(make.gpu(0, **v100), make.gpu(1, uuid=name))
         assert selector.select(host, gpus=1).gpus == (name,)
+
+
+def test_refusals_name_the_failing_rules_of_variants_that_do_not_fit(make):
+    catalog = make.catalog(make.variant("t:b"), make.variant("t:c", cubins=("90",)), make.cpu_variant("t:a"))
+    decision = explain(make.host(make.gpu(0)), catalog).decision
+    found = {variant.reference: [result.rule for result in failing] for variant, failing in decision.refusals}
+    assert found == {"t:c": ["device-code"], "t:a": ["device-code"]}
