@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix import cdi
+from imagematrix.allocation.containers import CDI_KIND
 from imagematrix.errors import ProbeError
 from imagematrix.gpu_request.choice import instance, parts
 from imagematrix.launcher.devices import nodes
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE", "GpuSpec", "of_host"]
 
-KIND = "imagematrix.io/gpu"
 FILE = "imagematrix.json"
 ALL = "all"
 
@@ -57,7 +57,9 @@ def of_host(host: Host) -> GpuSpec:
             remedy="run `imagematrix doctor` on the node",
         )
     paths = nodes(host, every)
-    return GpuSpec(document=cdi.spec(KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out))
+    return GpuSpec(
+        document=cdi.spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out)
+    )
 
 
 def _named(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:

@@ -54,3 +54,14 @@ def test_docker_passes_nothing_without_a_device_and_refuses_unknown_ones(node, i
     refused = node.docker("run", "--device", "imagematrix.io/gpu=7", image, "true", check=False)
     assert refused.returncode != 0
     assert "imagematrix.io/gpu=7" in refused.stderr
+
+
+def test_a_gpu_of_a_cdi_device_is_in_use(node, image):
+    node.docker("run", "-d", "--device", "imagematrix.io/gpu=0:9:0", image, "sleep", "300")
+    one, other = json.loads(node.imagematrix("gpus", "--json").stdout)["gpus"]
+    assert [part["free"] for part in one["mig"]] == [True, False, True]
+    assert other["free"]
+    refused = node.imagematrix("run", "--gpus", "device=0:9:0", "training:v1", "true")
+    assert refused.returncode == 10, refused.stderr
+    node.docker("run", "-d", "--device", "imagematrix.io/gpu=1", image, "sleep", "300")
+    assert not json.loads(node.imagematrix("gpus", "--json").stdout)["gpus"][1]["free"]
