@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONTROL", "counted", "headline", "line", "plain", "shortened", "visible"]
+__all__ = ["CONTROL", "REPLACED", "counted", "headline", "line", "plain", "shortened", "visible"]
 
 # Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
 # the direction of text, which can disguise a line. Patterns are compiled when they are first used, because

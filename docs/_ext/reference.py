@@ -20,6 +20,7 @@ from imagematrix import errors
 from imagematrix.catalog import labels
 from imagematrix.cli.app import COMMANDS, app
 from imagematrix.cli.front import HUNG_UP, INTERRUPTED, TERMINATED
+from imagematrix.export.classad import ATTRIBUTES
 from imagematrix.launcher.options import OWN
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection import NothingFits
@@ -105,8 +106,14 @@ def documents() -> str:
     return "\n".join(parts)
 
 
+def classad() -> str:
+    """Return the attributes of a ClassAd."""
+    return _table(("Attribute", "Value"), [(f"`{name}`", text) for name, (text, _) in ATTRIBUTES.items()])
+
+
 # The part for each `<!-- generated: NAME -->`.
 PARTS: Mapping[str, Callable[[], str]] = {
+    "classad": classad,
     "commands": commands,
     "documents": documents,
     "exit-codes": exit_codes,

@@ -11,6 +11,7 @@ from imagematrix.allocation.processes import MAJOR
 from imagematrix.allocation.shares import parse_mib
 from imagematrix.allocation.usage import Consumer, combined, keys, mig_key
 from imagematrix.facts import runtime
+from imagematrix.gpu_request.choice import instance, parts
 from imagematrix.node.pci import canonical
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
 
-__all__ = ["CDI", "GPUS", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "minor_of", "usage"]
+__all__ = ["CDI", "CDI_KIND", "GPUS", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "minor_of", "usage"]
 
 # Labels: VRAM is the share of each GPU that a container declares, in MiB or WHOLE; LEASE is the lease under
 # which it was started. A launch always sets VRAM, so that a label of the image never takes effect.
@@ -33,6 +34,7 @@ GPUS = "io.imagematrix.gpus"  # the names of the GPUs of a launch
 ALL = "all"
 CONTROL = 254  # the minors from here on belong to nvidia-modeset and nvidiactl
 VISIBLE = f"{runtime.VISIBLE}="
+CDI_KIND = "imagematrix.io/gpu"  # of the CDI devices that `export cdi` writes, by the names of `--gpus`
 CDI = re.compile(r"(?:[\w-]+\.)*nvidia\.com/[\w.-]+=", re.ASCII)  # before a device's own name in CDI
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 RULE = re.compile(r"([abc])\s+(\d+|\*):(\d+|\*)(?:\s+([rwm]+))?", re.ASCII)  # of the devices cgroup
@@ -186,10 +188,17 @@ def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[s
     if str(host.get("Runtime")).startswith(runtime.NVIDIA):
         values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
         names += values[-1].removeprefix(VISIBLE).split(",") if values else []
+    own = {name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}=")}
     plain = {CDI.sub("", name.strip(), count=1).lower() for name in names}
     for gpu, indices in _numbered(gpus):
         for name in plain:
             yield from _named(gpu, indices, name)
+        if not own.isdisjoint((ALL, str(gpu.index), gpu.uuid)):
+            yield from keys(gpu)
+        for part in parts(gpu) if own else ():
+            (device,) = part.mig or ()
+            if not own.isdisjoint((instance(gpu, device), device.uuid)):
+                yield from keys(part)
 
 
 def _requested(request: Mapping[str, Any]) -> list[str]:

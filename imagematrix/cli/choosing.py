@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Host
     from imagematrix.selection.selection import Selection
 
-__all__ = ["catalog_of", "choose", "node_of", "remark", "require_image", "require_one_host"]
+__all__ = ["catalog_of", "choose", "host_of", "node_of", "remark", "require_image", "require_one_host"]
 
 
 def node_of(
@@ -25,8 +25,7 @@ def node_of(
     The host is the one saved in `file`, or this one (or the captured tree `root`) as probed now. The
     environment applies to this machine only: if it names GPUs, the host has no others.
     """
-    require_one_host(file, root, nvidia_smi)
-    host = _host_of(file, root, nvidia_smi)
+    host = host_of(file, root, nvidia_smi)
     if any(option is not None for option in (file, root, nvidia_smi)):
         return host, gpus
     from imagematrix.gpu_request.visible import within
@@ -44,7 +43,9 @@ def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | No
             )
 
 
-def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
+def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
+    """Return the host saved in `file`, or this one (or the captured tree `root`) as probed now."""
+    require_one_host(file, root, nvidia_smi)
     if file is not None:
         from imagematrix.node.host import Host
 

@@ -1,4 +1,4 @@
-"""`imagematrix export`: the same matrix for another tool."""
+"""`imagematrix export`: the same matrix, or the GPUs of this node, for another tool."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from imagematrix import files
+from imagematrix.cli.choosing import host_of
 from imagematrix.cli.needing import needing
-from imagematrix.cli.options import AllowContext, AtMost, File, ForHosts, Only
-from imagematrix.cli.output import info, writing
+from imagematrix.cli.options import AllowContext, AtMost, File, ForHosts, HostFile, NvidiaSmi, Only, Root
+from imagematrix.cli.output import info, warn, writing
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.export.targets import TARGETS
@@ -25,18 +26,25 @@ if TYPE_CHECKING:
 
     from imagematrix.cli.needing import HostNeeds
     from imagematrix.matrix.matrix import Cell
+    from imagematrix.node.host import Host
     from imagematrix.planning.backend import Order
 
 __all__ = ["command"]
 
+CDI = "cdi"  # the only target that is not the matrix, but a node
+HELP = {name: target.help for name, target in TARGETS.items()} | {CDI: "the GPUs of a node as CDI devices"}
+OF_NODES = {"host", "root", "nvidia_smi"}  # the options of this target
+OF_ALL = {"target", "output"}
+
 
 def command(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
-            metavar=f"{{{'|'.join(TARGETS)}}}",
-            help=f"{'; '.join(f'{name}: {target.help}' for name, target in TARGETS.items())}.",
-            autocompletion=lambda: list(TARGETS),
+            metavar=f"{{{'|'.join(HELP)}}}",
+            help=f"{'; '.join(f'{name}: {text}' for name, text in HELP.items())}.",
+            autocompletion=lambda: list(HELP),
         ),
     ],
     file: File = Path("matrix.yaml"),
@@ -51,19 +59,68 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write to files in DIR.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write to files in DIR; for cdi, it may also be a file whose name ends in .json.",
+        ),
     ] = None,
     allow_context: AllowContext = None,
     hosts: ForHosts = None,
     at_most: AtMost = None,
+    host: HostFile = None,
+    root: Root = None,
+    nvidia_smi: NvidiaSmi = None,
 ) -> None:
-    """Write the matrix as the jobs of a CI system, or for docker buildx bake."""
-    require_known(target, TARGETS, "export target")
+    """Write the matrix for another tool, or with `cdi` the GPUs of this node for container engines.
+
+    --host, --root and --nvidia-smi belong to `cdi` and describe another node; all others but -o belong to the
+    matrix.
+    """
+    require_known(target, HELP, "export target")
+    _require_options_of(target, context)
+    if target == CDI:
+        _write_cdi(host_of(host, root, nvidia_smi), output)
+        return
     needs = needing(hosts, at_most)
     written = TARGETS[target].files(_MatrixFile(file, only, allow_context or (), needs), jobs)
     _write(written, output)
     if needs and (unserved := needs.error()):
         raise unserved
+
+
+def _require_options_of(target: str, context: typer.Context) -> None:
+    """Raise UsageError if an option is given that the target does not read."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and option.name not in OF_ALL and (option.name in OF_NODES) is not (target == CDI):
+            raise UsageError(
+                f"`export {target}` does not have the option {option.opts[0]}",
+                remedy=f"it describes {'a node, not a matrix' if target == CDI else 'a matrix, not a node'}",
+            )
+
+
+def _write_cdi(host: Host, output: Path | None) -> None:
+    """Write the GPUs of a host as a CDI spec, and say which are not in it, and what engines will not find."""
+    from imagematrix import cdi
+    from imagematrix.export.cdi import FILE, of_host
+    from imagematrix.launcher.devices import absent
+
+    gpus = of_host(host)
+    if output is None:
+        sys.stdout.write(cdi.dump(gpus.document))
+    else:
+        path = output if output.suffix == ".json" and not output.is_dir() else output / FILE
+        with writing(path):
+            cdi.write(path, gpus.document)
+        info(f"wrote {counted(len(gpus.document['devices']), 'device')} to {path}")
+    for reason in gpus.left_out:
+        warn(reason)
+    for problem in absent(path for path in gpus.paths if path not in host.devices):
+        warn(str(problem), problem.remedy)
 
 
 def _write(written: Mapping[str, str], output: Path | None) -> None:

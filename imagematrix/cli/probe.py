@@ -2,27 +2,84 @@
 
 from __future__ import annotations
 
+import os
+from typing import Annotated
+
+import typer
+
 from imagematrix.cli.options import Json, NvidiaSmi, Root
-from imagematrix.cli.output import info, print_json, print_text
+from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.errors import UsageError
+from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from imagematrix.node.host import Gpu, Host
 
 __all__ = ["command"]
 
+FORMATS = {
+    "text": "for people",
+    "json": "as --json",
+    "conda": "variables that make conda solve for this node",
+    "classad": "attributes of a ClassAd, for HTCondor",
+}
+TEXT, JSON, CONDA = "text", "json", "conda"
 
-def command(root: Root = None, nvidia_smi: NvidiaSmi = None, json: Json = False) -> None:
+
+def command(
+    root: Root = None,
+    nvidia_smi: NvidiaSmi = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar=f"{{{'|'.join(FORMATS)}}}",
+            help=f"{'; '.join(f'{name}: {text}' for name, text in FORMATS.items())}.",
+            autocompletion=lambda: list(FORMATS),
+        ),
+    ] = TEXT,
+    json: Json = False,
+) -> None:
     """Show the facts about this node that matter for selecting an image."""
     from imagematrix.node.probe import probe
 
+    require_known(format, FORMATS, "format")
+    if json and format not in (TEXT, JSON):
+        raise UsageError(f"--json and --format {format} are mutually exclusive")
     host = probe(root or "/", smi=nvidia_smi)
-    if json:
+    if json or format == JSON:
         print_json(host.to_json())
+    elif format == CONDA:
+        _print_conda(host, root)
+    elif format != TEXT:
+        from imagematrix.export import classad
+
+        print_text("\n".join(classad.lines(host)))
     else:
         print_text("\n".join(_lines(host)))
     for warning in host.warnings:
         info(f"warning: {warning}")
+
+
+def _print_conda(host: Host, root: Path | None) -> None:
+    from imagematrix.export import conda
+
+    found = conda.variables(host, None if root else _glibc())
+    print_text("\n".join(f"{name}={value}" for name, value in found.items() if value is not None))
+    for name in (name for name, value in found.items() if value is None):
+        warn(f"{name} is left out: unknown for this node")
+
+
+def _glibc() -> str | None:
+    """Return the version of this machine's GNU C library; None if it has another one."""
+    try:
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+    except (OSError, ValueError):
+        return None
+    return version if name == "glibc" else None
 
 
 def _lines(host: Host) -> list[str]:

@@ -20,6 +20,7 @@ __all__ = [
     "IGNORED",
     "SIGNING",
     "arch",
+    "common",
     "compilers",
     "flags_from_macros",
     "host_vendor",
@@ -121,6 +122,18 @@ def required(march: str, compiler: str) -> frozenset[str] | None:
         wanted = {name for name in compilers() if name.partition("-")[0] == family}
     matches = [flags for names, flags in sets.items() if wanted & set(names.split())]
     return frozenset(" ".join(matches).split()) - IGNORED[arch(march)] if matches else None
+
+
+@lru_cache(maxsize=4096)
+def common(march: str) -> frozenset[str]:
+    """Return the flags that code for `march` needs from all known compilers, without `IGNORED`.
+
+    It is empty for an unknown name.
+    """
+    sets = [
+        frozenset(flags.split()) for flags in _data.load("marches.json")[arch(march)].get(march, {}).values()
+    ]
+    return frozenset.intersection(*sets) - IGNORED[arch(march)] if sets else frozenset()
 
 
 def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from imagematrix.allocation.containers import CDI, VISIBLE, gpu_keys
+from imagematrix.allocation.containers import CDI, CDI_KIND, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
 from imagematrix.errors import UsageError
 from imagematrix.facts.runtime import NVIDIA, is_nvidia
@@ -43,7 +43,7 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     if args.privileged:
         return Passed(gpus=_all(gpus))
     devices = args.values("--device")
-    names = [name for name in devices if CDI.match(name)]
+    names = [name for name in devices if CDI.match(name) or name.startswith(f"{CDI_KIND}=")]
     files = args.values("--env-file")
     once = [path for path in files if not _is_file(path)]
     # Files first: docker lets --env win, in whatever order the options come.

@@ -33,6 +33,7 @@ __all__ = [
 RESERVED = frozenset(
     {"image", "images", "version", "arch", "march_option", "cflags", "why", "loop", "self", "none", "true"}
     | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
+    | {"archspec", "driver_cuda", "torch_backend"}
 )
 HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
 DRIVER_FROM = "driver_from"  # the property of a driver with the folder or the installer that has its files

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Self
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.facts import device_code, runtime
+from imagematrix.facts import archspec, cuda, device_code, installers, marches, runtime
 from imagematrix.matrix.feasibility import ARCHES
 from imagematrix.matrix.words import HOST_DRIVER
 from imagematrix.render.dockerfile import with_environment
@@ -185,7 +185,8 @@ def variables(cell: Cell) -> dict[str, str | None]:
 
     Every axis by its name (None if it does not apply to this cell), the properties of the cell's values,
     `image`, `version`, `arch` (as by uname), `march_option` (the compiler's option for the march), `cflags`,
-    and the GPU's target as build systems name it (`_build_words`).
+    the GPU's target as build systems name it (`_build_words`), and what installers of packages would detect
+    on a node of the cell (`_installer_words`).
     """
     compute, march = cell.axes.get("compute"), cell.axes.get("march")
     option = cell.facts.option(march) if march else None
@@ -204,6 +205,7 @@ def variables(cell: Cell) -> dict[str, str | None]:
         # CFLAGS replaces a build system's default, which is almost always -O2.
         "cflags": f"-O2 {option}" if option else "-O2",
         **_build_words(compute),
+        **_installer_words(cell),
     }
 
 
@@ -222,3 +224,23 @@ def _build_words(compute: str | None) -> dict[str, str | None]:
         "tf_cuda_compute_capabilities": target and f"sm_{target}",
         "nvcc_gencode": target and f"-gencode=arch=compute_{target},code=sm_{target}",
     }
+
+
+def _installer_words(cell: Cell) -> dict[str, str | None]:
+    """Return what is true of every node that the cell's image fits, in the words of conda and uv.
+
+    Without a driver in the image, a node's driver is only known to run the cell's CUDA release.
+    """
+    march = cell.axes.get("march")
+    supported = cuda.driver_cuda(cell.driver) if cell.driver and cell.driver != HOST_DRIVER else None
+    flags = (cell.facts.flags(march) or marches.common(march)) if march else frozenset[str]()
+    return {
+        "driver_cuda": (supported or cell.cuda) if cell.cuda else None,
+        "archspec": _archspec(ARCHES[cell.platform], flags, cell.facts.vendor(march) if march else None),
+        "torch_backend": installers.torch_backend(cell.cuda),
+    }
+
+
+@lru_cache(maxsize=256)
+def _archspec(arch: str, flags: frozenset[str], vendor: str | None) -> str | None:
+    return archspec.best(arch, flags, vendor)

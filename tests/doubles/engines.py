@@ -22,6 +22,7 @@ SHARED = ("debian", "training")
 # Engines that live for minutes spend a third of their processor time on collecting garbage otherwise.
 RARE_GC = {"GOGC": "800"}
 RELEASE = "IMAGEMATRIX_TEST_ENGINE"
+OLDEST = "docker-bookworm"
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
@@ -47,7 +48,7 @@ class Engine:
             "features": {"containerd-snapshotter": self.store == "containerd", "cdi": True},
             "experimental": True,  # CDI is experimental before Docker 27
         }
-        if not self.programs:  # Docker 20.10 does not know the setting
+        if not (self.programs and self.programs.parent.name == OLDEST):  # which does not know the setting
             config["cdi-spec-dirs"] = [f"{self.folder}/cdi"]
         (self.folder / "daemon.json").write_text(json.dumps(config))
         plugins = {"cliPluginsExtraDirs": [f"{self.programs}/plugins"]} if self.programs else {}

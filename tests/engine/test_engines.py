@@ -5,11 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cdi import LIST, etc_with
 from drivers import library
-from engines import Engine, Registry
+from engines import OLDEST, Engine, Registry
 from processes import END_WITH_US
 
 ROOT = Path(__file__).parents[2]
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
 DRIVER = "550.163.01"  # of that host
 PORT = 5031
@@ -29,8 +31,7 @@ CMD ["cat", "/variant"]
 COPY libcuda.so.{{ driver }} /usr/lib/
 {% endif %}
 """
-OLD = "docker-bookworm"
-ENGINES = ((OLD, "classic"), ("docker-forky", "containerd"), ("docker-forky", "classic"))
+ENGINES = ((OLDEST, "classic"), ("docker-forky", "containerd"), ("docker-forky", "classic"))
 
 
 def name(compression):
@@ -82,7 +83,7 @@ def other(request, published, engines):
 
 
 def is_old(engine):
-    return engine.programs.parent.name == OLD
+    return engine.programs.parent.name == OLDEST
 
 
 def test_a_version_is_listed_chosen_and_pulled(other, published):
@@ -110,6 +111,28 @@ def test_a_container_without_gpus_has_no_device_node(other):
     assert ran.returncode == 0, ran.stderr
     assert "null" in ran.stdout.split()
     assert "nvidia" not in ran.stdout
+
+
+@pytest.mark.usefixtures("nodes")
+def test_cdi_devices_are_exactly_the_nodes_of_a_launch(other):
+    written = other.imagematrix("export", "cdi", *HOST, "-o", other.folder / "cdi")
+    assert written.returncode == 0, written.stderr
+    other.docker("pull", BASE)
+    words = ("--rm", "--device", "imagematrix.io/gpu=3")
+    ran = other.docker("run", *words, BASE, *LIST, check=False)
+    if is_old(other):
+        assert ran.returncode != 0, "Docker 20.10 has no CDI"
+        return
+    assert set(ran.stdout.split()) == {"/dev/nvidia3", *CONTROL}, ran.stderr
+    assert other.docker("run", "--rm", BASE, *LIST).stdout == ""
+    if other.store == "containerd":
+        socket = other.folder / "run/containerd/containerd.sock"
+        ctr = [*other.inside, *etc_with(other.folder), "ctr", "--address", socket, "--namespace", "moby"]
+        for devices, nodes in ((words, {"/dev/nvidia3", *CONTROL}), (("--rm",), set())):
+            command = [*map(str, (*ctr, "run", *devices, BASE, "listed", *LIST))]
+            given = {"capture_output": True, "text": True, "env": other.environment}
+            ran = subprocess.run(command, check=True, **given)
+            assert set(ran.stdout.split()) == nodes
 
 
 def test_layers_in_zstd_start_or_are_refused_before_the_pull(other):

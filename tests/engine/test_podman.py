@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cdi import LIST, etc_with
 from podman import podman_settings
 from processes import END_WITH_US, new_folder, remove_folder
 
@@ -31,8 +32,8 @@ class Podman:
         self.host = f"unix://{self.folder}/podman.sock"
         settings = podman_settings(self.folder)
         self.environment = {**node.environment, "CONTAINERS_CONF": str(settings), "DOCKER_HOST": self.host}
-        stores = ["--root", self.folder / "data", "--runroot", self.folder / "run"]
-        command = [*END_WITH_US, *node.inside, "podman", *stores, "system", "service", "--time=0", self.host]
+        self.words = ["podman", "--root", self.folder / "data", "--runroot", self.folder / "run"]
+        command = [*END_WITH_US, *node.inside, *self.words, "system", "service", "--time=0", self.host]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         for _ in range(300):
@@ -125,3 +126,21 @@ def test_a_container_started_by_the_library_uses_its_gpu(podman):
 def test_the_doctor_audits_podman_images(podman):
     (result,) = [one for one in podman.answer("doctor", "training:v1")["findings"] if one["check"] == "image"]
     assert result["severity"] == "ok", result["saw"]
+
+
+def test_podman_passes_cdi_devices_and_no_other_nodes(podman):
+    written = podman.imagematrix("export", "cdi", "-o", podman.folder / "cdi")
+    assert written.returncode == 0, written.stderr
+    image = podman.imagematrix("select", "training:v1").stdout.strip()
+    uuid = podman.answer("probe")["gpus"][1]["uuid"]
+    control = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+    for names, nodes in (
+        ((), set()),
+        ((uuid,), {"/dev/nvidia1"}),
+        (("0", "3"), {"/dev/nvidia0", "/dev/nvidia3"}),
+    ):
+        devices = [word for name in names for word in ("--device", f"imagematrix.io/gpu={name}")]
+        words = [*etc_with(podman.folder), *podman.words, "run", "--rm", *devices, image, *LIST]
+        ran = podman.on_node(*words)
+        assert ran.returncode == 0, ran.stderr
+        assert set(ran.stdout.split()) == (nodes | control if names else set())

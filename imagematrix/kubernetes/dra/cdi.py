@@ -1,8 +1,6 @@
-"""The CDI specs of prepared claims: device nodes and nothing else, in a file for each claim.
+"""The CDI specs of prepared claims: a file for each claim.
 
-See https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Names of files are those that
-its library gives to the specs of claims (GenerateTransientSpecName). 0.5.0 is the first version in which the
-name of a device may begin with a digit.
+Names of files are those that CDI's library gives to the specs of claims (GenerateTransientSpecName).
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from imagematrix import files
+from imagematrix import cdi
 from imagematrix.kubernetes.dra.claims import UID
 
 TYPE_CHECKING = False
@@ -30,16 +28,11 @@ __all__ = [
     "prepared",
     "read",
     "spec",
-    "write",
 ]
 
 FOLDER = Path("/var/run/cdi")
 KIND = "imagematrix.io/claim"
-VERSION = "0.5.0"
 PREFIX, SUFFIX = f"{KIND.replace('/', '-')}_", ".json"
-DRAFT = ".draft"  # engines read all files that end in .json, whatever their names begin with
-PERMISSIONS = "rw"
-MODE = 0o644
 LIMIT = 1 << 20  # bytes
 NODE = re.compile(r"/dev/[\w/-]+", re.ASCII)
 
@@ -61,26 +54,7 @@ def device_id(uid: str, request: str, requests: frozenset[str]) -> str:
 
 def spec(devices: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the spec with these devices: the paths of device nodes by name."""
-    return {
-        "cdiVersion": VERSION,
-        "kind": KIND,
-        "devices": [
-            {
-                "name": name,
-                "containerEdits": {
-                    "deviceNodes": [{"path": path, "permissions": PERMISSIONS} for path in paths]
-                },
-            }
-            for name, paths in devices.items()
-        ],
-    }
-
-
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a spec so that engines see all of it or nothing; raise OSError."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    content = json.dumps(document, indent=2).encode() + b"\n"
-    files.replace(path, content, MODE, suffix=DRAFT)
+    return cdi.spec(KIND, devices)
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -116,5 +90,5 @@ def prepared(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def clean(folder: Path) -> None:
     """Remove the drafts of a process that was killed; raise OSError."""
-    for path in folder.glob(f".*{PREFIX}*{SUFFIX}{DRAFT}"):
+    for path in folder.glob(f".*{PREFIX}*{SUFFIX}{cdi.DRAFT}"):
         path.unlink(missing_ok=True)

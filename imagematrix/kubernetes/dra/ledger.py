@@ -12,6 +12,7 @@ from imagematrix.allocation.claim import claim
 from imagematrix.allocation.containers import gpu_keys
 from imagematrix.allocation.locks import Locks, folder
 from imagematrix.allocation.usage import consumers, keys, overlap
+from imagematrix.cdi import write
 from imagematrix.engine import endpoint
 from imagematrix.gpu_request.choice import Choice, label
 from imagematrix.kubernetes.dra import cdi
@@ -91,7 +92,7 @@ class ClaimLedger:
             choice = Choice(gpus=gpus, count=len(gpus))
             with claim([choice], lambda _: survey(), path=locks.path, group=endpoint.group()):
                 try:
-                    cdi.write(path, document)
+                    write(path, document)
                     self._grant(locks, uid, f"{reference}{KIND}", taken)
                 except OSError as error:
                     raise ClaimError(f"{path} cannot be written: {error.strerror}") from error

@@ -138,6 +138,7 @@ def test_a_launch_without_gpus_is_unchanged(make, specs):
         ("--device runtime.nvidia.com/gpu=all IMAGE", {}, "--device runtime.nvidia.com/gpu=all"),
         ("--device /dev/fuse --device nvidia.com/mig=0:1 IMAGE", {}, "--device nvidia.com/mig=0:1"),
         ("--device /dev/fuse IMAGE", DEFAULT, None),
+        ("--device imagematrix.io/gpu=0 IMAGE", DEFAULT, None),  # which has no driver
     ],
 )
 def test_options_that_inject_a_second_driver(line, info, by, monkeypatch):

@@ -42,6 +42,10 @@ def gpus(make):
         ),
         ("--device nvidia.com/gpu=1 IMAGE", ["nvidia4"]),
         ("--device nvidia.com/gpu=GPU-0 IMAGE", ["nvidia3"]),
+        (
+            "--device imagematrix.io/gpu=1 --device imagematrix.io/gpu=2:1:0 IMAGE",
+            ["nvidia4", "nvidia5-gi1-ci0"],
+        ),
         ("--device management.nvidia.com/gpu=0 IMAGE", ["nvidia3"]),
         ("--device nvidia.com/gpu=all IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
         ("--device /dev IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),

@@ -179,6 +179,9 @@ def test_variables_of_a_template(project):
         "torch_cuda_arch_list": None,
         "tf_cuda_compute_capabilities": None,
         "nvcc_gencode": None,
+        "driver_cuda": None,
+        "archspec": "zen4",
+        "torch_backend": "cpu",
         "driver": None,
         "base": "debian:trixie",
         "compiler": "gcc-14",
@@ -214,6 +217,45 @@ def test_compute_capability_is_given_in_build_system_syntax(project, compute, ex
     names = ("sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode")
     assert tuple(seen[name] for name in names) == expected
     assert (seen["cflags"], seen["march_option"]) == ("-O2", None)
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        # Of the driver in the image, of its branch; with the node's, of the cell.
+        ('cuda: ["11.8"], driver: [550.163.01], compute: ["8.9"]', ("12.4", "x86_64", "cu118")),
+        ('cuda: ["12.4"], driver: [535.261.03], compute: ["8.9"]', ("12.2", "x86_64", "cu124")),
+        ('cuda: ["12.4"], driver: [host], compute: ["8.9"]', ("12.4", "x86_64", "cu124")),
+        ('cuda: ["12.4"], compute: ["8.9"], march: [icelake-server]', ("12.4", "icelake", "cu124")),
+        ("march: [znver3]", (None, "zen3", "cpu")),
+        ('platform: [linux/arm64], cuda: ["13.1"], compute: ["9.0"]', ("13.1", "aarch64", "cu130")),
+    ],
+)
+def test_installers_are_told_what_holds_on_every_node_of_the_cell(project, axes, expected):
+    path = project(
+        text=f"""\
+            schema: imagematrix.matrix/v1
+            images: {{training: {{version: v1, template: training.j2}}}}
+            axes: {{{axes}}}
+            """,
+    )
+    (cell,) = expand(load(path)).cells
+    seen = variables(cell)
+    assert (seen["driver_cuda"], seen["archspec"], seen["torch_backend"]) == expected
+
+
+def test_stated_flags_of_a_march_decide_on_its_name(project):
+    path = project(
+        text="""\
+            schema: imagematrix.matrix/v1
+            images: {training: {version: v1, template: training.j2}}
+            axes: {march: [mine]}
+            facts:
+              march: {mine: {flags: [cx16, lahf_lm, mmx, pni, popcnt, sse, sse2, sse4_1, sse4_2, ssse3]}}
+            """,
+    )
+    (cell,) = expand(load(path)).cells
+    assert variables(cell)["archspec"] == "x86_64_v2"
 
 
 def test_template_variable_names_are_reserved(project):
@@ -252,7 +294,7 @@ def test_error_in_an_imported_template_has_its_position(project, tmp_path):
     (tmp_path / "templates" / "macros.j2").write_text("{% macro base() %}\n{{ zzzzzzzz }}\n{% endmacro %}\n")
     message, remedy = refusal(path)
     assert message.startswith("macros.j2:2: 'zzzzzzzz' is undefined")
-    assert remedy.startswith("templates see arch, base, ")
+    assert remedy.startswith("templates see arch, archspec, base, ")
 
 
 @pytest.mark.parametrize(

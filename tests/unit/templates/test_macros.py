@@ -216,3 +216,34 @@ def test_an_image_gets_at_most_40_layers_of_wheels(wheels):
 def test_a_lock_that_is_missing_is_named(wheels):
     with pytest.raises(UsageError, match=r"template 'no\.txt' not found"):
         wheels('"no.txt", base, "/opt/env"')
+
+
+INSTALLERS = "{{ debian.installers(driver_cuda, compute, archspec, torch_backend) }}"
+
+
+def test_installers_solve_for_the_cell(macro):
+    assert macro(INSTALLERS, ('"8.9"', '"9.0a"')).split() == [
+        "ENV",
+        'CONDA_OVERRIDE_CUDA="12.4"',
+        'CONDA_OVERRIDE_CUDA_ARCH="9.0"',
+        *("\\", 'CONDA_OVERRIDE_ARCHSPEC="zen4"'),
+        *("\\", 'UV_TORCH_BACKEND="cu124"'),
+        *("\\", 'NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION="12.4"'),
+        *("\\", 'NV_VARIANT_PROVIDER_FORCE_SM_ARCH="9.0"'),
+    ]
+
+
+def test_installers_see_no_gpu_in_a_cpu_only_cell(macro):
+    call = '{{ debian.installers(none, none, "x86_64_v3", "cpu") }}'
+    assert macro(call) == (
+        'ENV CONDA_OVERRIDE_CUDA="" CONDA_OVERRIDE_CUDA_ARCH="" \\\n'
+        '    CONDA_OVERRIDE_ARCHSPEC="x86_64_v3" \\\n    UV_TORCH_BACKEND="cpu"\n'
+    )
+
+
+def test_installers_are_not_told_what_is_unknown(macro):
+    assert macro('{{ debian.installers("14.0", "9.0", none, none) }}').split() == [
+        *("ENV", 'CONDA_OVERRIDE_CUDA="14.0"', 'CONDA_OVERRIDE_CUDA_ARCH="9.0"'),
+        *("\\", 'NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION="14.0"'),
+        *("\\", 'NV_VARIANT_PROVIDER_FORCE_SM_ARCH="9.0"'),
+    ]

@@ -19,6 +19,7 @@ from imagematrix.allocation import grants
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import node_leases
 from imagematrix.allocation.usage import Consumer, consumers, keys
+from imagematrix.cdi import write
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.gpu_request.choice import Choice
 from imagematrix.kubernetes.dra import cdi
@@ -377,7 +378,7 @@ class ClaimMachine(RuleBasedStateMachine):
         if number in self.given or unit in self.taken(number):
             return
         paths = nodes(HOST, [UNITS[unit]])
-        cdi.write(cdi.file(self.cdi, Claims.uid(number)), cdi.spec({Claims.uid(number): paths}))
+        write(cdi.file(self.cdi, Claims.uid(number)), cdi.spec({Claims.uid(number): paths}))
         self.given[number] = {unit}
         self.restart()
 

@@ -28,6 +28,9 @@ RUN python3 setup.py bdist_wheel --dist-dir /wheels
 
 # The wheel with what it depends on; numpy, for torch does without but its users don't.
 FROM source AS environment
+ENV CONDA_OVERRIDE_CUDA="" CONDA_OVERRIDE_CUDA_ARCH="" \
+    CONDA_OVERRIDE_ARCHSPEC="x86_64_v3" \
+    UV_TORCH_BACKEND="cpu"
 COPY --from=wheel /wheels/ /wheels/
 RUN python3 -m venv /opt/pytorch && \
     /opt/pytorch/bin/pip install --no-cache-dir --no-compile numpy==2.2.6 /wheels/*.whl

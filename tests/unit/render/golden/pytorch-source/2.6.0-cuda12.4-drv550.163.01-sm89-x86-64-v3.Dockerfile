@@ -52,6 +52,11 @@ RUN python3 setup.py bdist_wheel --dist-dir /wheels
 
 # The wheel with what it depends on; numpy, for torch does without but its users don't.
 FROM source AS environment
+ENV CONDA_OVERRIDE_CUDA="12.4" CONDA_OVERRIDE_CUDA_ARCH="8.9" \
+    CONDA_OVERRIDE_ARCHSPEC="x86_64_v3" \
+    UV_TORCH_BACKEND="cu124" \
+    NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION="12.4" \
+    NV_VARIANT_PROVIDER_FORCE_SM_ARCH="8.9"
 COPY --from=wheel /wheels/ /wheels/
 RUN python3 -m venv /opt/pytorch && \
     /opt/pytorch/bin/pip install --no-cache-dir --no-compile numpy==2.2.6 /wheels/*.whl
