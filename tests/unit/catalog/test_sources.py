@@ -109,7 +109,7 @@ def at_site(monkeypatch, tmp_path, server):
 
 
 def notes_of(image):
-    told = []
+    told: list[str] = []
     return sources.stored_catalog(image, told.append), told
 
 
