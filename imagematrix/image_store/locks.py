@@ -76,6 +76,7 @@ def _mine(folder: Path) -> Iterator[Path]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask: other users have to read whose it is
             file.write(own.to_bytes())
         yield path
     finally:

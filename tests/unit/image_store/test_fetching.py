@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import MANIFEST, archived, index, layout, link, saved, tar
@@ -123,7 +124,7 @@ def test_an_image_that_a_container_runs_from_is_not_replaced(server, image_store
 def test_the_progress_counts_layers_and_bytes(server, image_store):
     image, name = variant("cpu", LAYERS[0], LAYERS[1], LAYERS[1])
     put(server, (image, name))
-    seen = []
+    seen: list[Any] = []
     fetch(image_store, from_registry(server), image.digest, PUBLISHED, watcher=Watcher(report=seen.append))
     size = sum(len(image.blobs[layer]) for layer in {*image.layers})
     assert (seen[-1].layers, seen[-1].downloaded, seen[-1].received) == (2, 2, size)
@@ -142,7 +143,7 @@ def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store
     assert held > 1000
     server.faults.clear()
     server.requests.clear()
-    seen = []
+    seen: list[Any] = []
     fetch(image_store, from_registry(server), image.digest, PUBLISHED, watcher=Watcher(report=seen.append))
     assert seen[-1].received == len(image.blobs[image.layers[0]]) - held
     assert not partial.exists()
@@ -285,7 +286,7 @@ def test_archives_are_read(image_store, tmp_path, kind):
             )
         )
         assert path.read_bytes() != text
-    seen = []
+    seen: list[Any] = []
     found = fetch(
         image_store,
         lambda: contextlib.nullcontext(ArchiveOrigin(path)),
@@ -316,6 +317,7 @@ def test_a_damaged_archive_is_refused(image_store, tmp_path, part):
 FETCH = """
 import contextlib, os, sys
 from pathlib import Path
+from typing import Any
 from imagematrix.errors import AuditError
 from imagematrix.image_store.fetching import FetchOptions, CatalogEntry, fetch
 from imagematrix.image_store.folder import ImageStore
