@@ -34,7 +34,7 @@ PORT = 5017
 SEEN = """
 mount --bind "$1" /mnt; mount --bind "$2" /srv; mount --bind "$3" /opt; shift 3
 """
-AS_USER = f'exec setpriv --reuid {USER} --regid {USER} --clear-groups --inh-caps=-all -- "$@"'
+AS_USER = f'exec setpriv --reuid {USER} --regid {USER} --clear-groups -- "$@"'
 # Another machine: another name, another boot, and processes of its own.
 ELSEWHERE = """
 name=$1; shift

@@ -17,6 +17,7 @@ from images import MANIFEST, archived, index, layout, link, saved, tar
 from storing import CATALOG, LAYERS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.image_store.eviction import lock_of
 from imagematrix.image_store.fetching import FetchOptions, Watcher, fetch
 from imagematrix.image_store.locks import locked
 from imagematrix.image_store.origins import ArchiveOrigin, LayoutOrigin
@@ -118,6 +119,25 @@ def test_an_image_that_a_container_runs_from_is_not_replaced(server, image_store
     lease.release()
     assert fetch(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED).kind == "folder"
     assert fetch(image_store, from_registry(server), image.digest, PUBLISHED).kind == "folder"
+    assert listed(image_store, "new") == []
+
+
+def test_two_processes_that_both_fetch_an_image_leave_one(server, image_store, tmp_path):
+    """As if the first had been stopped for so long that the second thought it dead."""
+    image, name = variant()
+    put(server, (image, name))
+
+    class Slow(LayoutOrigin):
+        def layers(self, *words):
+            lock_of(image_store, image.digest).unlink()
+            fetch(image_store, from_registry(server), image.digest, PUBLISHED)
+            image_store.lease(image.digest)
+            return super().layers(*words)
+
+    folder = Path(layout(tmp_path / "layout", image))
+    slow = Slow(LayoutFolder(folder, AuditError))
+    found = fetch(image_store, lambda: contextlib.nullcontext(slow), image.digest, PUBLISHED)
+    assert image_store.images() == [found]
     assert listed(image_store, "new") == []
 
 
@@ -319,6 +339,7 @@ import contextlib, os, sys
 from pathlib import Path
 from typing import Any
 from imagematrix.errors import AuditError
+from imagematrix.image_store.eviction import lock_of
 from imagematrix.image_store.fetching import FetchOptions, CatalogEntry, fetch
 from imagematrix.image_store.folder import ImageStore
 from imagematrix.image_store.origins import LayoutOrigin

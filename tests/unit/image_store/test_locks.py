@@ -177,6 +177,15 @@ def test_a_lock_that_another_process_breaks_just_now_is_waited_for(lock):
     assert asked[:3] == [True, True, True]
 
 
+def test_what_a_process_left_that_was_killed_while_it_broke_a_lock_is_swept(lock):
+    dead = replace(Holder.of(), started="1")
+    left, kept = lock.with_name("lock.0123"), lock.with_name("lock.4567")
+    left.write_bytes(dead.to_bytes())
+    kept.write_bytes(Holder.of().to_bytes())
+    sweep(lock.parent)
+    assert [*lock.parent.iterdir()] == [kept]
+
+
 def test_the_successor_of_a_dead_holder_keeps_its_lock(lock):
     """Whoever comes late with the right to break the lock of a dead process finds another's there."""
     dead = replace(Holder.of(), started="1")
