@@ -116,7 +116,8 @@ def fetch(
                 _sweep(store, lock.name)
                 with source() as images:
                     room = Room(store, how.max_size, watcher.evicted)
-                    _Fetch(store, digest, watcher.report, room).run(images, published, unpacked=how.unpacked)
+                    fetching = _Fetch(store, digest, watcher.report, room)
+                    fetching.run(images, published, there, unpacked=how.unpacked)
     found = store.find(digest)
     if found is None:
         raise UsageError(f"{digest} was removed from {store} just after it had come", remedy="try again")
@@ -136,8 +137,15 @@ class _Fetch:
         self._lock = threading.Lock()
         self._layers = self._downloaded = self._received = 0
 
-    def run(self, source: ImageOrigin, published: CatalogEntry, *, unpacked: bool) -> None:
-        """Fetch the image."""
+    def run(
+        self,
+        source: ImageOrigin,
+        published: CatalogEntry,
+        there: Callable[[], StoredImage | None],
+        *,
+        unpacked: bool,
+    ) -> None:
+        """Fetch the image, unless another process brings it meanwhile that was thought to be dead."""
         place = Path(self._store.place(self._digest))
         partial = Path(self._store.path, "partial", place.name)
         new = Path(self._store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
@@ -152,6 +160,9 @@ class _Fetch:
         new.mkdir()
         try:
             stored = self._written(new, image, published, parts, unpacked=unpacked)
+            if there():
+                remove_tree(new)
+                return
             if place.exists():  # a damaged one, or one of the other kind
                 self._require_idle()
                 place.rename(f"{new}.gone")

@@ -227,6 +227,7 @@ class ImageStore:
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o644)  # whatever the umask: other users have to read whose it is
                 file.write(holder.to_bytes())
             os.rename(draft, path)
         except OSError:

@@ -62,10 +62,14 @@ def locked(
 def sweep(folder: Path) -> None:
     """Remove files that dead processes left in a folder of locks; locks themselves stay."""
     with _mine(folder) as mine, contextlib.suppress(OSError):
-        for path in folder.glob(f"{MINE}*"):
+        for path in folder.iterdir():
             found = _holder(path, mine)
-            if found and not found[1]:
+            if found is None or found[1]:
+                continue
+            if path.name.startswith(MINE):
                 path.unlink(missing_ok=True)
+            elif "." in path.name:  # a lock on the removal of another one
+                _break(path, found[0], mine)
 
 
 @contextlib.contextmanager
@@ -76,6 +80,7 @@ def _mine(folder: Path) -> Iterator[Path]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask: other users have to read whose it is
             file.write(own.to_bytes())
         yield path
     finally:

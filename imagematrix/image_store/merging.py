@@ -12,6 +12,7 @@ import tarfile
 from dataclasses import dataclass
 
 from imagematrix.errors import AuditError
+from imagematrix.oci import listing
 from imagematrix.oci.expanded import Expanded, Hashed
 from imagematrix.oci.listing import LONGEST_PATH, LayerListing, dense, members, to_the_end
 from imagematrix.oci.tar import open_tar
@@ -113,7 +114,11 @@ class MergedImage:
     def __init__(self, layers: Sequence[LayerFile], report: Callable[[int], object] = lambda _: None) -> None:
         self._layers = layers
         self._report = report
-        listed = [self._listed(layer) for layer in layers]
+        listed: list[_ListedLayer] = []
+        for layer in layers:
+            listed.append(self._listed(layer))
+            if sum(len(one.entries) for one in listed) > listing.MOST:
+                raise AuditError(f"the layers have more than {listing.MOST} files")
         self._tree: ImageTree[_Content] = ImageTree(listed)
         self._names: dict[_Content, list[str]] = {}
         self.left_out = 0
@@ -173,9 +178,9 @@ class MergedImage:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is None or member.size != file.size:
                     raise tarfile.ReadError("it changed while it was read")
-                yield _member(
-                    self._names[file][0], tarfile.REGTYPE, file.own, size=file.size, content=content
-                )
+                checked = _Checked(content, layer)
+                path = self._names[file][0]
+                yield _member(path, tarfile.REGTYPE, file.own, size=file.size, content=checked)
 
     def _listed(self, layer: LayerFile) -> _ListedLayer:
         found: LayerListing[_Content] = LayerListing()
@@ -197,19 +202,37 @@ class MergedImage:
     @contextlib.contextmanager
     def _opened(self, layer: LayerFile, tar: str | None = None) -> Iterator[tarfile.TarFile]:
         """Open the tar of a layer; at the end, compare its digests and raise AuditError."""
-        try:
-            with layer.open() as stream:
-                raw = Hashed(stream, layer.digest) if layer.digest else None
-                expanded = Expanded(raw or stream)
-                content = Hashed(expanded, tar) if tar else None
-                with open_tar(_Observed(content or expanded, self._report)) as archive:
-                    yield archive
-                    to_the_end(archive, expanded if content is None else content, expanded)
-                for hashed in (raw, content):
-                    if hashed:
-                        hashed.finish()
-        except (tarfile.TarError, EOFError, ValueError) as error:
-            raise AuditError(f"the layer {layer.name} cannot be read: {error}") from error
+        with _explained(layer), layer.open() as stream:
+            raw = Hashed(stream, layer.digest) if layer.digest else None
+            expanded = Expanded(raw or stream)
+            content = Hashed(expanded, tar) if tar else None
+            with open_tar(_Observed(content or expanded, self._report)) as archive:
+                yield archive
+                to_the_end(archive, expanded if content is None else content, expanded)
+            for hashed in (raw, content):
+                if hashed:
+                    hashed.finish()
+
+
+@contextlib.contextmanager
+def _explained(layer: LayerFile) -> Iterator[None]:
+    """Raise AuditError if a layer cannot be read."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise AuditError(f"the layer {layer.name} cannot be read: {error}") from error
+
+
+class _Checked:
+    """The content of a file in a layer, with errors of the layer."""
+
+    def __init__(self, stream: ByteStream, layer: LayerFile) -> None:
+        self._stream = stream
+        self._layer = layer
+
+    def read(self, size: int = -1, /) -> bytes:
+        with _explained(self._layer):
+            return self._stream.read(size)
 
 
 class _Observed:

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from typing import cast
 
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import AuditError, EngineError, UsageError
 from imagematrix.text import headline
 
 TYPE_CHECKING = False
@@ -28,6 +28,7 @@ PROGRAM = "mksquashfs"
 REMEDY = "`apt install squashfs-tools` (4.5 or newer); --unpacked needs no program"
 LEVEL = 3  # of zstd: higher ones take several times as long for a few per cent
 PIECE = 1 << 20
+MEMORY = "512M"  # for its queues: by default, a quarter of the machine, of which a job may have less
 BLOCK = tarfile.BLOCKSIZE
 FULL = "No space left on device"
 LONGEST = 1 << 16  # bytes of its messages
@@ -71,7 +72,7 @@ def write_squashfs(
     command += ["-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
     # An ordinary user's container has one user id, as which it cannot write over the files of others.
     command += ["-all-root", "-no-xattrs", "-no-progress", "-quiet"]
-    command += ["-noappend", "-processors", str(processors or len(os.sched_getaffinity(0)))]
+    command += ["-noappend", "-mem", MEMORY, "-processors", str(processors or len(os.sched_getaffinity(0)))]
     # This sets the time of the file system and, before 4.6, that of the root, which would be the current one.
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(latest), "LC_ALL": "C"}
     complete = False
@@ -110,7 +111,7 @@ def _write_tar(file: IO[bytes], members: Iterable[MergedFile], written: Callable
             while left:
                 piece = member.content.read(min(left, PIECE))
                 if not piece:
-                    raise EOFError(f"{member.path} is truncated")
+                    raise AuditError(f"{member.path[:200]!r} is truncated")
                 file.write(piece)
                 left -= len(piece)
                 written(len(piece))

@@ -10,6 +10,8 @@ import contextlib
 import os
 import tarfile
 
+from imagematrix.errors import AuditError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -136,7 +138,7 @@ def _write(inside: _Inside, member: MergedFile, written: Callable[[int], object]
         while left:
             piece = member.content.read(min(left, PIECE)) if member.content else b""
             if not piece:
-                raise EOFError(f"{member.path} is truncated")
+                raise AuditError(f"{member.path[:200]!r} is truncated")
             _write_all(descriptor, piece)
             left -= len(piece)
             written(len(piece))

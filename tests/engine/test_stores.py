@@ -16,8 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 import zstandard
-from engines import Registry, new_folder, remove_folder
+from engines import Registry
 from images import MANIFEST, hardlink, layout, link, special, tar
+from processes import new_folder, remove_folder
 from storing import listed, variant
 
 from imagematrix.catalog import index
@@ -33,7 +34,7 @@ PORT = 5017
 SEEN = """
 mount --bind "$1" /mnt; mount --bind "$2" /srv; mount --bind "$3" /opt; shift 3
 """
-AS_USER = f'exec setpriv --reuid {USER} --regid {USER} --clear-groups --inh-caps=-all -- "$@"'
+AS_USER = f'exec setpriv --reuid {USER} --regid {USER} --clear-groups -- "$@"'
 # Another machine: another name, another boot, and processes of its own.
 ELSEWHERE = """
 name=$1; shift
@@ -127,11 +128,12 @@ def pull(home, name, *more, **how):
 
 def described(root):
     """Return each file's kind, mode, time and content, and which are the same file."""
-    found, same = {}, {}
+    found = {}
+    same: dict[int, set[str]] = {}
     for path in sorted(Path(root).rglob("*")):
         state = path.lstat()
         name = str(path.relative_to(root))
-        content = None
+        content: str | bytes | None = None
         if stat.S_ISLNK(state.st_mode):
             content = str(path.readlink())
         elif stat.S_ISREG(state.st_mode):

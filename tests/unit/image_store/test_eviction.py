@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import tar
@@ -38,7 +39,7 @@ def fill(server, image_store):
 def test_the_image_started_least_recently_goes_first(image_store, fill):
     one, two, three = fill("a", "b", "c")
     image_store.lease(one).release()  # started just now
-    evicted = []
+    evicted: list[Any] = []
     Room(image_store, 36_000, evicted.append).make(10_000)
     assert [image.digest for image in evicted] == [two]
     assert image_store.digests() == sorted([one, three])
@@ -46,7 +47,7 @@ def test_the_image_started_least_recently_goes_first(image_store, fill):
 
 def test_no_image_goes_while_there_is_room(image_store, fill):
     fill("a", "b")
-    evicted = []
+    evicted: list[Any] = []
     total = sum(image.size for image in image_store.images())
     Room(image_store, total + 5, evicted.append).make(5)
     assert evicted == []
@@ -58,7 +59,7 @@ def test_an_image_that_a_container_runs_from_stays(image_store, fill):
     one, two = fill("a", "b")
     lease = image_store.lease(one)
     os.utime(f"{image_store.place(one)}/started", (0, 0))
-    evicted = []
+    evicted: list[Any] = []
     Room(image_store, 25_000, evicted.append).make(10_000)
     assert [image.digest for image in evicted] == [two]
     with pytest.raises(UsageError, match="images that are in use take 1"):
@@ -74,7 +75,7 @@ def test_an_image_larger_than_the_store_may_be_is_refused(image_store, fill):
 
 
 def test_a_fetch_makes_room_for_its_image_and_keeps_it(image_store, fill):
-    evicted = []
+    evicted: list[Any] = []
     digests = fill("a", "b", "c", "d", max_size=34_000, evicted=evicted)
     assert [image.digest for image in evicted] == digests[:2]
     assert image_store.digests() == sorted(digests[2:])

@@ -10,12 +10,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import MANIFEST, archived, index, layout, link, saved, tar
 from storing import CATALOG, LAYERS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.image_store.eviction import lock_of
 from imagematrix.image_store.fetching import FetchOptions, Watcher, fetch
 from imagematrix.image_store.locks import locked
 from imagematrix.image_store.origins import ArchiveOrigin, LayoutOrigin
@@ -120,10 +122,29 @@ def test_an_image_that_a_container_runs_from_is_not_replaced(server, image_store
     assert listed(image_store, "new") == []
 
 
+def test_two_processes_that_both_fetch_an_image_leave_one(server, image_store, tmp_path):
+    """As if the first had been stopped for so long that the second thought it dead."""
+    image, name = variant()
+    put(server, (image, name))
+
+    class Slow(LayoutOrigin):
+        def layers(self, *words):
+            lock_of(image_store, image.digest).unlink()
+            fetch(image_store, from_registry(server), image.digest, PUBLISHED)
+            image_store.lease(image.digest)
+            return super().layers(*words)
+
+    folder = Path(layout(tmp_path / "layout", image))
+    slow = Slow(LayoutFolder(folder, AuditError))
+    found = fetch(image_store, lambda: contextlib.nullcontext(slow), image.digest, PUBLISHED)
+    assert image_store.images() == [found]
+    assert listed(image_store, "new") == []
+
+
 def test_the_progress_counts_layers_and_bytes(server, image_store):
     image, name = variant("cpu", LAYERS[0], LAYERS[1], LAYERS[1])
     put(server, (image, name))
-    seen = []
+    seen: list[Any] = []
     fetch(image_store, from_registry(server), image.digest, PUBLISHED, watcher=Watcher(report=seen.append))
     size = sum(len(image.blobs[layer]) for layer in {*image.layers})
     assert (seen[-1].layers, seen[-1].downloaded, seen[-1].received) == (2, 2, size)
@@ -142,7 +163,7 @@ def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store
     assert held > 1000
     server.faults.clear()
     server.requests.clear()
-    seen = []
+    seen: list[Any] = []
     fetch(image_store, from_registry(server), image.digest, PUBLISHED, watcher=Watcher(report=seen.append))
     assert seen[-1].received == len(image.blobs[image.layers[0]]) - held
     assert not partial.exists()
@@ -285,7 +306,7 @@ def test_archives_are_read(image_store, tmp_path, kind):
             )
         )
         assert path.read_bytes() != text
-    seen = []
+    seen: list[Any] = []
     found = fetch(
         image_store,
         lambda: contextlib.nullcontext(ArchiveOrigin(path)),
@@ -316,7 +337,9 @@ def test_a_damaged_archive_is_refused(image_store, tmp_path, part):
 FETCH = """
 import contextlib, os, sys
 from pathlib import Path
+from typing import Any
 from imagematrix.errors import AuditError
+from imagematrix.image_store.eviction import lock_of
 from imagematrix.image_store.fetching import FetchOptions, CatalogEntry, fetch
 from imagematrix.image_store.folder import ImageStore
 from imagematrix.image_store.origins import LayoutOrigin

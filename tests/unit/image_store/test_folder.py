@@ -263,7 +263,7 @@ def test_without_a_home_there_is_no_default_store(monkeypatch):
     for name in ("IMAGEMATRIX_STORE", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(UsageError, match="no folder for a store"):
         default_store()
 

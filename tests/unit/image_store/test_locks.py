@@ -71,7 +71,7 @@ def test_a_lock_is_free_after_an_error(lock):
 
 def test_whoever_waits_is_told_for_whom_once(lock, hold):
     process = hold()
-    told = []
+    told: list[Holder] = []
     with locked(lock, told.append, lambda: len(told) > 0 and time.sleep(0.1) is None) as held:
         assert not held
     assert [(one.pid, str(one)) for one in told] == [
@@ -82,7 +82,7 @@ def test_whoever_waits_is_told_for_whom_once(lock, hold):
 def test_whoever_waits_long_is_told_again(lock, hold, monkeypatch):
     monkeypatch.setattr(locks, "TOLD_S", 0.05)
     hold()
-    told = []
+    told: list[Holder] = []
     with locked(lock, told.append, lambda: len(told) > 2) as held:
         assert not held
     assert len(told) == 3
@@ -94,7 +94,7 @@ def test_a_killed_process_holds_nothing(lock, hold):
         assert not held
     process.send_signal(signal.SIGKILL)
     process.wait()
-    told = []
+    told: list[Holder] = []
     with locked(lock, told.append) as held:
         assert (held, told) == (True, [])
     sweep(lock.parent)
@@ -175,6 +175,15 @@ def test_a_lock_that_another_process_breaks_just_now_is_waited_for(lock):
     with locked(lock, until=until) as held:
         assert held
     assert asked[:3] == [True, True, True]
+
+
+def test_what_a_process_left_that_was_killed_while_it_broke_a_lock_is_swept(lock):
+    dead = replace(Holder.of(), started="1")
+    left, kept = lock.with_name("lock.0123"), lock.with_name("lock.4567")
+    left.write_bytes(dead.to_bytes())
+    kept.write_bytes(Holder.of().to_bytes())
+    sweep(lock.parent)
+    assert [*lock.parent.iterdir()] == [kept]
 
 
 def test_the_successor_of_a_dead_holder_keeps_its_lock(lock):

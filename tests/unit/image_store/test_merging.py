@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import tarfile
 import tempfile
 from pathlib import Path
@@ -162,15 +163,28 @@ def test_layers_that_no_engine_would_unpack_are_refused(layers, message):
         merged(*layers)
 
 
+def test_a_layer_that_is_damaged_between_the_two_readings_is_refused():
+    """Its headers were read before, so only the content of a file can tell."""
+    raw = gzip.compress(tar(("a", os.urandom(300_000))))
+    raws = [raw, raw[: len(raw) // 2]]
+    image = MergedImage([LayerFile(open=lambda: layer_file(raws.pop(0)).open(), name="l")])
+    members = image.members()
+    next(members)
+    content = next(members).content
+    with pytest.raises(AuditError, match="the layer l cannot be read"):
+        content.read(300_000)
+
+
 def test_as_many_levels_as_are_allowed_work():
     assert len(listed(["/".join("a" * 256)])) == 257
 
 
 def test_the_number_of_entries_is_limited(monkeypatch):
     monkeypatch.setattr(listing, "MOST", 2)
-    assert len(listed(["a", "b", "c"])) == 4
-    with pytest.raises(AuditError, match="more than 2 files"):
-        merged(["a", "b", "c", "d"])
+    assert len(listed(["a"], ["b"])) == 3
+    for layers in ([["a", "b", "c", "d"]], [["a", "b"], ["c"]]):
+        with pytest.raises(AuditError, match="more than 2 files"):
+            merged(*layers)
 
 
 @pytest.mark.parametrize("end", [1, 700, 1300])
@@ -215,7 +229,9 @@ LAYER = st.lists(st.tuples(NAMES, KINDS, NAMES), max_size=6, unique_by=lambda me
 
 def unpack(members, lower, number):  # noqa: C901 - one branch for each kind of entry
     """Return the entries of a layer by path: "folder", ("link", target), or the identity of a file."""
-    upper, removed, opaque = {}, set(), set()
+    upper: dict[str, object] = {}
+    removed: set[str] = set()
+    opaque: set[str] = set()
 
     def parents(path):
         parts = path.split("/")
@@ -223,7 +239,8 @@ def unpack(members, lower, number):  # noqa: C901 - one branch for each kind of 
 
     def resolved(path, tree, made):
         """Follow links in the parents of a path; in `made`, missing folders appear."""
-        done, ahead, hops = [], path.split("/")[:-1], 0
+        done: list[str] = []
+        ahead, hops = path.split("/")[:-1], 0
         while ahead:
             name = ahead.pop(0)
             here = "/".join([*done, name])
@@ -283,7 +300,7 @@ def overlay(lower, upper, removed, opaque):
 
 def on_disk(root):
     """Return what an unpacked image has, in the terms of the model; a file's content is its identity."""
-    found = {}
+    found: dict[str, object] = {}
     for path in sorted(Path(root).rglob("*")):
         name = str(path.relative_to(root))
         if path.is_symlink():
@@ -294,7 +311,7 @@ def on_disk(root):
 
 
 def names_by_file(found):
-    files = {}
+    files: dict[object, set[str]] = {}
     for path, kind in found.items():
         if kind != "folder" and kind[0] != "link":
             files.setdefault(kind, set()).add(path)
@@ -304,7 +321,8 @@ def names_by_file(found):
 @settings(deadline=None)
 @given(st.lists(LAYER, max_size=3))
 def test_an_unpacked_image_is_what_engines_and_overlayfs_make_of_its_layers(layers):
-    expected, archives = {}, []
+    expected: dict[str, object] = {}
+    archives = []
     for number, members in enumerate(layers):
         expected = overlay(expected, *unpack(members, expected, number))
         raw = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import imagematrix
+from imagematrix.errors import AuditError
 from imagematrix.image_store.merging import MergedFile
 from imagematrix.image_store.unpacked import remove_tree, write_folder
 
@@ -102,7 +103,7 @@ def test_a_hard_link_is_not_made_through_a_link(tmp_path):
 
 def test_a_file_that_ends_early_is_an_error(tmp_path):
     short = MergedFile(path="/f", kind=tarfile.REGTYPE, size=2, content=io.BytesIO(b"x"))
-    with pytest.raises(EOFError, match="/f is truncated"):
+    with pytest.raises(AuditError, match="'/f' is truncated"):
         write_folder(tmp_path / "root", [folder("/"), short])
 
 
