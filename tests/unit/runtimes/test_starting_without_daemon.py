@@ -69,7 +69,7 @@ def kernel(monkeypatch):
 
 
 def test_the_caller_is_root_in_its_namespace(kernel, monkeypatch):
-    written = {}
+    written: dict[str, str] = {}
     monkeypatch.setattr(namespace, "_write", written.__setitem__)
     calls = kernel().calls
     namespace.enter()
