@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["keep"]
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-RENEW_S = 60.0
+RENEW_S = 30.0  # another machine believes in a lease for 120 s after a sign of life
 DESCRIPTORS = 1 << 16  # more than a process has open
 
 
