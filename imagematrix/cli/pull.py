@@ -68,7 +68,7 @@ def command(
     # Without an engine, an image is only where its name says.
     selection = choose(
         image,
-        catalog or (image if to else None),
+        catalog or (None if to is None else image),
         (node, wanted),
         where=where,
         allow_cpu=allow_cpu,
@@ -121,7 +121,7 @@ def _amount(text: str | None) -> int | None:
 
 def _fetched(
     selection: Selection,
-    to: Path,
+    to: str,
     catalog: str | None,
     policy: Path | None,
     how: FetchOptions,
