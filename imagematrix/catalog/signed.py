@@ -116,7 +116,7 @@ def require_variants(variants: Iterable[Variant], policies: Sequence[SignaturePo
             continue
         if not names_registry(name):
             raise SignatureError(
-                f"{members[0].reference} has no signature: it is an image of the engine",
+                f"{members[0].reference} has no signature: it is in no registry",
                 remedy="publish it in a registry, sign it there, and use its name with the registry",
             )
         with Registry(name) as registry:

@@ -159,7 +159,7 @@ Where = Annotated[
     ),
 ]
 ToStore = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--to", metavar="STORE", help="Bring the image into this folder, which needs no engine."),
 ]
 Unpacked = Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,7 +41,7 @@ def command(
         ),
     ] = None,
     store: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--store", metavar="STORE", help="Remove from this folder, which `pull --to` fills, instead."
         ),

@@ -10,8 +10,6 @@ from imagematrix.site import DOCKER, read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from imagematrix.cli.options import (
         AllowCpu,
         CatalogName,
@@ -101,15 +99,14 @@ def command(
         remark(selection, wanted)
 
 
-def _store(to: Path | None) -> ImageStore | None:
+def _store(to: str | None) -> ImageStore | None:
     """Return the store to pull into, None for the engine."""
     from imagematrix.image_store.folder import ImageStore, default_store
 
     site = read_site()
-    given = None if to is None else str(to)
-    if given is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
+    if to is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
         return None
-    return ImageStore(site.chosen("store", given, "IMAGEMATRIX_STORE", named="--to") or default_store())
+    return ImageStore(site.chosen("store", to, "IMAGEMATRIX_STORE", named="--to") or default_store())
 
 
 def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:

@@ -116,6 +116,8 @@ class ImageStore:
     """The store in the folder `path`. Processes of several machines may share it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not os.fspath(path):  # such as a variable that is not set
+            raise UsageError("the store has an empty name", remedy="name its folder")
         self.path = os.path.abspath(os.fspath(path))
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from images import Parts, archived, digest, index, layout, saved, tar
 from publishing import labels_of, tag
+from signing import Signer
 from storing import LAYERS, variant
 
 from imagematrix.catalog import labels
@@ -162,11 +163,26 @@ def test_damaged_labels_are_an_error(tmp_path):
         open_catalog(f"oci:{layout(tmp_path / 'l', image)}")
 
 
-def test_a_policy_holds_for_them_too(tmp_path, two):
+@pytest.mark.parametrize(
+    ("rules", "otherwise", "message"),
+    [
+        ([], "deny", "the policy allows no images of training"),
+        (
+            [{"repository": "training", "keys": ["cosign.pub"]}],
+            "allow",
+            "has no signature: it is in no registry",
+        ),
+    ],
+)
+def test_a_policy_holds_for_them_too(tmp_path, two, rules, otherwise, message):
     policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"schema": "imagematrix.policy/v1", "rules": [], "default": "deny"}))
-    with pytest.raises((SignatureError, UsageError)):
+    Signer(tmp_path)
+    document = {"schema": "imagematrix.policy/v1", "rules": rules, "otherwise": otherwise}
+    policy.write_text(json.dumps(document))
+    with pytest.raises(SignatureError, match=message):
         open_catalog(f"oci:{layout(tmp_path / 'l', *two)}", policy=policy)
+    policy.write_text(json.dumps(document | {"rules": [], "otherwise": "allow"}))
+    assert open_catalog(f"oci:{tmp_path / 'l'}", policy=policy).variants
 
 
 @pytest.mark.usefixtures("no_engine")

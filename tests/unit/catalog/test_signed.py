@@ -174,7 +174,7 @@ def test_image_of_the_engine_has_to_be_a_signed_entry(published, engine, policy,
 def test_image_that_is_only_in_the_engine_cannot_be_signed(engine, shipped_catalog, policy):
     engine.add_catalog(shipped_catalog)
     assert open_catalog("training:v1", policy=policy()).variants, "no rule is about it"
-    assert "is an image of the engine" in refused(
+    assert "has no signature: it is in no registry" in refused(
         "training:v1", policy=policy(rules=[{"repository": "*", "keys": ["cosign.pub"]}])
     )
     assert (

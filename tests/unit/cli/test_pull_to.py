@@ -102,6 +102,11 @@ def test_options_of_stores_need_one(cli, option):
     assert "add --to STORE" in result.err
 
 
+def test_the_name_of_a_store_is_not_empty(cli, published, profiles):
+    result = cli("pull", published, "--to", "", "--host", profiles["genoa-h200"], "--gpus", "none")
+    assert (result.code, "the store has an empty name" in result.err) == (2, True)
+
+
 def test_a_saved_catalog_whose_images_are_in_no_registry_is_no_source(pull, tmp_path, published, cli):
     image, _ = variant("one")
     document = cli("ls", "--catalog", f"oci:{layout(tmp_path / 'l', image)}", "--json").out

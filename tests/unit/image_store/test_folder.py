@@ -293,6 +293,11 @@ def test_it_loads_little():
     assert done.stdout == "[]\n"
 
 
+def test_its_name_is_not_empty():
+    with pytest.raises(UsageError, match="the store has an empty name"):
+        ImageStore("")
+
+
 def test_its_path_is_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert str(ImageStore("s")) == str(tmp_path / "s")
