@@ -11,6 +11,7 @@
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
+# make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -21,7 +22,7 @@ NAMES := docker-forky docker-29 podman-forky
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-chart test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-chart test-page test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -49,7 +50,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=ci $(BIN)/mypy docs/conf.py docs/_ext ci/*.py ci/facts
-	for folder in ci/bench ci/gpu_bundle ci/gpu_bundle/checks; do \
+	for folder in ci/bench ci/gpu_bundle ci/gpu_bundle/checks ci/page; do \
 	    MYPYPATH=$$folder $(BIN)/mypy $$folder/*.py || exit; done
 	$(BIN)/deptry imagematrix
 	$(BIN)/lint-imports
@@ -136,6 +137,15 @@ test-chart: $(VENV)/.dev .cache/modules/helm3 .cache/modules/helm4
 	ci/modules/build $* $(CURDIR)/$@.new
 	mv $@.new $@
 	touch $@
+
+# Needs Chromium, Node.js and the npm registry. Not part of `make test`. Pictures are in dist/page.
+test-page: $(VENV)/.dev
+	mkdir -p .cache/page
+	cp ci/page/package.json ci/page/check.mjs .cache/page
+	npm install --prefix .cache/page --no-audit --no-fund --no-package-lock --silent
+	rm -rf dist/page
+	$(BIN)/python ci/page/pages.py dist/page
+	node .cache/page/check.mjs dist/page
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev
