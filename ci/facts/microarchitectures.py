@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from archspec.cpu import TARGETS  # type: ignore[import-not-found, unused-ignore]
+from archspec.cpu import TARGETS  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from imagematrix.facts import marches
 from imagematrix.node.cpu import IMPLEMENTERS, PARTS

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO, Any
 
+    from imagematrix.matrix.facts import March
     from imagematrix.matrix.matrix import Cell
 
 __all__ = ["Renderer", "completed", "variables"]
@@ -205,7 +206,9 @@ def variables(cell: Cell) -> dict[str, str | None]:
         # CFLAGS replaces a build system's default, which is almost always -O2.
         "cflags": f"-O2 {option}" if option else "-O2",
         **_build_words(compute),
-        **_installer_words(cell),
+        **_installer_words(
+            cell.platform, cell.cuda, cell.driver, march, cell.facts.march.get(march) if march else None
+        ),
     }
 
 
@@ -226,21 +229,20 @@ def _build_words(compute: str | None) -> dict[str, str | None]:
     }
 
 
-def _installer_words(cell: Cell) -> dict[str, str | None]:
-    """Return what is true of every node that the cell's image fits, in the words of conda and uv.
+@lru_cache(maxsize=1024)
+def _installer_words(
+    platform: str, release: str | None, driver: str | None, march: str | None, stated: March | None
+) -> dict[str, str | None]:
+    """Return what is true of every node that a cell's image fits, in the words of conda and uv.
 
-    Without a driver in the image, a node's driver is only known to run the cell's CUDA release.
+    Without a driver in the image, a node's driver is only known to run the cell's CUDA release. `stated` is
+    what the matrix says about its march.
     """
-    march = cell.axes.get("march")
-    supported = cuda.driver_cuda(cell.driver) if cell.driver and cell.driver != HOST_DRIVER else None
-    flags = (cell.facts.flags(march) or marches.common(march)) if march else frozenset[str]()
+    supported = cuda.driver_cuda(driver) if driver and driver != HOST_DRIVER else None
+    flags = stated.flags if stated else marches.common(march) if march else frozenset[str]()
+    vendor = stated.vendor if stated else marches.vendor(march) if march else None
     return {
-        "driver_cuda": (supported or cell.cuda) if cell.cuda else None,
-        "archspec": _archspec(ARCHES[cell.platform], flags, cell.facts.vendor(march) if march else None),
-        "torch_backend": installers.torch_backend(cell.cuda),
+        "driver_cuda": (supported or release) if release else None,
+        "archspec": archspec.best(ARCHES[platform], flags, vendor),
+        "torch_backend": installers.torch_backend(release),
     }
-
-
-@lru_cache(maxsize=256)
-def _archspec(arch: str, flags: frozenset[str], vendor: str | None) -> str | None:
-    return archspec.best(arch, flags, vendor)

@@ -34,7 +34,7 @@ mount --move /mnt /dev
 # Files that one worker runs one after the other, longest first; any other file is a group of its own.
 # Those of the first use images of the shipped matrix, which test_quickstart builds, or their build cache.
 GROUPS = (
-    ("quickstart", "leases", "run", "node", "podman", "mig", "images", "verify", "doctor"),
+    ("quickstart", "leases", "run", "node", "podman", "mig", "cdi_devices", "images", "verify", "doctor"),
     ("gpu_bundle",),
     ("templates",),
     ("tags",),

@@ -59,7 +59,8 @@ def built(engine, start_engine, tmp_path_factory):
         ) as saved:
             subprocess.run(["docker", "load"], env=machine.environment, stdin=saved.stdout, check=True)
         probed = json.loads(machine.imagematrix("probe", "--json").stdout)
-        done = machine.imagematrix("build", "--json", cwd=folder, env=machine.environment | environment)
+        words = ("build", "--json", "-f", folder / "matrix.yaml")
+        done = machine.imagematrix(*words, env=machine.environment | environment)
         assert done.returncode == 0, done.stderr
         (cell,) = json.loads(done.stdout)["cells"]
         seen = machine.docker("run", "--rm", cell["reference"], "cat", "/seen").stdout.splitlines()
