@@ -103,19 +103,20 @@ def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms:
         if manifest is None:
             continue
         source = _RegistrySource(registry, layers)
-        for found in images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
-            if variant.digest in (None, found.digest):
-                return replace(found, reference=variant.reference, names=(variant.reference,))
+        with contextlib.suppress(UnknownImageError):  # the tag is of another image now, or a blob is gone
+            for found in images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
+                if variant.digest in (None, found.digest):
+                    return replace(found, reference=variant.reference, names=(variant.reference,))
     return None
 
 
 def _of_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage:
-    saved = _saved(variant.reference)
-    if saved is None:
-        raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
-    archive, digests = saved
-    with archive:
-        return next(archived(archive, variant.reference, variant.platform, layers, digests, sboms=sboms))
+    if saved := _saved(variant.reference):
+        archive, digests = saved
+        with archive:
+            for found in archived(archive, variant.reference, variant.platform, layers, digests, sboms=sboms):
+                return found
+    raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
 
 
 def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Iterator[AuditedImage]:

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.audit.image import AuditedImage
+    from imagematrix.audit.report import Audit
     from imagematrix.sbom.components import Component
 
 __all__ = ["STDOUT", "require", "write"]
@@ -32,15 +32,15 @@ def require(path: Path | None, references: Sequence[str], *, json: bool) -> None
         _require_folder(path)
 
 
-def write(path: Path, images: Sequence[tuple[AuditedImage, Sequence[Component]]]) -> None:
+def write(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]]) -> None:
     """Write the SBOM of one image to `path`, or those of several to files in it, named by digest."""
     from imagematrix.sbom import spdx
 
     tool = f"imagematrix-{version('imagematrix')}"
     epoch = os.environ.get(EPOCH)
     made = [
-        (image, spdx.document(image, components, tool, spdx.created(image, epoch)))
-        for image, components in images
+        (audit.image, spdx.document(audit, components, tool, spdx.created(audit.image, epoch)))
+        for audit, components in images
     ]
     if len(made) == 1 and path == STDOUT:
         print_json(made[0][1])

@@ -63,12 +63,18 @@ def command(
         warnings += [*unread(audit.contents), *problems]
         judged.append(_Judged(audit=audit, broken=broken, warnings=warnings, components=found))
     if sbom is not None:
-        sboms.write(sbom, [(one.audit.image, one.components) for one in judged])
+        sboms.write(sbom, [(one.audit, one.components) for one in judged])
     whole = fat(audits)
     if json:
         written = [
-            document(one.audit, one.broken, audits, one.warnings, whole)
-            | {"packages": [component.to_json() for component in one.components]}
+            document(
+                one.audit,
+                one.broken,
+                audits,
+                one.warnings,
+                whole,
+                [component.to_json() for component in one.components],
+            )
             for one in judged
         ]
         print_json(written[0] if len(written) == 1 else written)

@@ -17,9 +17,10 @@ from imagematrix.sbom.components import SBOM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from imagematrix.audit.image import AuditedImage
+    from imagematrix.audit.report import Audit
     from imagematrix.sbom.components import Component
 
 __all__ = ["created", "document"]
@@ -32,10 +33,15 @@ LICENSE_REF = re.compile(r"LicenseRef-", re.IGNORECASE)
 EPOCH_TEXT = re.compile(r"[0-9]{1,11}", re.ASCII)  # to the year 5138
 
 
-def document(image: AuditedImage, components: Sequence[Component], tool: str, time: str) -> dict[str, object]:
+def document(audit: Audit, components: Sequence[Component], tool: str, time: str) -> dict[str, object]:
     """Return the document about an image, made at `time` by a `tool`: a program's name and version."""
+    image = audit.image
     licenses: dict[str, str] = {}
-    packages = [_image(image), *(_package(component, licenses) for component in components)]
+    packages = [
+        _image(image),
+        *_system(*audit.contents.distribution),
+        *(_package(component, licenses) for component in components),
+    ]
     related = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE_ID)]
     related += [(IMAGE_ID, "CONTAINS", str(package["SPDXID"])) for package in packages[1:]]
     content: dict[str, object] = {
@@ -89,6 +95,19 @@ def _image(image: AuditedImage) -> dict[str, object]:
         **_common(UNSTATED),
         **_references(_image_url(image)),
     }
+
+
+def _system(name: str | None, release: str | None) -> Iterator[dict[str, object]]:
+    """Yield the distribution, by which scanners choose their advisories."""
+    if name:
+        yield {
+            "SPDXID": "SPDXRef-OperatingSystem",
+            "name": name,
+            **({"versionInfo": release} if release else {}),
+            "primaryPackagePurpose": "OPERATING_SYSTEM",
+            "sourceInfo": "found in os-release",
+            **_common(UNSTATED),
+        }
 
 
 def _image_url(image: AuditedImage) -> str | None:

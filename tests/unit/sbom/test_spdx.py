@@ -1,6 +1,7 @@
 """Documents of SPDX, judged by the library of the SPDX project."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from imagematrix.audit.image import AuditedImage
 from imagematrix.audit.installed import Installed
+from imagematrix.audit.report import audit
 from imagematrix.errors import UsageError
 from imagematrix.sbom import spdx
 from imagematrix.sbom.components import FILES, SBOM, Component
@@ -55,8 +57,10 @@ def valid(document):
     return document
 
 
-def written(components=SEVERAL, image=IMAGE, time=TIME):
-    return valid(spdx.document(image, components, TOOL, time))
+def written(components=SEVERAL, image=IMAGE, time=TIME, distribution=(None, None)):
+    audited = audit(image)
+    audited = replace(audited, contents=replace(audited.contents, distribution=distribution))
+    return valid(spdx.document(audited, components, TOOL, time))
 
 
 def test_document_is_valid_and_lists_every_package():
@@ -104,9 +108,14 @@ def test_image_is_described_with_its_digest():
 
 @pytest.mark.parametrize("reference", ["./layout", "training:v1", "/a/b.tar", "reg.example.com/UPPER"])
 def test_image_that_is_in_no_registry_has_no_url(reference):
-    from dataclasses import replace
-
     assert "externalRefs" not in written(image=replace(IMAGE, reference=reference))["packages"][0]
+
+
+@pytest.mark.parametrize(("release", "stated"), [("13", {"versionInfo": "13"}), (None, {})])
+def test_distribution_is_a_package(release, stated):
+    system = written(distribution=("debian", release))["packages"][1]
+    assert system.items() >= {"name": "debian", "primaryPackagePurpose": "OPERATING_SYSTEM"}.items()
+    assert {key: value for key, value in system.items() if key == "versionInfo"} == stated
 
 
 def test_same_input_gives_the_same_document():
@@ -137,8 +146,6 @@ def test_other_content_gives_another_namespace():
     ],
 )
 def test_time_is_that_of_the_image_or_of_the_environment(stated, epoch, time):
-    from dataclasses import replace
-
     assert spdx.created(replace(IMAGE, created=stated), epoch) == time
 
 
