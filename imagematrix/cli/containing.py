@@ -104,7 +104,7 @@ def _rows(holder: Holder) -> Iterator[tuple[str, ...]]:
         package = component.package
         yield (
             escaped(holder.reference),
-            escaped(package.name),
+            escaped(f"{package.name} ({package.source})" if package.source else package.name),
             escaped(package.version or "?"),
             escaped(package.kind),
             "its own SBOM" if component.source == SBOM else escaped(package.path or ""),

@@ -52,7 +52,7 @@ def command(
         typer.Option(
             "--package",
             metavar="GLOB",
-            help="Show which variants contain a package such as openssl or 'libssl*', in which version.",
+            help="Show which variants contain a package, such as openssl or 'libssl*', and its version.",
         ),
     ] = None,
     hosts: Annotated[

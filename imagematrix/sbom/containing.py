@@ -68,12 +68,16 @@ class Containing:
 
 
 def matching(pattern: str, components: Iterable[Component]) -> Sequence[Component]:
-    """Return the components whose names match a glob, in any case; Python's names also in any spelling."""
+    """Return the components whose names match a glob, or the names of the packages of their sources.
+
+    Advisories name the sources: openssl for libssl3. Case does not matter, nor the spelling of Python's names.
+    """
     plain = pattern.lower()
     of_python = plain if "[" in plain else normalised(plain)  # brackets may contain a range
     return [
         component
         for component in components
         if fnmatch.fnmatchcase(component.package.name.lower(), plain)
+        or fnmatch.fnmatchcase((component.package.source or "").lower(), plain)
         or (component.package.kind == PYPI and fnmatch.fnmatchcase(component.package.name, of_python))
     ]

@@ -38,12 +38,13 @@ def document(*packages, **more):
 
 
 def statement(subject, *packages, **more):
-    """Return a statement of in-toto about the image with the digest `subject`."""
+    """Return a statement of in-toto about the image with the digest `subject`, about none if that is None."""
+    subjects = [{"name": "image", "digest": {"sha256": subject.removeprefix("sha256:")}}] if subject else []
     return json.dumps(
         {
             "_type": "https://in-toto.io/Statement/v0.1",
             "predicateType": SPDX,
-            "subject": [{"name": "image", "digest": {"sha256": subject.removeprefix("sha256:")}}],
+            "subject": subjects,
             "predicate": document(*packages),
             **more,
         }

@@ -56,6 +56,12 @@ def test_empty_sbom_removes_nothing(tmp_path):
     assert seen(tmp_path, statement) == (OWN, ())
 
 
+def test_statement_without_a_subject_is_of_the_image_that_lists_it(tmp_path):
+    found, problems = seen(tmp_path, statement(None, listed("vendored", "2")))
+    assert problems == ()
+    assert ("generic", "vendored", "sbom") in found
+
+
 def test_envelope_of_cosign_is_opened(tmp_path):
     found, _ = seen(tmp_path, lambda subject: envelope(statement(subject, listed("vendored", "2"))))
     assert ("generic", "vendored", "sbom") in found

@@ -42,3 +42,10 @@ def test_names_match_as_people_write_them(pattern, names):
 
 def test_spelling_of_other_packages_is_exact():
     assert found("lib_a", ("deb", "lib-a")) == []
+
+
+def test_package_is_found_by_the_name_of_its_sources():
+    package = Installed(kind="deb", name="libssl3t64", version="3.5.9-1", source="openssl")
+    component = Component(package=package, url=None, source=FILES)
+    assert matching("OpenSSL", [component]) == [component]
+    assert matching("open", [component]) == []
