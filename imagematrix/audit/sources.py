@@ -91,7 +91,11 @@ def variants(
         with Registry(name) as registry:
             for variant in members:
                 found = _of_registry(registry, variant, layers, sboms=sboms)
-                yield variant, found or _of_engine(variant, layers, sboms=sboms)
+                try:
+                    found = found or _of_engine(variant, layers, sboms=sboms)
+                except EngineError as error:  # a registry is read without an engine, too
+                    raise UnknownImageError(f"the registry has no {variant.reference}") from error
+                yield variant, found
 
 
 def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage | None:

@@ -70,7 +70,7 @@ class Containing:
 def matching(pattern: str, components: Iterable[Component]) -> Sequence[Component]:
     """Return the components whose names match a glob, or the names of the packages of their sources.
 
-    Advisories name the sources: openssl for libssl3. Case does not matter, nor the spelling of Python's names.
+    Advisories name the sources: openssl for libssl3. Case does not matter, nor how names of Python are spelt.
     """
     plain = pattern.lower()
     of_python = plain if "[" in plain else normalised(plain)  # brackets may contain a range
