@@ -1,9 +1,10 @@
 """`imagematrix ls --package`: which variants contain a package, and which hosts get them."""
 
 import json
+from pathlib import Path
 
 import pytest
-from images import MANIFEST, Parts, tar
+from images import MANIFEST, Parts, saved, tar
 from sboms import Attestation, Attested, listed, statement
 
 from imagematrix.catalog.catalog import Catalog, Variant
@@ -12,8 +13,6 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 BASE = tar(("var/lib/dpkg/status", b"Package: openssl\nVersion: 3.0\n\nPackage: libssl3\nVersion: 3.0\n"))
 NEWER = tar(("var/lib/dpkg/status", b"Package: openssl\nVersion: 3.5\nArchitecture: amd64\n"))
 PYTHON = tar(("opt/a.dist-info/METADATA", b"Name: PyYAML\nVersion: 6\n"))
-
-pytestmark = pytest.mark.usefixtures("no_engine")
 
 
 def push(server, cell, *layers, attestation=None, **facts):
@@ -34,7 +33,7 @@ def push(server, cell, *layers, attestation=None, **facts):
 
 
 @pytest.fixture
-def listing(server, tmp_path, cli):
+def listing(server, tmp_path, cli, no_engine):  # noqa: ARG001 - for its effect
     """Call it with variants and options; it runs `ls` on a saved catalog of the variants."""
 
     def call(variants, *options):
@@ -135,6 +134,20 @@ def test_variant_that_is_gone_is_an_error(listing, server, two):
     result = listing(two, "--package", "openssl")
     assert (result.code, result.out) == (4, ""), result.err
     assert f"the registry has no {two[0].reference}" in result.err
+
+
+def test_variants_of_the_engine_are_read_there(cli, engine, tmp_path):
+    image = Parts(NEWER)
+    variant = Variant(reference="t:v1-cpu-0123456789ab", digest=image.config, platform="linux/amd64")
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(Catalog(image="t", version="v1", variants=(variant,)).to_json()))
+    engine.responses["GET", "/json"] = 200, json.dumps({"Id": image.config}).encode()
+    engine.responses["GET", "/get"] = 200, Path(saved(tmp_path / "a.tar", image, NEWER)).read_bytes()
+    result = cli("ls", "--catalog", file, "--package", "openssl")
+    assert result.code == 0, result.err
+    assert [row[:3] for row in words(result)] == [[variant.reference, "openssl", "3.5"]]
+    engine.responses["GET", "/json"] = 404, b"{}"
+    assert cli("ls", "--catalog", file, "--package", "openssl").code == 4
 
 
 def test_tag_with_another_image_is_read_by_its_digest(listing, server, two):
