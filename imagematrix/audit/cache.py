@@ -27,6 +27,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from imagematrix.audit.device_code import DeviceCode
 from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.host_code import Carriers, HostCode
+from imagematrix.audit.installed import Database, Installed
 from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
 from imagematrix.audit.notes import Compat
 from imagematrix.audit.objects import File
@@ -48,12 +49,14 @@ LIBRARIES = ("iced-x86",)
 CLASSES = (
     Carriers,
     Compat,
+    Database,
     DeviceCode,
     DriverLibrary,
     File,
     Folder,
     Hardlink,
     HostCode,
+    Installed,
     Layer,
     Plain,
     Symlink,

@@ -10,7 +10,7 @@ from imagematrix.facts import versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from imagematrix.audit.claims import Contradiction
     from imagematrix.audit.device_code import DeviceCode
@@ -28,8 +28,9 @@ def document(
     others: Sequence[Audit] = (),
     warnings: Sequence[str] = (),
     fat: int | None = None,
+    packages: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
-    """Return the document of an audit.
+    """Return the document of an audit, with the elements of its `packages`.
 
     `others` are the images with which it may share layers; `fat` is the size of one image for all their GPUs.
     """
@@ -89,6 +90,7 @@ def document(
             }
             for contradiction in contradictions
         ],
+        "packages": list(packages),
         "warnings": list(warnings),
         "size": _size(audit, others, fat),
     }

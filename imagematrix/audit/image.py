@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from imagematrix import documents
+from imagematrix.audit import statements
+from imagematrix.audit.statements import StatementSource
 from imagematrix.catalog import labels
 from imagematrix.documents import Fields
 from imagematrix.errors import AuditError, UnknownImageError, UsageError
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from imagematrix.audit.layer import Layer
+    from imagematrix.audit.statements import Statement
     from imagematrix.oci.manifest import ImageManifest
 
 __all__ = ["AuditedImage", "ImageSource", "image", "images"]
@@ -25,11 +29,8 @@ DEEPEST = 3  # levels of nested indexes
 MOST = 1000  # manifests of an index
 
 
-class ImageSource(Protocol):
+class ImageSource(StatementSource, Protocol):
     """A store with the blobs of images."""
-
-    def manifest(self, digest: str) -> bytes:
-        """Return a manifest or an index; raise UnknownImageError or AuditError."""
 
     def config(self, digest: str) -> bytes:
         """Return a configuration; raise UnknownImageError or AuditError."""
@@ -45,7 +46,8 @@ class AuditedImage:
     `digest` is the digest of its manifest, or of its configuration if it has no manifest. `sizes` are the
     known sizes of its layers in a registry, by digest. Containers inherit its `environment` and `labels`.
     `names` are the names that an archive or a layout gives it. `inherited`: the image was built on a variant
-    of imagematrix, and its labels are that variant's.
+    of imagematrix, and its labels are that variant's. `created` is the time in its configuration, and `sboms`
+    are its own SBOMs, if they were asked for.
     """
 
     reference: str
@@ -57,12 +59,20 @@ class AuditedImage:
     labels: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     inherited: bool = False
+    created: str | None = None
+    sboms: tuple[Statement, ...] = ()
 
 
 def images(
-    source: ImageSource, raw: bytes, reference: str, platform: str, *, layout: bool = False
+    source: ImageSource,
+    raw: bytes,
+    reference: str,
+    platform: str,
+    *,
+    layout: bool = False,
+    sboms: bool = False,
 ) -> Iterator[AuditedImage]:
-    """Yield the images of a manifest or an index.
+    """Yield the images of a manifest or an index, with their own SBOMs if `sboms`.
 
     From an index, these are its variants of imagematrix, or else the image for `platform`, such as
     linux/amd64. In the index of a `layout`, the entries of each name count as an index. Raises
@@ -87,6 +97,10 @@ def images(
                 digest=candidate.digest,
                 sizes={layer.digest: layer.size for layer in candidate.layers},
             )
+            if sboms:
+                made = replace(
+                    made, sboms=statements.of_image(source, candidate.digest, candidate.attestations)
+                )
             yield replace(made, names=(candidate.name,)) if candidate.name else made
     except UsageError as error:
         raise AuditError(str(error)) from error
@@ -119,6 +133,7 @@ def image(
         environment={name: value for name, _, value in pairs},
         labels=inner.named_texts("Labels"),
         inherited=labels.inherited(fields.data),
+        created=fields.text_or_none("created"),
     )
 
 
@@ -126,7 +141,8 @@ def image(
 class _ListedManifest:
     """The manifest of an image, with its platform and annotations in the index that lists it, if any.
 
-    `name` is the name in an engine of the image, or of the index.
+    `name` is the name in an engine of the image, or of the index. `attestations` are the digests of the
+    manifests that attest it.
     """
 
     digest: str
@@ -135,6 +151,7 @@ class _ListedManifest:
     platform: str | None
     annotations: Mapping[str, str]
     name: str | None
+    attestations: tuple[str, ...] = ()
 
 
 def _by_name(index: Sequence[Descriptor]) -> list[list[Descriptor]]:
@@ -188,11 +205,17 @@ def _entries(
     """Yield the manifests that entries of an index refer to, directly or through other indexes."""
     if not deep or len(entries) > MOST:
         raise AuditError(f"{reference} has too many images, or indexes nested too deeply")
+    attesting: defaultdict[str | None, list[str]] = defaultdict(list)
+    for entry in entries:
+        attesting[entry.attests].append(entry.digest)
     for entry in entries:
         if not entry.attestation:
             found = parse(source.manifest(entry.digest), reference, Descriptor)
             inner_name = entry.annotations.get(ENGINE_NAME) or name
-            yield from _manifests(source, entry.digest, found, reference, deep - 1, entry, inner_name)
+            listed = _manifests(source, entry.digest, found, reference, deep - 1, entry, inner_name)
+            for candidate in listed:
+                own = candidate.digest == entry.digest
+                yield replace(candidate, attestations=tuple(attesting[entry.digest])) if own else candidate
 
 
 def _chosen(listed: list[_ListedManifest], reference: str, platform: str) -> list[_ListedManifest]:

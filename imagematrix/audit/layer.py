@@ -13,6 +13,7 @@ from typing import Self
 
 from imagematrix.audit import archives, elf, nvidia_names, objects, packages
 from imagematrix.audit.cpu.scan import decodable, scan
+from imagematrix.audit.installed import METADATA_FILES, Database
 from imagematrix.audit.objects import HEAD, File
 from imagematrix.audit.window import Window
 from imagematrix.errors import AuditError
@@ -45,10 +46,12 @@ __all__ = [
 ]
 
 PIECE = 1 << 20
-# Text files that an audit reads: the loader's configuration, and the metadata of Python packages.
+# Text files that an audit reads: the loader's configuration, the distribution's name, and the metadata of
+# Python packages.
 TEXTS = re.compile(
     r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
-    r"|/.*\.dist-info/(?:METADATA|RECORD)"
+    r"|/(?:etc|usr/lib)/os-release"
+    rf"|{METADATA_FILES.pattern}"
     r"|/.*/torch/version\.py|/.*/tensorflow/python/platform/build_info\.py",
 )
 LONGEST_TEXT = 8 << 20
@@ -64,15 +67,18 @@ PAGE = 4096  # files in the copy begin at pages, so that what is left out of the
 class Plain:
     """Any other entry: a regular file or a special file.
 
-    `file` describes a file with code, `text` is the content of a text file that the audit reads.
+    `file` describes a file with code, `text` is the content of a text file that the audit reads, and
+    `database` that of a package database.
     """
 
     file: File | None = None
     text: bytes | None = None
+    database: Database | None = None
     layer: str = ""
 
 
 OTHER = Plain()
+NOTHING = Database()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +143,8 @@ def _entry(
 
 def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding) -> Plain:
     if reader := packages.database(path):
-        decoding.sums.add(reader(file, member.size))
-        return OTHER
+        database = decoding.databases.add(reader(file, member.size))
+        return Plain(database=database, layer=digest) if database != NOTHING else OTHER
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)
     head = file.read(HEAD)
@@ -165,14 +171,14 @@ def _recorded(window: Window) -> str:
 
 
 class _Decoding:
-    """The files of a layer to decode, and the checksums of its packages' files. Use as a context manager.
+    """The files of a layer to decode, and its package databases. Use as a context manager.
 
     They are decoded after the whole layer was read: only then is it known which of them belong to packages of
     a distribution, whose code is not decoded.
     """
 
     def __init__(self) -> None:
-        self.sums = packages.Sums()
+        self.databases = packages.Databases()
         self._kept: dict[str, tuple[File, int]] = {}
         self._end = 0
         self._stack = contextlib.ExitStack()
@@ -198,7 +204,7 @@ class _Decoding:
         """Yield each kept file's path, the File as it was kept, and the File with the result of decoding."""
         for path, (file, start) in self._kept.items():
             window = Window(self._file, start, file.size)
-            if file.size <= WHOLE and self.sums.has(window):
+            if file.size <= WHOLE and self.databases.has(window):
                 yield path, file, replace(file, packaged=True)
             elif headers := elf.read(window):
                 yield path, file, replace(file, host=scan(path, headers, window))

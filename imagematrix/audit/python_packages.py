@@ -1,4 +1,7 @@
-"""The Python packages in an image: the files that they installed, and the CUDA releases that they state."""
+"""The Python packages in an image: the files that they installed, and the CUDA releases that they state.
+
+Their metadata is in a folder, NAME.dist-info or NAME.egg-info, or in a file of the latter name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import posixpath
 import re
 from dataclasses import dataclass
 
+from imagematrix.audit.installed import METADATA_FILES
 from imagematrix.facts import guarded
 
 TYPE_CHECKING = False
@@ -24,8 +28,14 @@ STACKS = re.compile(
     r"|onnxruntime-gpu|bitsandbytes|triton|vllm|flash-attn|xformers|sglang|sgl-kernel|flashinfer-python"
     r"|tensorrt(?:-cu\d+)?|faiss-gpu(?:-cu\d+)?|llama-cpp-python|ctranslate2|numba-cuda|cudf-cu\d+|cuml-cu\d+"
 )
-RECORDS = re.compile(r"(.*)/([^/]+)\.dist-info/(METADATA|RECORD)")
-HEADER = re.compile(rb"^(Name|Version):[ \t]*([^\r\n]{1,200})", re.MULTILINE)
+METADATA, RECORD = "METADATA", "RECORD"
+# A license of several lines is its text, not its name.
+HEADER = re.compile(
+    rb"^(Name|Version|License-Expression|License(?!:.*\n[ \t])|Classifier(?=:[ \t]*License ::)):[ \t]*"
+    rb"([^\r\n]{1,500})",
+    re.MULTILINE,
+)
+CLASSIFIER = re.compile(r"License :: (?:OSI Approved :: )?(.+)")
 END = re.compile(rb"\r?\n\r?\n")  # of the headers, before the description
 LOCAL = re.compile(r"\+(?:\w+\.)?cu(\d{2})(\d)\b")  # 2.8.0+cu128
 MAJOR = re.compile(r"(?:cuda|-cu)(\d{2})(\d)?", re.ASCII)  # cupy-cuda12x, jax-cuda12-plugin
@@ -41,30 +51,48 @@ STATED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A package: its normalised name, its version, its folder, its files with their hashes in its RECORD."""
+    """A package: its normalised name, its version, its folder, its files with their hashes in its RECORD.
+
+    `metadata` is the path of the file that states its name, and `license` what that file states.
+    """
 
     name: str
     version: str
     folder: str
     files: Mapping[str, str]
+    metadata: str
+    license: str | None = None
 
 
-def packages(tree: ImageTree[Plain]) -> Iterator[Package]:
-    """Yield the packages that have the metadata that pip writes."""
-    texts: dict[str, dict[str, bytes]] = {}
+def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
+    """Return the packages, and the paths of metadata that states no name or no version."""
+    texts: dict[str, dict[str, tuple[str, bytes]]] = {}
     for path, file in tree.files():
-        match = RECORDS.fullmatch(path) if file.text is not None else None
-        if match:
-            texts.setdefault(posixpath.dirname(path), {})[match[3]] = file.text or b""
-    for folder, own in sorted(texts.items()):
-        headers = {name.decode(): value.decode("utf-8", "replace") for name, value in _header(own)}
-        if {"Name", "Version"} <= headers.keys():
-            yield Package(
+        if file.text is not None and METADATA_FILES.fullmatch(path):
+            folder, name = posixpath.split(path)
+            if name.endswith(".egg-info"):
+                folder, name = path, METADATA
+            texts.setdefault(folder, {})[name if name == RECORD else METADATA] = path, file.text
+    found: list[Package] = []
+    damaged: list[str] = []
+    for own, files in sorted(texts.items()):
+        path, text = files.get(METADATA, ("", b""))
+        headers = {name.decode(): value.decode("utf-8", "replace").strip() for name, value in _header(text)}
+        if not {"Name", "Version"} <= headers.keys():
+            damaged.append(path or own)
+            continue
+        folder = posixpath.dirname(own)
+        found.append(
+            Package(
                 name=guarded.normalised(headers["Name"]),
-                version=headers["Version"].strip(),
-                folder=posixpath.dirname(folder),
-                files=dict(_files(posixpath.dirname(folder), own.get("RECORD", b""))),
+                version=headers["Version"],
+                folder=folder,
+                files=dict(_files(folder, files.get(RECORD, ("", b""))[1])),
+                metadata=path,
+                license=_license(headers),
             )
+        )
+    return found, damaged
 
 
 def stack(package: Package, tree: ImageTree[Plain]) -> str | None:
@@ -82,9 +110,17 @@ def stack(package: Package, tree: ImageTree[Plain]) -> str | None:
     return ".".join(filter(None, named.groups())) if named else None
 
 
-def _header(own: dict[str, bytes]) -> list[tuple[bytes, bytes]]:
-    head = END.split(own.get("METADATA", b""), maxsplit=1)[0]
-    return HEADER.findall(head)
+def _header(text: bytes) -> list[tuple[bytes, bytes]]:
+    return HEADER.findall(END.split(text, maxsplit=1)[0])
+
+
+def _license(headers: Mapping[str, str]) -> str | None:
+    """Return the license: an expression, or else free text, or else the name in a classifier."""
+    stated = headers.get("License-Expression") or headers.get("License")
+    if stated and stated != "UNKNOWN":
+        return stated
+    named = CLASSIFIER.fullmatch(headers.get("Classifier", ""))
+    return named[1] if named else None
 
 
 def _files(folder: str, record: bytes) -> Iterator[tuple[str, str]]:

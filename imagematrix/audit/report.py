@@ -6,6 +6,7 @@ import posixpath
 from dataclasses import dataclass, replace
 
 from imagematrix.audit import elf, entries, libraries, nvidia_names
+from imagematrix.audit.contents import contents
 from imagematrix.audit.device_code import NONE
 from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.loader import Loader
@@ -19,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from imagematrix.audit.contents import Contents
     from imagematrix.audit.device_code import DeviceCode
     from imagematrix.audit.image import AuditedImage
     from imagematrix.audit.layer import Plain
@@ -83,6 +85,7 @@ class Audit:
 
     image: AuditedImage
     files: tuple[Found, ...]
+    contents: Contents
     drivers: tuple[DriverFile, ...]
     libraries: tuple[Library, ...]
     stacks: tuple[Stack, ...]
@@ -169,7 +172,7 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     `optional` are globs of files with device code that some GPUs do not use, besides those in the labels.
     """
     tree = ImageTree(image.layers)
-    installed = list(packages(tree))
+    installed, damaged = packages(tree)
     owners = {path: package for package in installed for path in package.files}
     versions = {path: package.version for path, package in owners.items()}
     files = sorted((_named(found, owners) for found in _found(tree)), key=lambda found: found.path)
@@ -180,10 +183,12 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     files = [replace(found, role=own.by_path.get(found.path, DECIDES)) for found in files]
     used = [found for found in files if found.own and _loadable(found.file) and found.role != UNUSED]
     deciding = [found.file.code for found in used if found.role == DECIDES and found.file.code.cuda]
+    drivers = tuple(_drivers(tree, files, image.environment))
     return Audit(
         image=image,
         files=tuple(files),
-        drivers=tuple(_drivers(tree, files, image.environment)),
+        contents=contents(tree, installed, _unpackaged(listed, drivers), damaged),
+        drivers=drivers,
         libraries=listed,
         stacks=tuple(
             sorted(_stacks(installed, files, tree), key=lambda framework: (framework.name, framework.version))
@@ -278,6 +283,17 @@ def _drivers(
                 loaded.add(file[0])
     for path, driver in sorted(files.items()):
         yield DriverFile(path=path, driver=driver, loaded=path in loaded)
+
+
+def _unpackaged(
+    listed: Iterable[Library], drivers: Iterable[DriverFile]
+) -> Iterator[tuple[str, str | None, str]]:
+    """Yield name, version and path of NVIDIA's shared libraries and of the parts of its driver."""
+    for library in listed:
+        if not library.static:
+            yield library.name, library.version, library.path
+    for found in drivers:
+        yield found.driver.name, found.driver.version, found.path
 
 
 def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTree[Plain]) -> Iterator[Stack]:

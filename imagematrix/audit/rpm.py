@@ -1,9 +1,9 @@
-"""The checksums of files in an rpm database, in any of its three formats.
+"""The packages in an rpm database, in any of its three formats, with the checksums of their files.
 
 A database has the header of each package: SQLite in a table (rpmdb.sqlite), ndb in slots (Packages.db),
 Berkeley DB in the pages of a hash (Packages). rpm's manual describes the headers ("RPM package format"),
 lib/backend/ndb/rpmpkg.c the format ndb, and dbinc/db_page.h that of Berkeley DB. A database that is damaged
-or too large yields no checksums, so its files are decoded.
+or too large yields no checksums, so its files are decoded, and None for what could not be read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from imagematrix.audit.archives import copied
+from imagematrix.audit.installed import RPM, Installed, checked
 from imagematrix.scratch import disk
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.oci.expanded import ByteStream
 
     Headers = Callable[[ByteStream, int], Iterator[bytes]]
+    Entry = Installed | tuple[str, bytes] | None  # a package, a checksum with its algorithm, or damage
 
 __all__ = ["berkeley", "ndb", "sqlite"]
 
@@ -35,8 +37,12 @@ STEPS = 10_000_000  # instructions of SQLite's virtual machine; a package takes 
 
 INDEX = struct.Struct(">II")  # number of entries, number of bytes after them
 ENTRY = struct.Struct(">IIII")  # tag, type, offset among the bytes, number of values
-DIGESTS, ALGORITHM = 1035, 5011  # tags
-INT32, STRINGS = 4, 8  # types
+NAME, VERSION, RELEASE, EPOCH, LICENSE, ARCH, SOURCE = 1000, 1001, 1002, 1003, 1014, 1022, 1044  # tags
+DIGESTS, ALGORITHM = 1035, 5011
+INT32, STRING, STRINGS = 4, 6, 8  # types
+LONGEST_TEXT = 1000  # bytes
+KEY = "gpg-pubkey"  # the name of the entries for keys, which are no packages
+SOURCE_FILE = re.compile(r"(.+)-([^-]+-[^-]+)\.(?:no)?src\.rpm")  # name, version and release
 ALGORITHMS = {1: "md5", 2: "sha1", 8: "sha256", 9: "sha384", 10: "sha512", 11: "sha224"}  # as in OpenPGP
 MD5 = 1  # where no algorithm is named
 HEXADECIMAL = re.compile(rb"(?:[0-9a-f]{2})+")
@@ -58,51 +64,97 @@ OFFPAGE = struct.Struct("<B3xII")  # type, first page, bytes
 ELSEWHERE = 3  # type of an entry on overflow pages, where all headers of packages with files are
 
 
-def sqlite(file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
-    """Yield algorithm and checksum of each file in a database of SQLite."""
-    return _checksums(_sqlite, file, size)
+def sqlite(file: ByteStream, size: int) -> Iterator[Entry]:
+    """Yield the packages in a database of SQLite, and algorithm and checksum of each of their files."""
+    return _entries(_sqlite, file, size)
 
 
-def ndb(file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
-    """Yield algorithm and checksum of each file in a database of ndb."""
-    return _checksums(_ndb, file, size)
+def ndb(file: ByteStream, size: int) -> Iterator[Entry]:
+    """Yield the packages in a database of ndb, and algorithm and checksum of each of their files."""
+    return _entries(_ndb, file, size)
 
 
-def berkeley(file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
-    """Yield algorithm and checksum of each file in a database of Berkeley DB."""
-    return _checksums(_berkeley, file, size)
+def berkeley(file: ByteStream, size: int) -> Iterator[Entry]:
+    """Yield the packages in a database of Berkeley DB, and algorithm and checksum of each of their files."""
+    return _entries(_berkeley, file, size)
 
 
-def _checksums(headers: Headers, file: ByteStream, size: int) -> Iterator[tuple[str, bytes]]:
+def _entries(headers: Headers, file: ByteStream, size: int) -> Iterator[Entry]:
     if size > LARGEST:
+        yield None
         return
     left = size
     for header in headers(file, size):
         left -= len(header)
         if left < 0:  # the database repeats headers, which together exceed its size
+            yield None
             return
-        yield from _digests(header)
+        fields = _RpmHeader(header)
+        if fields.text(NAME) != KEY:
+            yield _package(fields)
+            yield from _digests(fields)
 
 
-def _digests(header: bytes) -> Iterator[tuple[str, bytes]]:
-    if len(header) < INDEX.size:
-        return
-    entries, length = INDEX.unpack_from(header)
-    start = INDEX.size + entries * ENTRY.size
-    data = header[start : start + length]
-    if len(data) < length:
-        return
-    fields: Mapping[tuple[int, int], tuple[int, int]] = {
-        (tag, kind): (offset, count)
-        for tag, kind, offset, count in ENTRY.iter_unpack(header[INDEX.size : start])
-    }
-    offset, _ = fields.get((ALGORITHM, INT32), (None, 0))
-    algorithm = ALGORITHMS.get(MD5 if offset is None else int.from_bytes(data[offset : offset + 4], "big"))
-    offset, count = fields.get((DIGESTS, STRINGS), (0, 0))
-    if algorithm:
-        for text in data[offset:].split(b"\0", count)[:count]:
+class _RpmHeader:
+    """The fields of a package's header; none if it is damaged."""
+
+    def __init__(self, header: bytes) -> None:
+        self._fields: Mapping[tuple[int, int], tuple[int, int]] = {}
+        self._data = b""
+        if len(header) < INDEX.size:
+            return
+        entries, length = INDEX.unpack_from(header)
+        start = INDEX.size + entries * ENTRY.size
+        data = header[start : start + length]
+        if len(data) == length and start <= len(header):
+            self._data = data
+            self._fields = {
+                (tag, kind): (offset, count)
+                for tag, kind, offset, count in ENTRY.iter_unpack(header[INDEX.size : start])
+            }
+
+    def number(self, tag: int) -> int | None:
+        """Return a number, or None."""
+        offset, _ = self._fields.get((tag, INT32), (None, 0))
+        return None if offset is None else int.from_bytes(self._data[offset : offset + 4], "big")
+
+    def text(self, tag: int) -> str | None:
+        """Return a text, or None."""
+        offset, _ = self._fields.get((tag, STRING), (None, 0))
+        if offset is None:
+            return None
+        return self._data[offset : offset + LONGEST_TEXT].partition(b"\0")[0].decode("utf-8", "replace")
+
+    def texts(self, tag: int) -> list[bytes]:
+        """Return a list of texts."""
+        offset, count = self._fields.get((tag, STRINGS), (0, 0))
+        return self._data[offset:].split(b"\0", count)[:count]
+
+
+def _package(fields: _RpmHeader) -> Installed | None:
+    version, release, epoch = fields.text(VERSION), fields.text(RELEASE), fields.number(EPOCH)
+    whole = f"{version}-{release}" if version and release else version
+    source = SOURCE_FILE.fullmatch(fields.text(SOURCE) or "")
+    return checked(
+        RPM,
+        fields.text(NAME),
+        f"{epoch}:{whole}" if epoch and whole else whole,
+        arch=fields.text(ARCH),
+        source=source[1] if source else None,
+        source_version=source[2] if source and source[2] != whole else None,
+        license=fields.text(LICENSE),
+    )
+
+
+def _digests(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
+    number = fields.number(ALGORITHM)
+    if algorithm := ALGORITHMS.get(MD5 if number is None else number):
+        for text in fields.texts(DIGESTS):
             if HEXADECIMAL.fullmatch(text):  # folders and links have none
                 yield algorithm, bytes.fromhex(text.decode())
+
+
+# What follows yields the header of each package, and b"" for what cannot be read.
 
 
 def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
@@ -113,28 +165,29 @@ def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
         copy.flush()
         # SQLite reads only this file, without a journal, and writes nothing.
         name = f"{Path(copy.name).as_uri()}?mode=ro&immutable=1"
-        with (
-            contextlib.suppress(sqlite3.Error, UnicodeDecodeError),  # messages may quote what is there
-            contextlib.closing(sqlite3.connect(name, uri=True)) as database,
-        ):
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-            database.set_progress_handler(lambda: True, STEPS)  # interrupt a query that does not end
-            database.execute("PRAGMA trusted_schema = OFF")
-            for (header,) in database.execute("SELECT blob FROM Packages"):
-                if isinstance(header, bytes):
-                    yield header
+        try:
+            with contextlib.closing(sqlite3.connect(name, uri=True)) as database:
+                database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+                database.set_progress_handler(lambda: True, STEPS)  # interrupt a query that does not end
+                database.execute("PRAGMA trusted_schema = OFF")
+                for (header,) in database.execute("SELECT blob FROM Packages"):
+                    yield header if isinstance(header, bytes) else b""
+        except (sqlite3.Error, UnicodeDecodeError):  # messages may quote what is there
+            yield b""
 
 
 def _ndb(file: ByteStream, size: int) -> Iterator[bytes]:
     with copied(file, size) as window:
         head = window.at(0, NDB.size)
         if len(head) < NDB.size or not head.startswith(b"RpmP"):
+            yield b""
             return
         _, _, _, pages = NDB.unpack(head)
         end = min(pages * PAGE, SLOTS + MOST_SLOTS * SLOT.size)
         for at in range(SLOTS, end, SLOT.size):
             slot = window.at(at, SLOT.size)
             if len(slot) < SLOT.size:
+                yield b""
                 return
             magic, package, block, _ = SLOT.unpack(slot)
             if magic == b"Slot" and package:
@@ -154,6 +207,7 @@ def _berkeley(file: ByteStream, size: int) -> Iterator[bytes]:
         meta = window.at(0, META.size)
         magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
         if magic != HASH or page not in SIZES:
+            yield b""
             return
         left = window.size // page
         for index in range(1, window.size // page):

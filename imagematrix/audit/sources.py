@@ -13,16 +13,18 @@ from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.audit.image import image, images
+from imagematrix.audit.statements import LARGEST, of_image
 from imagematrix.catalog.engine import catalog
 from imagematrix.documents import Fields
 from imagematrix.engine.images import ExportedImage
 from imagematrix.engine.images import digests as held_digests
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.oci.archive import ImageArchive
+from imagematrix.oci.expanded import Hashed
 from imagematrix.oci.layout import MARK, LayoutFolder
 from imagematrix.oci.manifest import digest_of
 from imagematrix.oci.registry import Registry
-from imagematrix.reference import Reference, names_registry
+from imagematrix.reference import Reference, names_registry, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,20 +33,21 @@ if TYPE_CHECKING:
     from imagematrix.audit.image import AuditedImage
     from imagematrix.audit.layer import Layer
     from imagematrix.audit.layers import Layers
+    from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.oci.expanded import ByteStream
 
-__all__ = ["archived", "read"]
+__all__ = ["archived", "read", "variants"]
 
 COMPRESSED = ("gzip", "zstd")  # the ends of the media types of layers whose sizes are those in a registry
 TRIES = 5  # attempts to read an image from the engine while its name moves to other images
 
 
-def read(reference: str, platform: str, layers: Layers) -> Iterator[AuditedImage]:
+def read(reference: str, platform: str, layers: Layers, *, sboms: bool = False) -> Iterator[AuditedImage]:
     """Yield the images of a reference: a path of a layout or an archive, or a name in an engine or registry.
 
-    `platform`, such as linux/amd64, selects an image from an index without variants of imagematrix. Raises
-    UnknownImageError if there is no image, EngineError if neither engine nor registry can be reached,
-    AuditError if the image cannot be read.
+    `platform`, such as linux/amd64, selects an image from an index without variants of imagematrix. With
+    `sboms`, the images have their own SBOMs, where there are some. Raises UnknownImageError if there is no
+    image, EngineError if neither engine nor registry can be reached, AuditError if the image cannot be read.
     """
     path = Path(reference)
     try:
@@ -54,23 +57,73 @@ def read(reference: str, platform: str, layers: Layers) -> Iterator[AuditedImage
             raise UnknownImageError(f"{reference}: {error.strerror}") from error
         mode = None
     if mode is None:
-        yield from _named(reference, platform, layers)
+        yield from _named(reference, platform, layers, sboms=sboms)
         return
     try:
         if not stat.S_ISDIR(mode):
             with path.open("rb") as file:
-                yield from archived(file, reference, platform, layers)
+                yield from archived(file, reference, platform, layers, sboms=sboms)
             return
         folder = LayoutFolder(path, AuditError)
         if not folder.marked:
             raise UnknownImageError(f"{reference} is not an OCI layout: {MARK} not found")
         source = _LayoutSource(folder, layers)
-        yield from images(source, folder.index(), reference, platform, layout=True)
+        yield from images(source, folder.index(), reference, platform, layout=True, sboms=sboms)
     except OSError as error:
         raise AuditError(f"{reference} cannot be read: {error.strerror}") from error
 
 
-def _named(reference: str, platform: str, layers: Layers) -> Iterator[AuditedImage]:
+def variants(
+    catalog: Catalog, layers: Layers, *, sboms: bool = False
+) -> Iterator[tuple[Variant, AuditedImage]]:
+    """Yield the variants of a catalog with their images, in the registries in their names, or in the engine.
+
+    A variant that its registry lacks may be in the engine, too. Raises as `read` does.
+    """
+    by_name: dict[str, list[Variant]] = {}
+    for variant in catalog.variants:
+        by_name.setdefault(split(variant.reference)[0], []).append(variant)
+    for name, members in by_name.items():
+        if not names_registry(name):
+            for variant in members:
+                yield variant, _of_engine(variant, layers, sboms=sboms)
+            continue
+        with Registry(name) as registry:
+            for variant in members:
+                found = _of_registry(registry, variant, layers, sboms=sboms)
+                try:
+                    found = found or _of_engine(variant, layers, sboms=sboms)
+                except EngineError as error:  # a registry is read without an engine, too
+                    raise UnknownImageError(f"the registry has no {variant.reference}") from error
+                yield variant, found
+
+
+def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage | None:
+    """Return the image of a variant; None if the registry has neither its tag nor its digest."""
+    # The index under a tag has the attestations, which the manifest with the digest does not tell.
+    names = dict.fromkeys((Reference.parse(variant.reference).tag, variant.digest))
+    for name in filter(None, names):
+        manifest = registry.manifest(name)
+        if manifest is None:
+            continue
+        source = _RegistrySource(registry, layers)
+        with contextlib.suppress(UnknownImageError):  # the tag is of another image now, or a blob is gone
+            for found in images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
+                if variant.digest in (None, found.digest):
+                    return replace(found, reference=variant.reference, names=(variant.reference,))
+    return None
+
+
+def _of_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage:
+    if saved := _saved(variant.reference):
+        archive, digests = saved
+        with archive:
+            for found in archived(archive, variant.reference, variant.platform, layers, digests, sboms=sboms):
+                return found
+    raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
+
+
+def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Iterator[AuditedImage]:
     """Yield the engine's image with this name, or else its images in the registry."""
     remote = names_registry(reference)
     try:
@@ -82,12 +135,12 @@ def _named(reference: str, platform: str, layers: Layers) -> Iterator[AuditedIma
     if saved is not None:
         archive, digests = saved
         with archive:
-            yield from archived(archive, reference, platform, layers, digests)
+            yield from archived(archive, reference, platform, layers, digests, sboms=sboms)
         return
     variants = _variants(reference)
     if variants:
         for variant in variants:
-            yield from _named(variant, platform, layers)
+            yield from _named(variant, platform, layers, sboms=sboms)
         return
     if not remote:
         raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
@@ -96,7 +149,8 @@ def _named(reference: str, platform: str, layers: Layers) -> Iterator[AuditedIma
         manifest = registry.manifest(name.tag)
         if manifest is None:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
-        for found in images(_RegistrySource(registry, layers), manifest.raw, reference, platform):
+        source = _RegistrySource(registry, layers)
+        for found in images(source, manifest.raw, reference, platform, sboms=sboms):
             yield replace(found, names=(reference,))
 
 
@@ -145,6 +199,13 @@ class _LayoutSource:
 
     config = manifest
 
+    def statement(self, digest: str) -> bytes:
+        with self._folder.open(digest) as file:
+            return _statement(file, digest)
+
+    def attached(self, _: str) -> None:
+        return None
+
     def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
         return self._layers.all(digests, self._folder.open)
 
@@ -165,6 +226,14 @@ class _RegistrySource:
     def config(self, digest: str) -> bytes:
         return self._registry.blob(digest)
 
+    def statement(self, digest: str) -> bytes:
+        with self._registry.open(digest) as stream:
+            return _statement(stream, digest)
+
+    def attached(self, digest: str) -> bytes | None:
+        manifest = self._registry.manifest(f"{digest.replace(':', '-')}.att")
+        return manifest.raw if manifest else None
+
     def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
         return self._layers.all(digests, self._registry.open)
 
@@ -178,10 +247,27 @@ class _ArchiveSource:
     def manifest(self, digest: str) -> bytes:
         return self._archive.blob(digest)
 
-    config = manifest
+    config = statement = manifest
+
+    def attached(self, _: str) -> None:
+        return None
 
     def layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
         return tuple(map(self._archive.layer, names))
+
+
+def _statement(stream: ByteStream, digest: str) -> bytes:
+    """Return the content of a blob with this digest; raise AuditError if it is too large."""
+    hashed = Hashed(stream, digest)
+    parts = []
+    left = LARGEST + 1
+    while left and (piece := hashed.read(left)):
+        parts.append(piece)
+        left -= len(piece)
+    if not left:
+        raise AuditError(f"{digest} is too large for an SBOM: more than {LARGEST >> 20} MiB")
+    hashed.finish()
+    return b"".join(parts)
 
 
 def archived(
@@ -190,6 +276,8 @@ def archived(
     platform: str,
     layers: Layers,
     digests: frozenset[str] | None = None,
+    *,
+    sboms: bool = False,
 ) -> Iterator[AuditedImage]:
     """Yield the images in an archive of `docker save`, or of an OCI layout; see `image.images`.
 
@@ -209,13 +297,15 @@ def archived(
         if saved is None and archive.index is None:
             raise UnknownImageError(f"{reference} has neither manifest.json nor index.json")
         if saved is None:
-            yield from images(source, archive.index or b"", reference, platform, layout=True)
+            yield from images(source, archive.index or b"", reference, platform, layout=True, sboms=sboms)
             return
         for listed in saved:
             digest, sizes = _identity(archive, digest_of(listed.config), digests)
             name = listed.names[0] if len(saved) > 1 and listed.names else reference
             read = image(source, listed.config, listed.layers, reference=name, digest=digest, sizes=sizes)
             _check(archive, listed.config, tuple(layer.digest for layer in read.layers))
+            if sboms:
+                read = replace(read, sboms=of_image(source, digest, archive.attestations.get(digest, ())))
             yield replace(read, names=listed.names)
     except UsageError as error:
         raise AuditError(str(error)) from error

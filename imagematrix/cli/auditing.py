@@ -15,9 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from imagematrix.audit.layers import Layers
     from imagematrix.audit.report import Audit
 
-__all__ = ["Platform", "References", "audited", "progress"]
+__all__ = ["Platform", "References", "audited", "progress", "shared_layers"]
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MIB = 1 << 20
@@ -39,19 +40,28 @@ Platform = Annotated[
 ]
 
 
-def audited(references: Sequence[str], system: str | None, optional: Sequence[str] = ()) -> list[Audit]:
+def audited(
+    references: Sequence[str], system: str | None, optional: Sequence[str] = (), *, sboms: bool = False
+) -> list[Audit]:
     """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
-    from imagematrix.audit.cache import Cache
-    from imagematrix.audit.layers import Layers
     from imagematrix.audit.report import audit
     from imagematrix.audit.sources import read
+
+    with shared_layers() as layers:
+        wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
+        images = (image for name in references for image in read(name, wanted, layers, sboms=sboms))
+        return [audit(image, optional) for image in images]
+
+
+@contextlib.contextmanager
+def shared_layers() -> Iterator[Layers]:
+    """Yield the layers that the images of a command share, with the user's cache and progress."""
+    from imagematrix.audit.cache import Cache
+    from imagematrix.audit.layers import Layers
     from imagematrix.files import cache_folder
 
     with progress() as watch:
-        layers = Layers(Cache(cache_folder("layers")), watch)
-        wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
-        images = (image for reference in references for image in read(reference, wanted, layers))
-        return [audit(image, optional) for image in images]
+        yield Layers(Cache(cache_folder("layers")), watch)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,6 @@ from imagematrix.text import counted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.selection import question
@@ -47,6 +47,23 @@ def command(
             help="Add what a node with the version or image OLD still pulls; implies --size.",
         ),
     ] = None,
+    package: Annotated[
+        str | None,
+        typer.Option(
+            "--package",
+            metavar="GLOB",
+            help="Show which variants contain a package, such as openssl or 'libssl*', and its version.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOSTS",
+            help="With --package, show which of these hosts get the variants: saved hosts as for `coverage`; "
+            "repeatable.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the variants of all images or of one image in the engine, or of IMAGE:VERSION in a registry.
@@ -60,11 +77,17 @@ def command(
 
     name, version = split(image) if image else (None, None)
     single = version is not None or catalog is not None
+    _require_compatible(single=single, sizes=size or before is not None, package=package, hosts=hosts)
     if before is not None and not single:
         raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
     versions = name is not None and not single and names_registry(name)
     catalogs = [catalog_of(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
     confirm(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
+    if package is not None:
+        from imagematrix.cli import containing
+
+        containing.show(catalogs[0], package, hosts or (), parse(where or ()), json=json)
+        return
     catalogs = _narrowed(catalogs, parse(where or ()))
     if before is not None:
         _upgrade(catalogs[0], before, policy, json=json)
@@ -82,10 +105,26 @@ def command(
     elif versions:
         table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
     else:
-        variants = [variant for each in catalogs for variant in each.variants]
-        axes = sorted({axis for variant in variants for axis, _ in variant.axes})
-        rows = [_row(variant, axes) for variant in variants]
-        table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
+        _variants(catalogs)
+
+
+def _require_compatible(
+    *, single: bool, sizes: bool, package: str | None, hosts: Sequence[Path] | None
+) -> None:
+    """Raise UsageError if options cannot be combined."""
+    if package is None and hosts:
+        raise UsageError("--hosts says who gets a package", remedy="add --package GLOB")
+    if package is not None and not single:
+        raise UsageError("--package looks into one version", remedy="name it: IMAGE:VERSION --package GLOB")
+    if package is not None and sizes:
+        raise UsageError("--package has no sizes", remedy="leave out --size and --from")
+
+
+def _variants(catalogs: Sequence[Catalog]) -> None:
+    variants = [variant for each in catalogs for variant in each.variants]
+    axes = sorted({axis for variant in variants for axis, _ in variant.axes})
+    rows = [_row(variant, axes) for variant in variants]
+    table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
 
 
 def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:

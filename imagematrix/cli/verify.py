@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.audit.installed import GENERIC
 from imagematrix.cli.auditing import Platform, References, audited
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import print_json, print_text
@@ -14,6 +22,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.claims import Contradiction
     from imagematrix.audit.report import Audit
+    from imagematrix.sbom.components import Component
 
 __all__ = ["command"]
 
@@ -21,6 +30,14 @@ __all__ = ["command"]
 def command(
     references: References,
     platform: Platform = None,
+    sbom: Annotated[
+        Path | None,
+        typer.Option(
+            "--sbom",
+            metavar="PATH",
+            help="Write what is inside as SPDX 2.3: to a file, - for stdout; of several images, to a folder.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Audit the bytes of images; exit with 9 if they contradict the labels.
@@ -30,25 +47,52 @@ def command(
     from imagematrix.audit import doubts
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document, fat
+    from imagematrix.cli import sboms
+    from imagematrix.sbom.components import components, unread
 
-    audits = audited(references, platform)
-    judged: list[tuple[Audit, list[Contradiction], list[str]]] = []
+    sboms.require(sbom, references, json=json)
+    audits = audited(references, platform, sboms=sbom is not None)
+    judged: list[_Judged] = []
     for audit in audits:
         variant = claimed(audit)
         broken = contradictions(audit, variant) if variant else []
+        found, problems = components(audit)
         warnings = list(doubts.of_unlabelled(audit))
         if variant:
             warnings = [*doubts.of_march(audit, variant), *doubts.of_runtime(audit, variant)]
-        judged.append((audit, broken, warnings))
+        warnings += [*unread(audit.contents), *problems]
+        judged.append(_Judged(audit=audit, broken=broken, warnings=warnings, components=found))
+    if sbom is not None:
+        sboms.write(sbom, [(one.audit, one.components) for one in judged])
     whole = fat(audits)
     if json:
-        written = [document(audit, broken, audits, warnings, whole) for audit, broken, warnings in judged]
+        written = [
+            document(
+                one.audit,
+                one.broken,
+                audits,
+                one.warnings,
+                whole,
+                [component.to_json() for component in one.components],
+            )
+            for one in judged
+        ]
         print_json(written[0] if len(written) == 1 else written)
-    else:
-        print_text("\n\n".join([*(_text(*row) for row in judged), *_together(audits, whole)]))
-    wrong = sum(1 for _, broken, _ in judged if broken)
+    elif sbom != sboms.STDOUT:
+        print_text("\n\n".join([*map(_text, judged), *_together(audits, whole)]))
+    wrong = sum(1 for one in judged if one.broken)
     if wrong:
         raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """An audit with the judgements about it, and the packages in the image."""
+
+    audit: Audit
+    broken: Sequence[Contradiction]
+    warnings: Sequence[str]
+    components: Sequence[Component]
 
 
 def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
@@ -63,7 +107,8 @@ def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
         )
 
 
-def _text(audit: Audit, broken: Sequence[Contradiction], warnings: Sequence[str]) -> str:
+def _text(judged: _Judged) -> str:
+    audit = judged.audit
     image = audit.image
     rows = [
         ("image", f"{image.reference}"),
@@ -74,10 +119,11 @@ def _text(audit: Audit, broken: Sequence[Contradiction], warnings: Sequence[str]
         *(("driver", line) for line in _drivers(audit)),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
+        *(("packages", line) for line in _packages(judged.components)),
         *_cpu(audit),
         *(("damaged", found.path) for found in audit.files if found.file.damaged or found.file.code.damaged),
-        *(("contradiction", str(contradiction)) for contradiction in broken),
-        *(("warning", warning) for warning in warnings),
+        *(("contradiction", str(contradiction)) for contradiction in judged.broken),
+        *(("warning", warning) for warning in judged.warnings),
     ]
     return "\n".join(f"{name:<13}  {line}" for name, line in rows)
 
@@ -110,6 +156,13 @@ def _libraries(audit: Audit) -> Iterator[str]:
         oldest = f", driver {library.oldest_driver} or newer" if library.oldest_driver else ""
         version = library.version or ("static" if library.static else "?")
         yield f"{library.name} {version} {library.path}{oldest}"
+
+
+def _packages(components: Sequence[Component]) -> Iterator[str]:
+    """Yield the number of packages of each type; the libraries that have rows of their own have none."""
+    kinds = Counter(one.package.kind for one in components if one.package.kind != GENERIC)
+    if kinds:
+        yield ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
 
 
 def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from imagematrix import documents
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.oci.expanded import Expanded
 from imagematrix.oci.layout import INDEX_FILE
-from imagematrix.oci.manifest import LIMIT, Descriptor, ImageManifest, digest_of, parse
+from imagematrix.oci.manifest import LIMIT, Descriptor, ImageIndex, ImageManifest, digest_of, parse
 from imagematrix.oci.tar import open_tar
 
 TYPE_CHECKING = False
@@ -104,6 +104,18 @@ class ImageArchive(Generic[L]):
                 if isinstance(found, ImageManifest) and found.config and found.layers is not None:
                     by_config[found.config.digest].append((digest_of(raw), found))
         return by_config
+
+    @cached_property
+    def attestations(self) -> Mapping[str, Sequence[str]]:
+        """The digests of the manifests that attest an image, by the image's digest."""
+        by_image: defaultdict[str, list[str]] = defaultdict(list)
+        for raw in self._documents.values():
+            with contextlib.suppress(UsageError):  # any other document
+                found = parse(raw, SAVED_FILE, Descriptor)
+                for entry in found.entries if isinstance(found, ImageIndex) else ():
+                    if entry.attests and entry.digest not in by_image[entry.attests]:
+                        by_image[entry.attests].append(entry.digest)
+        return by_image
 
     def blob(self, digest: str) -> bytes:
         """Return a manifest or a configuration; raise AuditError."""

@@ -19,6 +19,7 @@ from imagematrix.audit import cache, layer
 from imagematrix.audit.cache import Cache
 from imagematrix.audit.device_code import DeviceCode
 from imagematrix.audit.driver_file import DriverLibrary
+from imagematrix.audit.installed import Database, Installed
 from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
 from imagematrix.audit.layers import Layers
 from imagematrix.audit.notes import Compat
@@ -44,6 +45,10 @@ FULL = Layer(
         "/h": Hardlink("/f"),
         "/o": Plain(),
         "/t": Plain(text=b"\xff\0", layer=DIGEST),
+        "/p": Plain(
+            database=Database(packages=(Installed(kind="deb", name="a", version="1", source="b"),), unread=2),
+            layer=DIGEST,
+        ),
         "/f": Plain(
             layer=DIGEST,
             file=File(

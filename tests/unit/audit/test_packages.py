@@ -92,9 +92,9 @@ def test_bulky_sections_of_large_files_are_not_kept(program, monkeypatch):
 
 def test_number_of_checksums_is_limited(monkeypatch):
     monkeypatch.setattr(packages, "MOST", 1)
-    sums = packages.Sums()
-    sums.add([("md5", b"a"), ("sha1", b"b")])
-    assert sums._by_algorithm == {"md5": {b"a"}}
+    databases = packages.Databases()
+    databases.add([("md5", b"a"), ("sha1", b"b")])
+    assert databases._by_algorithm == {"md5": {b"a"}}
 
 
 def test_programs_are_examined_in_every_folder(program):

@@ -49,8 +49,13 @@ def database(path, *headers, schema="CREATE TABLE Packages (hnum INTEGER PRIMARY
     return path.read_bytes()
 
 
-def read(reader, raw):
+def entries(reader, raw):
     return list(reader(io.BytesIO(raw), len(raw)))
+
+
+def read(reader, raw):
+    """Return the checksums in a database."""
+    return [entry for entry in entries(reader, raw) if isinstance(entry, tuple)]
 
 
 def real(name):

@@ -1,0 +1,1 @@
+"""Bills of materials: what is in an image, in SPDX."""
