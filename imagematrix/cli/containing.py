@@ -9,7 +9,7 @@ from imagematrix.cli.auditing import shared_layers
 from imagematrix.cli.output import escaped, info, print_json, table, warn
 from imagematrix.errors import UsageError
 from imagematrix.sbom.components import SBOM, components, unread
-from imagematrix.sbom.containing import Containing, Holder, matching
+from imagematrix.sbom.containing import Containing, VariantPackages, matching
 from imagematrix.text import counted, shortened
 
 TYPE_CHECKING = False
@@ -34,13 +34,13 @@ def show(catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *,
     if not pattern:
         raise UsageError("--package: no name given", remedy="give a name, or a glob such as 'libssl*'")
     served, unserved = _hosts(hosts, catalog, where)
-    found: list[Holder] = []
+    found: list[VariantPackages] = []
     with shared_layers() as layers:
         for variant, image in variants(narrowed(catalog, where), layers, sboms=True):
             read = audit(image)
             listed, problems = components(read)
             found.append(
-                Holder(
+                VariantPackages(
                     reference=variant.reference,
                     digest=variant.digest,
                     packages=tuple(matching(pattern, listed)),
@@ -98,7 +98,7 @@ def _print(answer: Containing) -> None:
         table((*columns, "hosts") if answer.unserved is not None else columns, rows)
 
 
-def _rows(holder: Holder) -> Iterator[tuple[str, ...]]:
+def _rows(holder: VariantPackages) -> Iterator[tuple[str, ...]]:
     hosts = [] if holder.hosts is None else [escaped(shortened(holder.hosts, SHOWN)) or "-"]
     for component in holder.packages:
         package = component.package

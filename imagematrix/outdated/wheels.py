@@ -60,7 +60,7 @@ class LockedWheel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judged:
+class _JudgedWheel:
     """What the indexes have for a locked wheel: `files`, or an error."""
 
     wheel: LockedWheel
@@ -94,7 +94,7 @@ def wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
     found: dict[tuple[str, str, str | None, str, str], dict[str, Planned]] = {}
     asked = _asked(one for _, lock in by_lock for one in lock)
     for (platform, lock), affected in by_lock.items():
-        judged = [_Judged(wheel=one, files=asked[one.indexes, one.project]) for one in lock]
+        judged = [_JudgedWheel(wheel=one, files=asked[one.indexes, one.project]) for one in lock]
         installed = target(platform, (one.locked for one in judged))
         for one in judged:
             wheel = one.wheel
@@ -130,7 +130,7 @@ def _locked(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
             )
 
 
-def _judgement(one: _Judged, installed: WheelTarget | None) -> tuple[str | None, str]:
+def _judgement(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str | None, str]:
     """Return what there is by now and why the lock is outdated; None and a reason if that is unknown.
 
     Both are empty if it is up to date.
@@ -147,7 +147,7 @@ def _judgement(one: _Judged, installed: WheelTarget | None) -> tuple[str | None,
     return now, ", ".join(filter(None, reasons))
 
 
-def _newest(one: _Judged, installed: WheelTarget | None) -> Version | None:
+def _newest(one: _JudgedWheel, installed: WheelTarget | None) -> Version | None:
     """Return the newest final release that has files like the locked ones."""
     sources = bool(one.locked) and not any(file.tags for file in one.locked)
     versions = [
@@ -174,7 +174,7 @@ def _newer(now: Version, locked: str) -> bool:
     return old is None or Version(now.public) > Version(old.public)
 
 
-def _withdrawn(one: _Judged) -> str:
+def _withdrawn(one: _JudgedWheel) -> str:
     """Return how the index yanked the locked release or files of it, or ""."""
     yanked = [file for file in one.locked or one.release if file.yanked is not None]
     if not yanked:
@@ -183,7 +183,7 @@ def _withdrawn(one: _Judged) -> str:
     return f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
 
 
-def _better(one: _Judged, installed: WheelTarget | None) -> tuple[str, str]:
+def _better(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str, str]:
     """Return the file of the locked release that pip would prefer to the locked ones, and why; or ""."""
     others = [
         file

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.sbom.components import Component
 
-__all__ = ["SCHEMA", "Containing", "Holder", "matching"]
+__all__ = ["SCHEMA", "Containing", "VariantPackages", "matching"]
 
 SCHEMA = "imagematrix.packages/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class VariantPackages:
     """A variant with the packages in it that were asked for.
 
     `hosts` are those that get it, None if no hosts were given; `warnings` say what could not be read.
@@ -43,7 +43,7 @@ class Containing:
 
     catalog: Catalog
     pattern: str
-    variants: tuple[Holder, ...]
+    variants: tuple[VariantPackages, ...]
     unserved: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, object]:

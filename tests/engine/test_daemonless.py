@@ -198,7 +198,7 @@ def test_gpus_are_free_again_when_the_container_has_ended(user):
         assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
         subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
     wait_for(lambda: user.ends("run", *HOST, *every, "true") == 0)
-    assert not list((user.folder / "store/leases").iterdir())
+    wait_for(lambda: not list((user.folder / "store/leases").iterdir()))
     wait_for(lambda: not squashfuses())
 
 
