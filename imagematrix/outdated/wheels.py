@@ -1,12 +1,14 @@
 """Locked wheels that a package index has in newer releases or in better files, or that it withdrew.
 
-The locks are those in Dockerfiles, which templates write there: requirements with hashes, as pip reads them.
+The locks are requirements with hashes, as pip reads them: in Dockerfiles, where templates write them, and in
+files that Dockerfiles copy.
 Pre-releases and yanked files are never newer, nor are files for another Python or platform, if the locked
 wheels tell for which they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from imagematrix.outdated.wheel_target import target
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     import requests
 
@@ -46,6 +49,8 @@ LOCKED = re.compile(
     r"^([A-Za-z0-9][\w.-]*)(?:\[[^]\n]*\])?==(\d[\w.+!-]*)((?:[^\n\\]|\\\n)*?--hash=(?:[^\n\\]|\\\n)*)",
     re.ASCII | re.MULTILINE,
 )
+COPIED = re.compile(r"(?mi)^(?:COPY|ADD)[ \t]+(?!.*--from=)(.+)$")
+LARGEST = 1024 * 1024  # bytes of a lock in a file
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -86,9 +91,11 @@ def wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
 
     `indexes` returns the indexes for the text of a lock.
     """
+    read: dict[Path, str] = {}
     by_lock: dict[tuple[str, frozenset[LockedWheel]], list[Planned]] = {}
     for item in items:
-        lock = frozenset(_locked(item.dockerfile, indexes))
+        texts = [item.dockerfile, *_copied(item.dockerfile, item.cell.image.context, read)]
+        lock = frozenset(one for text in texts for one in _locked(text, indexes))
         if lock:
             by_lock.setdefault((item.cell.platform, lock), []).append(item)
     found: dict[tuple[str, str, str | None, str, str], dict[str, Planned]] = {}
@@ -113,6 +120,27 @@ def wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
             source=source,
             items=tuple(concerned.values()),
         )
+
+
+def _copied(dockerfile: str, context: Path | None, read: dict[Path, str]) -> Iterator[str]:
+    """Yield the texts of the locks that a Dockerfile copies from its context; `read` has what was read."""
+    if context is None:
+        return
+    for match in COPIED.finditer(dockerfile):
+        for word in match[1].split()[:-1]:
+            path = context / word.lstrip("/")
+            if path not in read:
+                read[path] = _lock_text(path, context)
+            yield read[path]
+
+
+def _lock_text(path: Path, context: Path) -> str:
+    """Return the text of a lock in a context, or "" if the path is not one."""
+    with contextlib.suppress(OSError, ValueError):
+        real = path.resolve()
+        if real.is_relative_to(context.resolve()) and real.is_file() and real.stat().st_size <= LARGEST:
+            return real.read_bytes().decode(errors="replace")
+    return ""
 
 
 def _locked(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:

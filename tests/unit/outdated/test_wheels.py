@@ -17,8 +17,9 @@ NUMPY = f"numpy-2.0-cp313-cp313-{MANY}.whl"  # tells that the image has Python 3
 
 
 class Cell(Double):
-    def __init__(self, platform):
+    def __init__(self, platform, context=None):
         self.platform = platform
+        self.image = type("Image", (), {"context": context})()
 
 
 @pytest.fixture
@@ -224,6 +225,28 @@ def test_locks_outside_a_here_document_are_read(index):
         )
         indexes = partial(of_lock, configured=IndexSettings(default=index.url), environment={})
         assert [one.now for one in wheels([item], indexes)] == ["2.1"]
+
+
+def test_locks_in_copied_files_are_read(index, tmp_path):
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "lock.txt").write_text(pin(NUMPY) + "\n")
+    (tmp_path / "outside.txt").write_text("other==1 --hash=sha256:00\n")
+    (context / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (context / "large.txt").write_text("other==1 --hash=sha256:00\n".ljust(2**20 + 1))
+    index.add("numpy", NUMPY.replace("2.0", "2.1"))
+    copies = (
+        "COPY --chmod=644 lock.txt link.txt ../outside.txt large.txt . \0 /tmp/\nCOPY --from=x lock.txt /y\n"
+    )
+    indexes = partial(of_lock, configured=IndexSettings(default=index.url), environment={})
+
+    def found(folder):
+        cell = Cell("linux/amd64", folder)
+        item = Planned(cell=cell, status=PlanStatus.BUILD, reference="t:v1", dockerfile=f"FROM a\n{copies}")
+        return [(one.name, one.now) for one in wheels([item], indexes)]
+
+    assert found(context) == [("numpy", "2.1")]
+    assert found(None) == []
 
 
 def test_an_answer_without_an_end_is_cut(index, judged, monkeypatch):
