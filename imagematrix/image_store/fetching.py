@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -160,26 +159,27 @@ class _Fetch:
         new.mkdir()
         try:
             stored = self._written(new, image, published, parts, unpacked=unpacked)
+            document = new / DOCUMENT
+            document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
+            _sync(document)
+            _sync(new)
             if there():
                 remove_tree(new)
                 return
             if place.exists():  # a damaged one, or one of the other kind
                 self._require_idle()
                 place.rename(f"{new}.gone")
-            document = new / DOCUMENT
-            document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
-            _sync(document)
-            _sync(new)
             new.rename(place)
             _sync(place.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 remove_tree(new)
             raise
-        with contextlib.suppress(OSError):
-            shutil.rmtree(partial)
-            self._room.make(0, kept=self._digest)
-            remove_tree(Path(f"{new}.gone"))
+        for leftover in (partial, Path(f"{new}.gone")):
+            if leftover.exists():
+                with contextlib.suppress(OSError):  # a later command sweeps it
+                    remove_tree(leftover)
+        self._room.make(0, kept=self._digest)
 
     def _written(
         self, new: Path, image: MergedImage, published: CatalogEntry, parts: ImageParts, *, unpacked: bool
