@@ -52,7 +52,7 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
     from imagematrix.runtimes.start import start as start_container
 
     image = site.full(image)
-    made = _Planned(args, image, engine, site)
+    made = _DaemonlessLaunch(args, image, engine, site)
     policy = _path(args.policy)
     host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
     catalog = _catalog(image, args.catalog, made.store, policy)
@@ -90,7 +90,7 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
         return start_container(made.container(found, launch), found, runtime, made.store, leases)
 
 
-class _Planned:
+class _DaemonlessLaunch:
     """What the options and the site make of a launch: the store, the image in it, and the container."""
 
     def __init__(self, args: RunArgs, image: str, engine: str, site: Site) -> None:
