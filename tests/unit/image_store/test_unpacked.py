@@ -13,7 +13,9 @@ from imagematrix.errors import AuditError
 from imagematrix.image_store.merging import MergedFile
 from imagematrix.image_store.unpacked import remove_tree, write_folder
 
-ORDINARY = ["setpriv", "--reuid", "4711", "--regid", "4711", "--clear-groups"]
+# The user may read this checkout, wherever it is, and has no other right.
+READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+ORDINARY = ["setpriv", "--reuid", "4711", "--regid", "4711", "--clear-groups", *READS]
 USER = [] if os.geteuid() else ORDINARY  # root may write everywhere
 AS_USER = """
 import io, sys, tarfile
@@ -111,8 +113,6 @@ def test_folders_that_are_not_writable_are_filled_and_removed_by_their_owner(tmp
     own = tmp_path / "own"
     own.mkdir()
     own.chmod(0o777)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
     package = Path(imagematrix.__file__).parents[1]
     done = subprocess.run(
         [*USER, "env", f"PYTHONPATH={package}", "/usr/bin/python3", "-c", AS_USER, own],
