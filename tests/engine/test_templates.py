@@ -79,6 +79,63 @@ def test_a_driver_comes_from_the_folder_or_the_host(engine, unpacked, tmp_path):
     assert engine.imagematrix("verify", driver, host).returncode == 0
 
 
+# The distribution's driver, packed as NVIDIA packs it, by the program with which NVIDIA does.
+PACK = """\
+set -eu
+sed -i 's/^Components: main$/Components: main non-free/' /etc/apt/sources.list.d/* 2> /dev/null || true
+sed -i 's/ main$/ main non-free/' /etc/apt/sources.list 2> /dev/null || true
+apt-get update -q
+apt-get install -qy --no-install-recommends makeself xz-utils zstd
+mkdir /packages /tree /out
+cd /packages
+for package in libcuda1 libnvidia-ptxjitcompiler1 libnvidia-ml1 libnvidia-nvvm4; do
+    apt-get download -q "$package"
+done
+for package in *.deb; do dpkg -x "$package" .; done
+cp -d usr/lib/x86_64-linux-gnu/nvidia/*/lib*.so.* /tree 2> /dev/null || true
+find usr -name 'libnvidia-nvvm.so.*' -exec cp -d {} /tree ';'
+version=$(ls /tree/libcuda.so.*.*); version=${version#*.so.}
+printf 'NVIDIA Accelerated Graphics Driver\\n%s\\nnvidia\\nnvidia\\n' "$version" > /tree/.manifest
+printf '#!/bin/sh\\ntouch /installed\\n' > /tree/nvidia-installer
+chmod +x /tree/nvidia-installer
+for kind in xz gzip zstd; do
+    mkdir "/out/$kind"
+    file="/out/$kind/NVIDIA-Linux-x86_64-$version.run"
+    makeself "--$kind" --complevel 1 --nox11 --quiet /tree "$file" driver ./nvidia-installer
+done
+cp -a /tree /out/folder
+echo "$version" > /out/version
+"""
+
+
+def test_an_installer_and_a_folder_with_the_same_files_give_the_same_image(engine, tmp_path):
+    for folder in ("files", "templates"):
+        (tmp_path / folder).mkdir()
+    engine.docker("run", "--name", "packing", "debian:trixie", "sh", "-c", PACK)
+    engine.docker("cp", "packing:/out", str(tmp_path / "drivers"))
+    version = (tmp_path / "drivers" / "version").read_text().strip()
+    shutil.copy(ROOT / "templates" / "macros.j2", tmp_path / "templates")
+    shutil.copy(CODE, tmp_path / "files" / "code.fatbin")
+    (tmp_path / "templates" / "own.j2").write_text(DRIVER_TEMPLATE)
+    images = {}
+    for kind in ("folder", "xz", "gzip", "zstd"):
+        name = "NVIDIA-Linux-{arch}-{version}.run"
+        place = "drivers/folder" if kind == "folder" else f"drivers/{kind}/{name}"
+        text = DRIVERS.replace("580.159.04, host", version).replace('"13.0"', '"12.4"')
+        text = text.replace(
+            "580.159.04: {driver_from: drivers/580.159.04}", f'"*": {{driver_from: "{place}"}}'
+        )
+        (tmp_path / "matrix.yaml").write_text(text)
+        done = engine.imagematrix("build", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        images[kind] = done.stdout
+    driver = images.pop("folder").strip()
+    assert {*images.values()} == {""}, "nothing is left to build"
+    said = engine.docker("run", "--rm", driver, "ldconfig", "-p").stdout
+    assert "libcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1" in said
+    assert engine.imagematrix("verify", driver).returncode == 0
+
+
 @pytest.fixture
 def check(engine):
     """Call it with a Dockerfile and a context to have Docker check it."""
