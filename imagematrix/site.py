@@ -79,8 +79,7 @@ class Site(Record):
         """Return the value of `key`: the option's, else the variable's, else the site's; None if none is set.
 
         `option` is the value on the command line, of the option that is `named`, and `variable` the name of a
-        variable. Raises UsageError if
-        the site sets another value that users may not override.
+        variable. Raises UsageError if the site sets another value that users may not override.
         """
         own: str | None = getattr(self, key)
         given, source = option, named or f"--{key.replace('_', '-')}"

@@ -98,7 +98,8 @@ class _DaemonlessLaunch:
         self._image = image
         self._options = container_options(args, os.environ, engine)
         self._site = site
-        self.store = ImageStore(site.chosen("store", args.store, "IMAGEMATRIX_STORE") or default_store())
+        folder = site.chosen("store", args.store, "IMAGEMATRIX_STORE")
+        self.store = ImageStore(default_store() if folder is None else folder)
 
     def image(self, chosen: Selection, policy: Path | None) -> StoredImage:
         """Return the image of a selection, pulled into the store if it is not there."""

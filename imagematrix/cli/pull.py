@@ -106,7 +106,8 @@ def _store(to: str | None) -> ImageStore | None:
     site = read_site()
     if to is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
         return None
-    return ImageStore(site.chosen("store", to, "IMAGEMATRIX_STORE", named="--to") or default_store())
+    folder = site.chosen("store", to, "IMAGEMATRIX_STORE", named="--to")
+    return ImageStore(default_store() if folder is None else folder)
 
 
 def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:
