@@ -113,7 +113,7 @@ def stored(archive, folder):
 @pytest.fixture
 def _usable(nodes):  # noqa: ARG001 - which makes them
     """Let the user open the nodes, whatever the umask was."""
-    for path in Path("/dev").glob("nvidia*"):
+    for path in (Path("/dev/fuse"), *Path("/dev").glob("nvidia*")):
         path.chmod(0o666)
 
 
