@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from imagematrix.image_store.origins import RegistryOrigin
 from imagematrix.oci.manifest import INDEX
 from imagematrix.oci.registry import Registry
 
+NEEDS_SQUASHFS = pytest.mark.skipif(
+    shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed"
+)
 LAYERS = (
     tar(("etc/os-release", b"ID=test\n"), ("bin/tool", b"#!/bin/true\n", 0o755), "gone"),
     tar(".wh.gone", ("data/new", b"x" * 5000)),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from storing import put, variant
+from storing import NEEDS_SQUASHFS, put, variant
 
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.catalog.store import UNNAMED, stored
@@ -11,6 +11,8 @@ from imagematrix.errors import UnknownImageError
 from imagematrix.launcher.fetch import fetch_selected
 from imagematrix.node.host import Host
 from imagematrix.selection.select import select
+
+pytestmark = NEEDS_SQUASHFS
 
 NODE = Path(__file__).parents[2] / "hosts" / "broadwell-m60.json"
 

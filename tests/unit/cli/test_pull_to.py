@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from images import archived, layout, tar
-from storing import listed, put, variant
+from storing import NEEDS_SQUASHFS, listed, put, variant
 
 from imagematrix.image_store.folder import ImageStore
 from imagematrix.image_store.holder import Holder
 from imagematrix.image_store.locks import locked
 
-pytestmark = pytest.mark.usefixtures("no_engine")
+pytestmark = [NEEDS_SQUASHFS, pytest.mark.usefixtures("no_engine")]
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from images import tar
-from storing import PUBLISHED, from_registry, listed, put, variant
+from storing import NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import UsageError
 from imagematrix.image_store.eviction import Room, lock_of, remove
 from imagematrix.image_store.fetching import FetchOptions, Watcher, fetch
 from imagematrix.image_store.locks import locked
+
+pytestmark = NEEDS_SQUASHFS
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ import time
 
 import pytest
 from images import hardlink, link, tar
-from storing import layer_file
+from storing import NEEDS_SQUASHFS, layer_file
 
 from imagematrix.errors import AuditError, EngineError, UsageError
 from imagematrix.image_store.merging import MergedFile, MergedImage
 from imagematrix.image_store.squash import write_squashfs
+
+pytestmark = NEEDS_SQUASHFS
 
 LONG = "long/" + "n" * 150
 
