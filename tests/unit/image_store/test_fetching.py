@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from images import MANIFEST, archived, index, layout, link, saved, tar
-from storing import CATALOG, LAYERS, PUBLISHED, from_registry, listed, put, variant
+from storing import CATALOG, LAYERS, NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.image_store.eviction import lock_of
@@ -23,6 +23,8 @@ from imagematrix.image_store.locks import locked
 from imagematrix.image_store.origins import ArchiveOrigin, LayoutOrigin
 from imagematrix.oci.layout import LayoutFolder
 from imagematrix.oci.manifest import INDEX
+
+pytestmark = NEEDS_SQUASHFS
 
 DIGEST = f"sha256:{'1' * 64}"
 UNPACKED = FetchOptions(unpacked=True)
