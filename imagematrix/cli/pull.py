@@ -101,12 +101,13 @@ def command(
 
 def _store(to: str | None) -> ImageStore | None:
     """Return the store to pull into, None for the engine."""
-    from imagematrix.image_store.folder import ImageStore, store_folder
+    from imagematrix.image_store.folder import ImageStore, default_store
 
     site = read_site()
     if to is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
         return None
-    return ImageStore(store_folder(site, to, named="--to"))
+    folder = site.chosen("store", to, "IMAGEMATRIX_STORE", named="--to")
+    return ImageStore(default_store() if folder is None else folder)
 
 
 def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:

@@ -10,7 +10,6 @@ import re
 
 from imagematrix.errors import UsageError
 from imagematrix.record import Record
-from imagematrix.site import HERE, HOME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.options import RunArgs
 
-__all__ = ["Bind", "ContainerOptions", "container_options", "site_binds"]
+__all__ = ["Bind", "ContainerOptions", "container_options"]
 
 # Each with its short form, "" if it has none.
 OPTIONS = {
@@ -197,6 +196,8 @@ def site_binds(mounts: Sequence[str]) -> tuple[Bind, ...]:
 
     A folder that this user does not have is left out.
     """
+    from imagematrix.site import HERE, HOME
+
     places = {HOME: os.path.expanduser("~"), HERE: os.getcwd()}  # noqa: PTH109, PTH111 - as above
     paths = dict.fromkeys(places.get(mount, mount) for mount in mounts)
     return tuple(Bind(source=path, target=path) for path in paths if os.path.isdir(path))  # noqa: PTH112
