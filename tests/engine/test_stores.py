@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from engines import Registry
 from images import MANIFEST, hardlink, layout, link, special, tar
+from machines import wait_until
 from processes import new_folder, remove_folder
 from storing import listed, variant
 
@@ -150,10 +151,10 @@ def unsquashed(image, folder):
     return folder
 
 
-def layer_bytes(registry, image):
-    """Return the bytes of an image's first layer that the registry has sent."""
+def layer_answers(registry, image):
+    """Return the bytes of each answer with an image's first layer that the registry has ended."""
     answer = rf"request\.method=GET [^\n]*/blobs/{image.layers[0]}[^\n]* http\.response\.written=(\d+)"
-    return sum(map(int, re.findall(answer, registry.log)))
+    return [int(written) for written in re.findall(answer, registry.log)]
 
 
 @pytest.mark.parametrize("packed", PACKED)
@@ -234,11 +235,12 @@ def test_a_download_that_was_killed_goes_on(registry, home, store):
     if not held:
         pytest.skip("the download was complete before it could be killed")
     assert store.find(image.digest) is None
-    first = layer_bytes(registry, image)
+    # The registry ends its answer when it sees that the reader is gone.
+    wait_until(lambda: len(layer_answers(registry, image)) == 1, "the end of the first answer")
     result = pull(home, name)
     assert result.returncode == 0, result.stderr
-    received = layer_bytes(registry, image) - first
-    assert received == size - held
+    wait_until(lambda: len(layer_answers(registry, image)) == 2, "the end of the second answer")
+    assert layer_answers(registry, image)[1] == size - held
     assert listed(store, "partial") == listed(store, "new") == listed(store, "locks") == []
 
 
@@ -259,7 +261,8 @@ def test_several_machines_share_a_store(registry, home):
     assert {(out, code) for out, _, code in ended} == {
         (f"{registry.address}/ml/training:{tag}@{image.digest}\n", 0)
     }
-    assert layer_bytes(registry, image) == len(image.blobs[image.layers[0]])
+    wait_until(lambda: layer_answers(registry, image), "the end of the registry's answer")
+    assert layer_answers(registry, image) == [len(image.blobs[image.layers[0]])]
     for _, said, _ in ended:
         for waited in re.findall("waiting for (.*), which", said):
             assert re.fullmatch(r"process \d+ on node\d", waited)
@@ -308,7 +311,7 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(registry, home, store
     result = pull(home, name, before=DISK.format(store=store, size="30m"))
     assert result.returncode == 2
     assert re.search(r"store has \d+ bytes left, and the image needs \d+", result.stderr)
-    assert layer_bytes(registry, image) == 0
+    assert layer_answers(registry, image) == []
 
 
 @pytest.mark.parametrize("how", [(), ("--unpacked",)])
