@@ -11,6 +11,7 @@
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
+# make test-hooks   start images with NVIDIA's container runtime, which is to leave them alone
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
@@ -22,7 +23,7 @@ NAMES := docker-forky docker-29 podman-forky
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-chart test-page test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-chart test-hooks test-page test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -131,6 +132,10 @@ test-kubernetes: packages $(VENV)/.dev
 # Needs Go and its published modules. Not part of `make test`.
 test-chart: $(VENV)/.dev .cache/modules/helm3 .cache/modules/helm4
 	$(BIN)/python -m pytest tests/chart
+
+# Needs Go and its published modules, and for one test a checkout of NVIDIA's enroot, in .cache/enroot.
+test-hooks: packages $(VENV)/.dev .cache/modules/nvidia
+	$(BIN)/python -m pytest tests/hooks
 
 .cache/modules/%: ci/modules/%/go.mod ci/modules/%/go.sum ci/modules/build
 	rm -rf $@.new $@

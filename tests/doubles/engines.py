@@ -30,10 +30,10 @@ class Engine:
     """A dockerd that the tests started; `store` is "containerd" or "classic", `node` the GpuNode it is on.
 
     `release` is the name of an engine that `ci/engines` fetches. Without it, the variable RELEASE names it,
-    or it is the installed engine.
+    or it is the installed engine. `settings` are further ones of daemon.json.
     """
 
-    def __init__(self, store, node=None, release=None):
+    def __init__(self, store, node=None, release=None, settings=None):
         self.store = store
         self.node = node
         release = release or os.environ.get(RELEASE)
@@ -41,10 +41,12 @@ class Engine:
         self.folder = new_folder()
         (self.folder / "tmp").mkdir()
         self.host = f"unix://{self.folder}/docker.sock"
+        self._settings = settings or {}
         self._processes = []
 
     def start(self):
         config = {
+            **self._settings,
             "features": {"containerd-snapshotter": self.store == "containerd", "cdi": True},
             "experimental": True,  # CDI is experimental before Docker 27
         }
