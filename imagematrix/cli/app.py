@@ -49,6 +49,7 @@ COMMANDS = (
     "resolver",
     "swarm",
     "kubernetes",
+    "slurm",
     "schema",
     "run",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import threading
@@ -21,7 +22,7 @@ from imagematrix.errors import UsageError
 from imagematrix.image_store.eviction import Room, lock_of
 from imagematrix.image_store.folder import DOCUMENT, FOLDER, ROOTS, SQUASHFS, StoredImage
 from imagematrix.image_store.locks import locked, sweep
-from imagematrix.image_store.merging import MergedImage
+from imagematrix.image_store.merging import LayerFile, MergedImage
 from imagematrix.image_store.squash import require_mksquashfs, write_squashfs
 from imagematrix.image_store.unpacked import remove_tree, write_folder
 
@@ -55,10 +56,15 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How to keep an image: `unpacked` or as a squashfs; `max_size` are the bytes that a store may have."""
+    """How to keep an image: `unpacked` or as a squashfs; `max_size` are the bytes that a store may have.
+
+    `added` returns a layer, a tar, to put on top, for the image's configuration. A store has images with the
+    same layer on top, or without any, because it knows them by their digests only.
+    """
 
     unpacked: bool = False
     max_size: int | None = None
+    added: Callable[[Mapping[str, Any]], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +121,7 @@ def fetch(
                 _sweep(store, lock.name)
                 with source() as images:
                     room = Room(store, how.max_size, watcher.evicted)
-                    fetching = _Fetch(store, digest, watcher.report, room)
-                    fetching.run(images, published, there, unpacked=how.unpacked)
+                    _Fetch(store, digest, watcher.report, room).run(images, published, there, how)
     found = store.find(digest)
     if found is None:
         raise UsageError(f"{digest} was removed from {store} just after it had come", remedy="try again")
@@ -141,8 +146,7 @@ class _Fetch:
         source: ImageOrigin,
         published: CatalogEntry,
         there: Callable[[], StoredImage | None],
-        *,
-        unpacked: bool,
+        how: FetchOptions,
     ) -> None:
         """Fetch the image, unless another process brings it meanwhile that was thought to be dead."""
         place = Path(self._store.place(self._digest))
@@ -155,10 +159,13 @@ class _Fetch:
         expected = parts.size + parts.size // 4  # a squashfs is a little larger than the compressed layers
         self._room.make(expected)
         self._room.require(source.missing(parts, partial) + expected)
-        image = MergedImage(source.layers(parts, partial, self._note_received, self._note_downloaded))
+        layers = [*source.layers(parts, partial, self._note_received, self._note_downloaded)]
+        if how.added:
+            layers.append(_layer(how.added(parts.config)))
+        image = MergedImage(layers)
         new.mkdir()
         try:
-            stored = self._written(new, image, published, parts, unpacked=unpacked)
+            stored = self._written(new, image, published, parts, unpacked=how.unpacked)
             document = new / DOCUMENT
             document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
             _sync(document)
@@ -233,6 +240,11 @@ class _Fetch:
 
     def _tell(self) -> None:
         self._report(PullProgress(layers=self._layers, downloaded=self._downloaded, received=self._received))
+
+
+def _layer(tar: bytes) -> LayerFile:
+    digest = f"sha256:{hashlib.sha256(tar).hexdigest()}"
+    return LayerFile(open=lambda: io.BytesIO(tar), name="what is added", digest=digest, tar=digest)
 
 
 def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:

@@ -1,0 +1,115 @@
+"""`imagematrix slurm importer`: gives Pyxis the image that fits this node best, as a squashfs for enroot."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import AllowCpu, CatalogName, Policy, Where
+from imagematrix.cli.output import print_text
+from imagematrix.errors import UsageError
+
+__all__ = ["command", "reference_of"]
+
+SCHEME = "docker://"
+FOLDER = "enroot"  # in the user's store: its images have files of enroot
+
+
+class Operation(StrEnum):
+    """What Pyxis calls an importer for (importers/README.md of Pyxis)."""
+
+    get = "get"
+    release = "release"
+
+
+def command(
+    operation: Annotated[Operation, typer.Argument(help="What Pyxis asks for.", show_default=False)],
+    uri: Annotated[
+        str | None, typer.Argument(metavar="[URI]", help="The image, such as docker://training:v1.")
+    ] = None,
+    catalog: CatalogName = None,
+    policy: Policy = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="STORE", help="Keep images in the folder enroot of this store."),
+    ] = None,
+) -> None:
+    """Answer Pyxis as its importer: `get` prints the path of a squashfs, and `release` lets it go.
+
+    The squashfs is of the variant that fits this node and the job's GPUs best, with what `enroot import` adds
+    to an image. It stays in the store for other jobs. Nothing removes it while slurmstepd, the process
+    that calls, is alive, so `release` has nothing to do.
+    """
+    if operation is Operation.release:
+        return
+    if uri is None:
+        raise UsageError("get needs the URI of an image", remedy=f"such as {SCHEME}training:v1")
+    print_text(_get(reference_of(uri), catalog, policy, where, store, allow_cpu=allow_cpu))
+
+
+def reference_of(uri: str) -> str:
+    """Return the name of an image that enroot's URI docker://[REGISTRY#]IMAGE[:TAG] is for; raise UsageError.
+
+    Logins in a URI are refused: docker's configuration has them, or the file that the site names.
+    """
+    if not uri.startswith(SCHEME):
+        raise UsageError(f"{uri[:80]!r} is not an image of a registry", remedy=f"such as {SCHEME}training:v1")
+    registry, hash_, image = uri.removeprefix(SCHEME).rpartition("#")
+    user, at, _ = (registry if hash_ else image.partition("/")[0]).partition("@")
+    if at and not image.startswith(f"{user}@sha256:"):
+        raise UsageError(
+            f"{uri[:80]!r} names a user", remedy="leave the user out, and log in with `docker login`"
+        )
+    if not image or (hash_ and not registry):
+        raise UsageError(f"{uri[:80]!r} names no {'registry' if image else 'image'}")
+    return f"{registry}/{image}" if hash_ else image
+
+
+def _get(
+    image: str,
+    catalog: str | None,
+    policy: Policy,
+    where: Where,
+    store: str | None,
+    *,
+    allow_cpu: bool,
+) -> str:
+    """Return the path of the squashfs of an image."""
+    from imagematrix.cli.choosing import choose, node_of
+    from imagematrix.cli.pull import _amount
+    from imagematrix.cli.pulling import PullDisplay
+    from imagematrix.cli.storing import fetched
+    from imagematrix.image_store import enroot
+    from imagematrix.image_store.fetching import FetchOptions
+    from imagematrix.image_store.folder import ImageStore, default_store
+    from imagematrix.launcher.fetch import require_source
+    from imagematrix.reference import split
+    from imagematrix.site import read_site
+
+    site = read_site()
+    folder = site.chosen("store", store, "IMAGEMATRIX_STORE", named="--store")
+    images = ImageStore(Path(default_store() if folder is None else folder, FOLDER))
+    largest = site.chosen("max_size", None)
+    image = site.full(image)
+    require_source(image, catalog)
+    selection = choose(
+        image,
+        catalog or image,
+        node_of(None, None, None, None),
+        where=where,
+        allow_cpu=allow_cpu,
+        json=False,
+        policy=policy,
+    )
+    part = split(image)[1] not in (None, selection.version)
+    how = FetchOptions(max_size=_amount(largest), added=enroot.layer)
+    with PullDisplay(str(selection.selected)) as display:
+        stored = fetched(selection, images, catalog, policy, how, display, part=part)
+    images.lease(stored.digest, os.getppid())
+    return stored.root

@@ -1,0 +1,115 @@
+"""`slurm importer`, called as Pyxis does: by a script, from a process that it leases images to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from images import layout
+from storing import NEEDS_SQUASHFS, variant
+
+from imagematrix.cli.slurm.importer import reference_of
+from imagematrix.errors import UsageError
+from imagematrix.image_store.folder import ImageStore
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """\
+#!/bin/sh
+exec "{python}" -m imagematrix slurm importer --catalog "oci:{layout}" --allow-cpu "$@"
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """The script that plugstack.conf names."""
+    image, _ = variant("cpu", env=("A=1",))
+    made = tmp_path / "importer"
+    made.write_text(SCRIPT.format(python=sys.executable, layout=layout(tmp_path / "layout", image)))
+    made.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def call(script, tmp_path):
+    """Call the importer; return how it ended."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("IMAGEMATRIX")},
+        "HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(ROOT),
+        "IMAGEMATRIX_STORE": str(tmp_path / "store"),
+    }
+
+    def called(*words):
+        return subprocess.run(
+            [script, *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return called
+
+
+@NEEDS_SQUASHFS
+def test_get_prints_a_path_and_release_can_be_called_twice(call, tmp_path):
+    first = call("get", "docker://training:v1")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == f"{first.stdout.strip()}\n"
+    squashfs = Path(first.stdout.strip())
+    assert squashfs.is_relative_to(tmp_path / "store/enroot/images")
+    assert squashfs.read_bytes().startswith(b"hsqs")
+    # It is for enroot only: `run` starts images without the added files.
+    assert not (tmp_path / "store/images").exists()
+    (holder,) = ImageStore(tmp_path / "store/enroot").leases().values()
+    assert holder.pid == os.getpid()
+    for _ in range(2):
+        released = call("release")
+        assert (released.returncode, released.stdout, released.stderr) == (0, "", "")
+    assert squashfs.exists()
+    assert call("get", "docker://training:v1").stdout == first.stdout
+
+
+def test_a_refusal_has_its_reason_on_stderr_and_nothing_on_stdout(call):
+    done = call("get", "docker://training:v2")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert "training:v2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("docker://training:v1", "training:v1"),
+        ("docker://registry.example:5000#ml/training:v1", "registry.example:5000/ml/training:v1"),
+        ("docker://registry.example/ml/training:v1", "registry.example/ml/training:v1"),
+        ("docker://ml/training@sha256:" + "a" * 64, "ml/training@sha256:" + "a" * 64),
+    ],
+)
+def test_a_uri_of_enroot_names_an_image(uri, name):
+    assert reference_of(uri) == name
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("training:v1", "not an image of a registry"),
+        ("dockerd://training:v1", "not an image of a registry"),
+        ("podman://training:v1", "not an image of a registry"),
+        ("docker://alice@registry.example#ml/training:v1", "names a user"),
+        ("docker://alice@training:v1", "names a user"),
+        ("docker://", "names no image"),
+        ("docker://#training", "names no registry"),
+    ],
+)
+def test_other_uris_are_refused(uri, message):
+    with pytest.raises(UsageError, match=message):
+        reference_of(uri)
+
+
+def test_get_needs_a_uri(call):
+    done = call("get")
+    assert done.returncode == 2
+    assert "needs the URI of an image" in done.stderr
