@@ -75,6 +75,23 @@ def pytest_ignore_collect(collection_path):
     return False if collection_path == Path(__file__).parent / "build" else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Run tests with very many inputs without coverage.
+
+    With it they take two to ten times as long, and they cover no additional lines.
+    """
+    tracer = sys.gettrace()
+    many = any(item.get_closest_marker(name) for name in ("hypothesis", "fuzz"))
+    if many:
+        sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        if many:
+            sys.settrace(tracer)
+
+
 @pytest.fixture(autouse=True)
 def _no_other_containers(monkeypatch):
     """Let no container that runs on this machine use a GPU of a test."""
