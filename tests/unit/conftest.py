@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import jsonschema
 import pytest
 from distribution import Server
+from rendering import Starter
 
 from imagematrix import documents
 from imagematrix.catalog import labels as names
@@ -111,6 +112,18 @@ def _no_site(monkeypatch, tmp_path):
     monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "etc" / "site.toml"))
     for name in ("SITE", "ENGINE", "RUNTIME", "STORE"):
         monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
+
+
+@pytest.fixture(scope="session")
+def _starter():
+    with Starter() as starter:
+        yield starter
+
+
+@pytest.fixture(autouse=True)
+def _fast_renderers(monkeypatch, _starter):
+    """Fork the processes that render: to load Jinja takes longer than most tests."""
+    monkeypatch.setattr("imagematrix.render.render.subprocess", _starter)
 
 
 @pytest.fixture
