@@ -62,11 +62,9 @@ lint: $(VENV)/.dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-# Tests with very many inputs take two to ten times as long under coverage, and cover no additional lines.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n auto --durations=20 -m "not (hypothesis or fuzz)" tests/unit
-	$(BIN)/python -m pytest -n auto -m "hypothesis or fuzz" tests/unit
+	$(BIN)/coverage run -m pytest -n auto --durations=20 tests/unit
 
 # The unit tests with the oldest releases of the dependencies that pyproject.toml allows.
 unit-lowest: $(VENV)/.dev

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT",
     "DEFAULT_LEVELS",
+    "GZIP_REMEDY",
     "LEVELS",
-    "ZSTD_REMEDY",
     "Compression",
     "compressed",
     "has_zstd",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 # What to do if an engine or a registry may not know zstd.
-ZSTD_REMEDY = "if it takes no layers compressed with zstd, set `compression: gzip` in matrix.yaml"
+GZIP_REMEDY = "if it takes no layers compressed with zstd, set `compression: gzip` in matrix.yaml"
 ZSTD = b".tar+zstd"  # in a manifest: a layer compressed with zstd
 LEVELS = {"zstd": range(1, 20), "gzip": range(1, 10)}
 DEFAULT_LEVELS = {"zstd": 3, "gzip": deflate.LEVEL}

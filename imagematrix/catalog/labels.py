@@ -31,6 +31,7 @@ __all__ = [
     "Terms",
     "agreed",
     "annotated",
+    "cell_of",
     "components",
     "content",
     "inherited",
@@ -96,6 +97,11 @@ def tag(version: str, cell: str, input_digest: str) -> str:
 def version_of(tag: str) -> str:
     """Return the version in a tag: the part before its first dash."""
     return tag.partition("-")[0]
+
+
+def cell_of(tag: str) -> str:
+    """Return the cell in a tag: the part between its first dash and its last."""
+    return tag.partition("-")[2].rpartition("-")[0]
 
 
 def annotated(labels: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,8 @@ def command(
     if load(file, contexts=contexts).text != matrix.text:
         raise UsageError(f"{file} was changed meanwhile", remedy="run this again")
     try:
-        files.write(file, text.encode())
+        encoding = "utf-8-sig" if file.read_bytes().startswith(BOM_UTF8) else "utf-8"
+        files.write(file, text.encode(encoding))
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
     for name, version in after.items():

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from imagematrix.amounts import megabytes
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import CatalogName, Json, Policy, Where
 from imagematrix.cli.output import print_json, print_text, table
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 SCHEMA = "imagematrix.versions/v1"
-MEGABYTE = 1_000_000
 
 
 def command(
@@ -144,7 +144,7 @@ def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) 
     weights = sizes(catalog)
     found = predecessors(weights, sizes(old))
     if not json:
-        _weights(weights, [_amount(one.pull if one else None) for one in found], f"from {before}")
+        _weights(weights, [megabytes(one.pull if one else None) for one in found], f"from {before}")
         return
     document = weights.to_json()
     document["variants"] = [
@@ -160,9 +160,9 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
     rows = [
         (
             escape(weight.variant.reference),
-            _amount(weight.size),
-            _amount(adds),
-            *([_amount(weight.pull)] if pull else []),
+            megabytes(weight.size),
+            megabytes(adds),
+            *([megabytes(weight.pull)] if pull else []),
             *upgrade[row : row + 1],
         )
         for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
@@ -175,11 +175,7 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
         kind = "compressed" if kinds == {True} else "uncompressed"
     name = f"{weights.catalog.image}:{weights.catalog.version}"
     layers = counted(len(weights.layers), "layer")
-    print_text(f"\n{name}: {_amount(weights.total)} {kind} in {layers}, each counted once")
-
-
-def _amount(size: int | None) -> str:
-    return f"{size / MEGABYTE:.1f} MB" if size is not None else "?"
+    print_text(f"\n{name}: {megabytes(weights.total)} {kind} in {layers}, each counted once")
 
 
 def _narrowed(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
@@ -218,5 +214,5 @@ def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
         ", ".join(f"sm_{cubin}" for cubin in served(variant)) or "-",
         escape(variant.march or "-"),
         *(dict(variant.axes).get(axis, "-") for axis in axes),
-        f"{variant.size / MEGABYTE:.0f} MB" if variant.size is not None else "?",
+        megabytes(variant.size, 0),
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.amounts import megabytes
 from imagematrix.cli import completing
 from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
 from imagematrix.cli.output import escaped, info, print_json, table
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-MEGABYTE = 1_000_000
 OPTIONS = "--keep N, --protect VERSION, --hosts HOSTS or --newer AGE"
 
 
@@ -104,7 +104,7 @@ def _print(shown: Pruning) -> None:
         (
             escaped(name),
             "[green]keep[/]" if image.kept else "[red]remove[/]",
-            f"{image.size / MEGABYTE:.0f} MB",
+            megabytes(image.size, 0),
             escaped(image.reasons),
         )
         for image in shown.images

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from imagematrix.amounts import megabytes
 from imagematrix.cli.output import info, info_raw
 from imagematrix.text import counted, line
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PullDisplay"]
 
-MEGABYTE = 1_000_000
 LIVE_S, LINE_S = 0.2, 30.0  # between two updates
 COLUMNS = 80  # if the terminal does not tell
 
@@ -46,8 +46,8 @@ class PullDisplay:
             return
         self._clear()
         if kind is None:
-            megabytes, seconds = self._last.received / MEGABYTE, self._now() - self._began
-            info(f"pulled {self._name}: {megabytes:.1f} MB in {seconds:.1f} s")
+            size, seconds = megabytes(self._last.received), self._now() - self._began
+            info(f"pulled {self._name}: {size} in {seconds:.1f} s")
 
     def __call__(self, progress: PullProgress) -> None:
         """Show the progress, unless the last was shown just before."""
@@ -80,7 +80,7 @@ def _state(progress: PullProgress) -> str:
     layers = counted(progress.layers, "layer")
     if progress.downloaded == progress.layers:
         return f"unpacking {layers}"
-    return f"pulled {progress.downloaded} of {layers}, {progress.received / MEGABYTE:.0f} MB"
+    return f"pulled {progress.downloaded} of {layers}, {megabytes(progress.received, 0)}"
 
 
 def _columns() -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.amounts import megabytes
 from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
 from imagematrix.cli.output import escaped, info, print_json, print_lines, print_text, table
 from imagematrix.cli.retaining import counting, retention, shown_completely, unserved
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.stores.retire import Removal, Retirement
 
 __all__ = ["command"]
-
-MEGABYTE = 1_000_000
 
 
 def command(
@@ -52,7 +51,7 @@ def command(
     else:
         _print(shown)
     unserved(shown.unserved)
-    size = f"{shown.size / MEGABYTE:.1f} MB of layers and documents"
+    size = f"{megabytes(shown.size)} of layers and documents"
     versions = counted(len(shown.retired), "version")
     what = f"{counted(len(shown.removals), 'manifest')} of {versions}"
     if not yes or not shown.removals:

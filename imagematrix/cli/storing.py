@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.amounts import megabytes
 from imagematrix.cli.output import info
 from imagematrix.image_store.fetching import Watcher
 from imagematrix.launcher.fetch import fetch_selected
@@ -41,4 +42,4 @@ def _waits(holder: Holder) -> None:
 
 
 def _evicted(image: StoredImage) -> None:
-    info(f"imagematrix: removed {', '.join(image.references)} ({image.size / 1e6:.1f} MB) to make room")
+    info(f"imagematrix: removed {', '.join(image.references)} ({megabytes(image.size)}) to make room")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.amounts import MEGABYTE, megabytes
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import info, print_json, table, warn
 from imagematrix.text import counted
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.trim.trim import TrimReport
 
 __all__ = ["command"]
-
-MEGABYTE = 1_000_000
 
 
 def command(
@@ -90,20 +89,16 @@ def _show(report: TrimReport) -> None:
     rows = []
     for result in report.results:
         row = [escape(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
-        row.append(f"{_megabytes(result.removed)} of {_megabytes(result.size)} MB")
+        row.append(f"{result.removed / MEGABYTE:.1f} of {megabytes(result.size)}")
         if report.dry_run:
-            row.append("-" if result.compressed is None else f"{_megabytes(result.compressed)} MB")
+            row.append("-" if result.compressed is None else megabytes(result.compressed))
         rows.append(row)
     if rows:
         table(columns, rows)
     removed = sum(result.removed for result in report.results)
     verb = "would be removed" if report.dry_run else "removed"
     files = counted(sum(bool(result.edits) for result in report.results), "file")
-    info(f"{_megabytes(removed)} MB {verb} from {files}, of {len(report.results)} with device code")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / MEGABYTE:.1f}"
+    info(f"{megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")
 
 
 def _targets(amounts: Sequence[Amount]) -> str:

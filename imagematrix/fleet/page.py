@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from imagematrix.amounts import megabytes
 from imagematrix.fleet.chart import CELLS, chart
 from imagematrix.fleet.loss import LOSSES
 from imagematrix.fleet.upgrade import Loss
@@ -31,7 +32,7 @@ FOUND = 500  # hosts of one row, which searching the page finds
 LONGEST = 500  # characters of a text; only hostile ones have more
 SHORT = 19  # characters of a digest
 THOUSAND = 1_000
-MEGABYTE, GIGABYTE = 1_000_000, 1_000_000_000
+GIGABYTE = 1_000_000_000
 PAPER = 45  # columns of the chart that fit on a sheet of paper
 
 
@@ -132,9 +133,9 @@ def _digest(text: str) -> str:
 
 
 def _amount(size: int | None) -> str:
-    if size is None:
-        return "?"
-    return f"{size / GIGABYTE:.2f} GB" if size >= GIGABYTE else f"{size / MEGABYTE:.1f} MB"
+    if size is not None and size >= GIGABYTE:
+        return f"{size / GIGABYTE:.2f} GB"
+    return megabytes(size)
 
 
 def _brief(number: int) -> str:

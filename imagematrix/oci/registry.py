@@ -18,7 +18,7 @@ from urllib.request import parse_http_list, parse_keqv_list
 import requests
 
 from imagematrix import documents
-from imagematrix.compression import ZSTD_REMEDY, has_zstd
+from imagematrix.compression import GZIP_REMEDY, has_zstd
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.addresses import address, same_origin
 from imagematrix.oci.manifest import MANIFESTS, Manifest, digest_of
@@ -191,7 +191,7 @@ class Registry:
         answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
         name = f"{self._reference.name}:{tag}"
         if answer.status in UNFIT and has_zstd(raw) and not UNKNOWN_BLOBS & {*answer.codes}:
-            raise EngineError(str(self._refusal(answer.status, name, answer.codes)), remedy=ZSTD_REMEDY)
+            raise EngineError(str(self._refusal(answer.status, name, answer.codes)), remedy=GZIP_REMEDY)
         self._expect(answer, CREATED, tag)
 
     def withdraw(self, tag: str, digest: str) -> bool:

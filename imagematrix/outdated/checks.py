@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.catalog import labels
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
 from imagematrix.facts import cuda, driver_branches, versions
@@ -118,7 +119,7 @@ def toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iterator[A
         for variant in catalog.variants:
             known = cuda.lowest_driver(variant.cuda) if variant.cuda else None
             stated = variant.oldest_driver
-            cell = variant.reference.rpartition(":")[2].partition("-")[2].rpartition("-")[0]
+            cell = labels.cell_of(variant.reference.rpartition(":")[2])
             if known and stated and known != stated and cell in cells:
                 stale.setdefault((str(variant.cuda), stated, known), []).append(cells[cell])
         for (release, stated, known), affected in sorted(stale.items()):

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.engine import repository_digest
-from imagematrix.compression import ZSTD_REMEDY
+from imagematrix.compression import GZIP_REMEDY
 from imagematrix.engine import images, system, transport
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
@@ -403,7 +403,7 @@ class EngineStore:
         while error := self._pushed(reference):
             if attempt == TRIES or not TRANSIENT.search(error):
                 zstd = self.components(reference).get("compression", "").startswith("zstd")
-                remedy = ZSTD_REMEDY if zstd and "manifest" in error else None
+                remedy = GZIP_REMEDY if zstd and "manifest" in error else None
                 raise EngineError(f"{reference} was not pushed: {error}", remedy=remedy)
             time.sleep(PAUSE * 2 ** (attempt - 1))
             attempt += 1

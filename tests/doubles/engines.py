@@ -131,6 +131,15 @@ class Engine:
         path = f"{self.programs}:{environment['PATH']}"
         return {**environment, "PATH": path, "DOCKER_CONFIG": str(self.folder)}
 
+    def cosign(self, folder, *words):
+        """Run a command of cosign in `folder`, on the engine's network, with a key without a password."""
+        command = [*self.inside, "cosign", *words]
+        environment = {**self.environment, "COSIGN_PASSWORD": "", "HOME": str(folder)}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
     def docker(self, *words, check=True, **options):
         return subprocess.run(
             ["docker", *words], check=check, capture_output=True, text=True, env=self.environment, **options

@@ -1,7 +1,6 @@
 """One name for all nodes: engines pull through the resolver, and each gets its own variant."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -134,21 +133,21 @@ def test_only_images_signed_by_cosign_are_served(engine, registry, published, re
     policy = tmp_path / "policy.json"
     rule = {"repository": "ml/*", "keys": ["cosign.pub"]}
     policy.write_text(json.dumps({"schema": "imagematrix.policy/v1", "rules": [rule], "otherwise": "deny"}))
-    cosign(engine, tmp_path, "generate-key-pair")
+    engine.cosign(tmp_path, "generate-key-pair")
     name = f"{resolver(HOSTS / 'laptop.json', '--policy', policy)}/{NAME}:v1"
 
     sign = ("sign", "--key", "cosign.key", "--tlog-upload=false", "--yes")
-    cosign(engine, tmp_path, *sign, f"{image}@{published['new']}")
+    engine.cosign(tmp_path, *sign, f"{image}@{published['new']}")
     refused = engine.docker("pull", name, check=False)
     assert refused.returncode != 0
     assert "403 Forbidden" in refused.stderr, "the index is not signed, only the variant"
 
-    cosign(engine, tmp_path, *sign, f"{image}@{published['index']}")
+    engine.cosign(tmp_path, *sign, f"{image}@{published['index']}")
     assert engine.docker("run", "--rm", "--pull", "always", name, "cat", "/variant").stdout == "new\n"
 
     other = tmp_path / "other"
     other.mkdir()
-    cosign(engine, other, "generate-key-pair")
+    engine.cosign(other, "generate-key-pair")
     shutil.copy(other / "cosign.pub", tmp_path)
     name = f"{resolver(HOSTS / 'laptop.json', '--policy', policy)}/{NAME}:v1"
     command = [*engine.inside, sys.executable, "-c", EXPLAIN, f"http://{name.replace('/', '/explain/', 1)}"]
@@ -174,12 +173,3 @@ def ctr(engine, *words):
     socket = engine.folder / "run" / "containerd" / "containerd.sock"
     command = [*engine.inside, "ctr", "--address", socket, "--namespace", "test", "images", *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-
-
-def cosign(engine, folder, *words):
-    environment = {**os.environ, "COSIGN_PASSWORD": "", "HOME": str(folder)}
-    done = subprocess.run(
-        [*engine.inside, "cosign", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

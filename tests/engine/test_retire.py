@@ -78,7 +78,7 @@ def store(request, start_engine, tmp_path_factory):
         (folder / name).mkdir()
     attest = ("--attest", "type=provenance") if request.param == "containerd" else ()
     if shutil.which("cosign"):
-        cosign(engine, folder, "generate-key-pair")
+        engine.cosign(folder, "generate-key-pair")
     for version, change in (("v1", "one"), ("v2", "two"), ("v3", "three")):
         described = {result.image: {"version": version, "template": "image.j2", "context": "context"}}
         (folder / "matrix.yaml").write_text(json.dumps({**MATRIX, "images": described}))
@@ -90,15 +90,9 @@ def store(request, start_engine, tmp_path_factory):
         aliases = ("--alias", "stable") if version == "v2" else ()
         name = result.call("publish", f"{result.image}:{version}", *aliases).strip()
         if shutil.which("cosign"):
-            cosign(engine, folder, "sign", "--recursive", *WORDS, name)
+            engine.cosign(folder, "sign", "--recursive", *WORDS, name)
     yield result
     registry.remove()
-
-
-def cosign(engine, folder, *words):
-    command = [*engine.inside, "cosign", *words]
-    environment = {**engine.environment, "COSIGN_PASSWORD": ""}
-    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
 
 
 def test_what_goes_is_what_was_shown_and_the_rest_pulls_after_the_collection(store):

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import jsonschema
 import pytest
 from distribution import Server
+from rendering import Starter
 
 from imagematrix import documents
 from imagematrix.catalog import labels as names
@@ -75,6 +76,23 @@ def pytest_ignore_collect(collection_path):
     return False if collection_path == Path(__file__).parent / "build" else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Run tests with very many inputs without coverage.
+
+    With it they take two to ten times as long, and they cover no additional lines.
+    """
+    tracer = sys.gettrace()
+    many = any(item.get_closest_marker(name) for name in ("hypothesis", "fuzz"))
+    if many:
+        sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        if many:
+            sys.settrace(tracer)
+
+
 @pytest.fixture(autouse=True)
 def _no_other_containers(monkeypatch):
     """Let no container that runs on this machine use a GPU of a test."""
@@ -94,6 +112,18 @@ def _no_site(monkeypatch, tmp_path):
     monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "etc" / "site.toml"))
     for name in ("SITE", "ENGINE", "RUNTIME", "STORE"):
         monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
+
+
+@pytest.fixture(scope="session")
+def _starter():
+    with Starter() as starter:
+        yield starter
+
+
+@pytest.fixture(autouse=True)
+def _fast_renderers(monkeypatch, _starter):
+    """Fork the processes that render: to load Jinja takes longer than most tests."""
+    monkeypatch.setattr("imagematrix.render.render.subprocess", _starter)
 
 
 @pytest.fixture

@@ -24,14 +24,21 @@ OWN = {
 }
 
 
-def kinds(base=ImagematrixError):
-    """Return all errors of the package."""
+def import_all():
+    """Import all modules of the package."""
     for module in pkgutil.walk_packages(imagematrix.__path__, "imagematrix."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+
+
+def kinds(base=ImagematrixError):
+    """Yield an error and all that are derived from it, as far as they are imported."""
     yield base
     for kind in base.__subclasses__():
         yield from kinds(kind)
+
+
+import_all()
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(kinds()), ids=lambda kind: kind.__name__)

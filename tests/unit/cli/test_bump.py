@@ -1,6 +1,7 @@
 """`imagematrix bump`: the images that changed get new versions, and the matrix stays as it is otherwise."""
 
 import json
+from codecs import BOM_UTF8
 
 import pytest
 
@@ -43,6 +44,13 @@ def test_named_images_get_the_version_that_is_asked_for(cli, matrix):
     assert cli("bump", "-f", matrix, "training", "--minor").out == "training:v1.1\n"
     assert cli("bump", "-f", matrix, "training", "--to", "2025.09").out == "training:2025.09\n"
     assert matrix.read_text() == before.replace("version: v1", "version: 2025.09")
+
+
+def test_a_byte_order_mark_stays(cli, matrix):
+    before = matrix.read_bytes()
+    matrix.write_bytes(BOM_UTF8 + before)
+    assert cli("bump", "-f", matrix, "training").out == "training:v2\n"
+    assert matrix.read_bytes() == BOM_UTF8 + before.replace(b"version: v1", b"version: v2")
 
 
 def test_images_on_a_changed_image_change_too(cli, matrix, project, backend):

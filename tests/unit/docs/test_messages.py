@@ -10,14 +10,19 @@ import pytest
 import imagematrix
 
 WORDS = 3  # of a longer row that have to be in a row in the code, which has variables between others
-TEXTS = "\n".join(
-    part.value
-    for path in Path(imagematrix.__file__).parent.rglob("*.py")
-    for node in ast.walk(ast.parse(path.read_text()))
-    if not isinstance(node, ast.Expr)  # docstrings
-    for part in ast.iter_child_nodes(node)
-    if isinstance(part, ast.Constant) and isinstance(part.value, str)
-)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """The strings in the code, without its docstrings."""
+    return "\n".join(
+        part.value
+        for path in Path(imagematrix.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if not isinstance(node, ast.Expr)  # docstrings
+        for part in ast.iter_child_nodes(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    )
 
 
 def quoted(text):
@@ -34,13 +39,13 @@ def runs(message):
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
-def test_quoted_messages_are_in_the_code(page):
+def test_quoted_messages_are_in_the_code(page, texts):
     unknown = [
         message
         for message in quoted(page.read_text())
         for words in runs(message)
         if len(words) > WORDS
-        and not any(" ".join(words[i : i + WORDS]) in TEXTS for i in range(len(words) - WORDS + 1))
+        and not any(" ".join(words[i : i + WORDS]) in texts for i in range(len(words) - WORDS + 1))
     ]
     assert unknown == []
 

@@ -306,10 +306,10 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
         ([NAME, "--program", PROGRAM, "--tls", "x", "y", "z"], "x: No such file"),
     ],
 )
-def test_invalid_options_are_rejected(words, expected):
-    done = imagematrix("kubernetes", "render", "install", *words)
-    assert done.returncode == 2
-    assert expected in done.stderr
+def test_invalid_options_are_rejected(cli, words, expected):
+    done = cli("kubernetes", "render", "install", *words)
+    assert (done.code, done.out) == (2, "")
+    assert expected in done.err
 
 
 def test_the_command_of_the_daemonset_writes_the_labels_of_a_node(tmp_path):

@@ -7,7 +7,6 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet as JobSet
 from scheduling import admitted
 
 from imagematrix import documents
@@ -106,6 +105,9 @@ def test_a_gang_has_one_image_for_all_ranks(grouped, kind):
 
 
 def test_a_jobset_is_as_its_api_has_it(grouped):
+    # Loads hundreds of models, in every process that collects tests.
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet as JobSet
+
     gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
     workload = Workload(name="train", arguments=("--epochs", "3"), gpus=1, pods=4, pull_secret="logins")  # noqa: S106
     (made,) = manifests("jobset", workload, gpu_classes)

@@ -664,7 +664,7 @@ def test_the_command_serves_until_a_signal(node, tmp_path, profiles):
 
 
 @pytest.mark.parametrize("words", [("dra-driver", "--node-name", NODE), ("device-plugin",)])
-def test_a_node_has_a_driver_or_a_plugin_but_not_both(kubelet_root, profiles, words):
+def test_a_node_has_a_driver_or_a_plugin_but_not_both(cli, kubelet_root, profiles, words):
     """Each would offer the scheduler the same GPUs."""
     paths = {
         "dra-driver": kubelet_root / "imagematrix.io-gpu.sock",
@@ -676,14 +676,9 @@ def test_a_node_has_a_driver_or_a_plugin_but_not_both(kubelet_root, profiles, wo
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        done = subprocess.run(
-            [sys.executable, "-m", "imagematrix", "kubernetes", *words, *map(str, options)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert f"offers this node's GPUs, at {path}" in done.stderr
+        done = cli("kubernetes", *words, *options)
+    assert (done.code, done.out) == (2, "")
+    assert f"offers this node's GPUs, at {path}" in done.err
 
 
 def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):

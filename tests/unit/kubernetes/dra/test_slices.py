@@ -1,8 +1,6 @@
 """The GPUs of a node as devices, and the requests that publish them."""
 
 import re
-import subprocess
-import sys
 from typing import Any
 
 import kubernetes_validate
@@ -207,24 +205,15 @@ def test_the_name_of_a_slice_has_at_most_253_characters():
     assert long != other
 
 
-def test_the_command_shows_what_it_would_publish(profiles):
+def test_the_command_shows_what_it_would_publish(cli, profiles, monkeypatch):
     words = ["kubernetes", "dra-driver", "--dry-run", "--host", profiles["mig"]]
-    done = subprocess.run(
-        [sys.executable, "-m", "imagematrix", *map(str, words), "--node-name", "n1"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (made,) = yaml.safe_load_all(done.stdout)
+    done = cli(*words, "--node-name", "n1")
+    assert (done.code, done.err) == (0, "")
+    (made,) = yaml.safe_load_all(done.out)
     kubernetes_validate.validate(made, "1.37", strict=True)
     assert len(made["spec"]["devices"]) == 4
+    monkeypatch.delenv("NODE_NAME", raising=False)
     for name in ((), ("--node-name", "../x")):
-        failed = subprocess.run(
-            [sys.executable, "-m", "imagematrix", *map(str, words), *name],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"PATH": "/usr/bin"},
-        )
-        assert failed.returncode == 2
-        assert "no valid name of this node" in failed.stderr
+        failed = cli(*words, *name)
+        assert failed.code == 2
+        assert "no valid name of this node" in failed.err

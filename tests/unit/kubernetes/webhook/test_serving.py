@@ -133,18 +133,16 @@ def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
         (["--nodes", "cluster", "--events", "a/../b"], "invalid --events: 'a/../b'"),
     ],
 )
-def test_invalid_options_are_rejected(files, words, expected, monkeypatch):
+def test_invalid_options_are_rejected(cli, files, words, expected, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with run_command(*files, *words) as process:
-        error = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    assert expected in error
+    done = cli("kubernetes", "webhook", *files, *words)
+    assert (done.code, done.out) == (2, "")
+    assert expected in done.err
 
 
-def test_events_need_the_namespace_of_a_pod(files, monkeypatch):
+def test_events_need_the_namespace_of_a_pod(cli, files, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    with run_command(*files, "--nodes", "cluster", "--events", "l") as process:
-        error = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    assert "serviceaccount/namespace cannot be read" in error
+    done = cli("kubernetes", "webhook", *files, "--nodes", "cluster", "--events", "l")
+    assert (done.code, done.out) == (2, "")
+    assert "serviceaccount/namespace cannot be read" in done.err
