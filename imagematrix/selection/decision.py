@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Decision"]
 
 SHOWN = 8  # indistinguishable variants listed in a message
-# The fields that a variant states about itself; the others come from the store, or name the source.
+# The fields that a variant states about itself; the others come from the store, from an audit, or name the
+# source.
 _content: Callable[[Variant], Hashable] = attrgetter(
-    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts"))
+    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts", "libraries"))
 )
 
 
