@@ -28,7 +28,7 @@ NCCL = re.compile(rb"NCCL version " + VERSION + rb"(?:\+cuda\d|\0| compiled)")
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class StatedLibrary:
     """A library by its file names; `texts` are its implementations, each with the text that has its version.
 
     The implementations of MPI are told apart in the version, since their ranks cannot talk to each other.
@@ -45,9 +45,9 @@ def _files(stem: str) -> re.Pattern[str]:
 
 
 LIBRARIES = (
-    Library(LINKED, _files("nccl"), (("", NCCL),)),
-    Library("rccl", _files("rccl"), (("", re.compile(rb"RCCL version (?:: )?" + VERSION)),)),
-    Library(
+    StatedLibrary(LINKED, _files("nccl"), (("", NCCL),)),
+    StatedLibrary("rccl", _files("rccl"), (("", re.compile(rb"RCCL version (?:: )?" + VERSION)),)),
+    StatedLibrary(
         "mpi",
         _files(r"mpi(?:ch|_abi|_ibm|_cray|_(?:gnu|intel|nvidia)\w*)?"),
         (
@@ -56,7 +56,7 @@ LIBRARIES = (
             ("intelmpi-", re.compile(rb"Intel\(R\) MPI Library %s for Linux\* OS\n\0" + VERSION + rb"\0")),
         ),
     ),
-    Library("pmix", _files("pmix"), (("", re.compile(rb"PMIx v?" + VERSION + rb" \(PMIx Standard")),)),
+    StatedLibrary("pmix", _files("pmix"), (("", re.compile(rb"PMIx v?" + VERSION + rb" \(PMIx Standard")),)),
 )
 NAMES = frozenset(library.name for library in LIBRARIES)
 
@@ -78,7 +78,7 @@ def stated(path: str, headers: Elf, window: Window) -> tuple[str, str | None] | 
     return None
 
 
-def _version(library: Library, headers: Elf, window: Window) -> str | None:
+def _version(library: StatedLibrary, headers: Elf, window: Window) -> str | None:
     found = ((maker, _found(text, headers, window)) for maker, text in library.texts)
     return next((f"{maker}{version}" for maker, version in found if version), None)
 
