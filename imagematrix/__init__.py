@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from imagematrix.fleet.hosts import load_hosts
+    from imagematrix.gang.gang import Gang, GangMember, NothingFitsAll
+    from imagematrix.gang.select import select_gang
     from imagematrix.gpu_request.visible import within
     from imagematrix.launcher.launch import launch
     from imagematrix.launcher.pull import pull
@@ -50,12 +52,15 @@ __all__ = [
     "Candidate",
     "Catalog",
     "EngineError",
+    "Gang",
+    "GangMember",
     "Gpu",
     "GpusBusyError",
     "Host",
     "ImagematrixError",
     "Miss",
     "NothingFits",
+    "NothingFitsAll",
     "OutdatedError",
     "ProbeError",
     "RuleResult",
@@ -74,6 +79,7 @@ __all__ = [
     "probe",
     "pull",
     "select",
+    "select_gang",
     "select_many",
     "within",
 ]
@@ -81,10 +87,13 @@ __all__ = [
 _HOMES = {
     "Candidate": "imagematrix.selection.candidate",
     "Catalog": "imagematrix.catalog.catalog",
+    "Gang": "imagematrix.gang.gang",
+    "GangMember": "imagematrix.gang.gang",
     "Gpu": "imagematrix.node.host",
     "Host": "imagematrix.node.host",
     "Miss": "imagematrix.selection.miss",
     "NothingFits": "imagematrix.selection.selection",
+    "NothingFitsAll": "imagematrix.gang.gang",
     "RuleResult": "imagematrix.selection.rule",
     "Selection": "imagematrix.selection.selection",
     "Variant": "imagematrix.catalog.catalog",
@@ -96,6 +105,7 @@ _HOMES = {
     "open_catalog": "imagematrix.catalog.sources",
     "probe": "imagematrix.node.probe",
     "select": "imagematrix.selection.select",
+    "select_gang": "imagematrix.gang.select",
     "select_many": "imagematrix.selection.select",
     "within": "imagematrix.gpu_request.visible",
 }

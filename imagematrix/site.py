@@ -43,7 +43,13 @@ ENGINES = (DOCKER, "oci", CHARLIECLOUD)
 RUNTIMES = ("runc", "crun", "bwrap")
 LIMIT = 1 << 20  # bytes of the file
 WORDS = {"engine": ENGINES, "runtime": RUNTIMES}  # keys whose values are one of these
-OVERRIDABLE = ("engine", "runtime", "store", "max_size")  # keys for which there is an option or a variable
+OVERRIDABLE = (
+    "engine",
+    "runtime",
+    "gang",
+    "store",
+    "max_size",
+)  # keys for which there is an option or a variable
 HOME, HERE = "~", "."  # in `mounts`: the user's home, the working folder
 
 
@@ -51,7 +57,8 @@ class Site(Record):
     """The settings in the site's file, each None or empty if the file does not set it.
 
     `engine` starts containers, and `runtime` is the program that the engine oci uses. `registry` stands
-    before the name of an image that names no registry. `store` is the folder of images, and `max_size` its
+    before the name of an image that names no registry. `gang` says what the tasks of a step on several nodes
+    agree on; see gang/step.py. `store` is the folder of images, and `max_size` its
     largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
     path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
     config.json. `file` is the path of the file, None without one. A user may override the keys in
@@ -62,6 +69,7 @@ class Site(Record):
     engine: str | None = None
     runtime: str | None = None
     registry: str | None = None
+    gang: str | None = None
     store: str | None = None
     max_size: str | None = None
     mounts: tuple[str, ...] = ()
@@ -165,6 +173,13 @@ def _registry(fields: Fields, key: str) -> str:
     return value
 
 
+def _gang(fields: Fields, key: str) -> str:
+    value = fields.text(key)
+    if not re.fullmatch(r"[a-z0-9.,-]{1,200}", value):
+        raise fields.fail(key, f"expected off, same or names such as cuda,nccl,mpi,torch, found {value!r}")
+    return value
+
+
 def _path(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if not value.startswith(("/", "~/")):
@@ -199,6 +214,7 @@ READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "engine": _word,
     "runtime": _word,
     "registry": _registry,
+    "gang": _gang,
     "store": _path,
     "max_size": _size,
     "mounts": _mounts,

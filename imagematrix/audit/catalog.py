@@ -77,6 +77,7 @@ def _labelled(audited: Audit, variant: Variant) -> Variant:
         digest=audited.image.digest,
         size=sum(audited.image.sizes.values()) or None,
         facts=tuple(sorted({**dict(variant.facts), **dict(proven(audited, variant))}.items())),
+        libraries=audited.versions,
     )
 
 
@@ -144,6 +145,7 @@ def _unlabelled(audited: Audit) -> tuple[Variant, tuple[str, ...]]:
         size=sum(image.sizes.values()) or None,
         facts=tuple(sorted(facts.items())),
         requires=tuple(map(requirements.text, filter(None, map(_settled, expressions)))),
+        libraries=audited.versions,
     )
     return variant, ignored
 

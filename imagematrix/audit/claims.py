@@ -37,6 +37,7 @@ NOUNS = {
     "ptx": ("PTX for", "has"),
     "device code": ("device code that is", "has some that is"),
     "cpu_flags": ("code for", "needs"),
+    "libraries": ("library", "has"),
 }
 
 
@@ -78,9 +79,10 @@ class Contradiction:
         if self.fact == "content":
             return "the image is not the variant of its name, but was built on the variant"
         noun, verb = NOUNS[self.fact]
-        article = "the " if self.fact == "driver" else ""
+        article = "the " if self.fact in ("driver", "libraries") else ""
         claim = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
-        proof = f"{self.path} {verb} {' '.join(self.found) or 'none'}" if self.path else "there is none"
+        where = self.path or ("the image" if self.fact == "libraries" and self.found else None)
+        proof = f"{where} {verb} {' '.join(self.found) or 'none'}" if where else "there is none"
         return f"the labels promise {claim}, but {proof}"
 
 
@@ -139,6 +141,7 @@ def contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
         *_exact(audited, variant),
         *_toolkit(audited, variant),
         *_cpu(audited, variant),
+        *_libraries(audited, variant),
     ]
 
 
@@ -310,6 +313,19 @@ def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         yield Contradiction(
             fact="cpu_flags", claimed=(level or "others",), found=tuple(sorted(flags)), path=path
         )
+
+
+def _libraries(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield each library of a known version that the image lacks, or has in another known version."""
+    found = dict(audited.versions)
+    paths = {library.name: library.path for library in audited.libraries if library.stated}
+    for name, version in variant.libraries or ():
+        own = found.get(name)
+        if version and own != version and (own or name not in found):
+            actual = (f"{name} {own}",) if own else ()
+            yield Contradiction(
+                fact="libraries", claimed=(f"{name} {version}",), found=actual, path=paths.get(name)
+            )
 
 
 def _reaches(own: str, target: str) -> bool:

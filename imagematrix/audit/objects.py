@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from imagematrix.audit import (
@@ -16,6 +15,7 @@ from imagematrix.audit import (
     hip,
     notes,
     nvidia_names,
+    stated,
 )
 from imagematrix.audit.archives import HEAD
 from imagematrix.audit.device_code import NONE, DeviceCode
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["HEAD", "File", "examine", "interesting"]
 
 DEEPEST = 2  # levels of nested archives, such as a wheel in a zip
-# Libraries whose bytes state their version: the beginning of their names, and a pattern for the version.
-STATED = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
 SEARCHED = 64 << 20  # bytes
 CODE = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin")  # sections with device code
-REGISTERED = ".nvFatBinSegment"  # the section that registers fatbins with CUDA's runtime
 CUDART = b"cudaErrorCudartUnloading"  # the name of an error, which only the runtime contains
 
 
@@ -46,8 +43,9 @@ class File:
     """A file with machine code or device code in it.
 
     `machine` is the number in its ELF header, None for other files. `linked` is False for objects and
-    archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `version` is
-    the version that its bytes state; `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its
+    archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `stated` is
+    the library that it is, or that is linked into it, with the version that its bytes state; see
+    `stated.stated`. `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its
     data has the name of libcuda, and no device code. `isa` is the psABI level that its notes require. `host`
     is the result of decoding its instructions, None if they were not decoded, for example because the file
     is `packaged`: it belongs to a package of the distribution. `recorded` is its hash in the form of a
@@ -63,7 +61,7 @@ class File:
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
-    version: str | None = None
+    stated: tuple[str, str | None] | None = None
     static_cudart: bool = False
     names_cuda: bool = False
     isa: str | None = None
@@ -120,7 +118,7 @@ def _elf(path: str, window: Window) -> File | None:
         needed=headers.needed,
         rpath=headers.rpath,
         runpath=headers.runpath,
-        version=_version(headers.soname or path.rpartition("/")[2], window),
+        stated=stated.stated(path, headers, window),
         static_cudart=_has_cudart(headers, window),
         names_cuda=unseen and not code and embedded.names_driver(headers, window),
         isa=notes.isa_needed(headers, window),
@@ -155,7 +153,7 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
     shared = any("libcudart" in name for name in headers.needed)
     if shared or (headers.soname or "").startswith("libcudart"):
         return False
-    if not headers.linked or not any(headers.named(REGISTERED)):
+    if not headers.linked or not any(headers.named(stated.REGISTERED)):
         return False
     section = next(headers.named(".rodata"), None)
     texts = window.part(section.offset, section.size) if section else window.part(0, 0)
@@ -190,13 +188,3 @@ def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
                 examined = examine(name, part, deep - 1)
         if examined:
             yield name, examined
-
-
-def _version(name: str, window: Window) -> str | None:
-    pattern = next((pattern for start, pattern in STATED if name.startswith(start)), None)
-    if pattern is None:
-        return None
-    for piece in window.pieces(SEARCHED, HEAD):
-        if match := pattern.search(piece):
-            return match[1].decode()
-    return None

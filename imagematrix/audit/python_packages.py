@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.layer import Plain
     from imagematrix.oci.tree import ImageTree
 
-__all__ = ["STACKS", "Package", "packages", "stack"]
+__all__ = ["STACKS", "Package", "packages", "stack", "version"]
 
 # The frameworks that an audit lists.
 STACKS = re.compile(
@@ -47,6 +47,9 @@ STATED = (
         re.compile(rb"\('cuda_version', '(\d{1,2}\.\d{1,2})(?:\.\d+)?'\)"),
     ),
 )
+# The file of PyTorch that states its version: two packages may install it, and the last one wins.
+OWN = "/torch/version.py"
+VERSION = re.compile(rb"^__version__(?:: [^=\n]+)? = '([0-9A-Za-z][0-9A-Za-z.+_-]{0,63})'", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,15 @@ def stack(package: Package, tree: ImageTree[Plain]) -> str | None:
                 return release[1].decode()
     named = MAJOR.search(package.name)
     return ".".join(filter(None, named.groups())) if named else None
+
+
+def version(package: Package, tree: ImageTree[Plain]) -> str:
+    """Return the version that a package's own files state, or else that of its metadata."""
+    for path in package.files:
+        file = tree.find(path) if path.endswith(OWN) else None
+        if file and (match := VERSION.search(file[1].text or b"")):
+            return match[1].decode()
+    return package.version
 
 
 def _header(text: bytes) -> list[tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass, replace
 
 from imagematrix.audit import elf, entries, libraries, nvidia_names
@@ -10,7 +11,7 @@ from imagematrix.audit.contents import contents
 from imagematrix.audit.device_code import NONE
 from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.loader import Loader
-from imagematrix.audit.python_packages import STACKS, packages, stack
+from imagematrix.audit.python_packages import STACKS, packages, stack, version
 from imagematrix.audit.roles import DECIDES, OPTIONAL, UNUSED, Coded, roles
 from imagematrix.catalog import labels
 from imagematrix.facts import guarded, marches, user_mode
@@ -35,6 +36,7 @@ __all__ = ["Audit", "DriverFile", "Found", "Stack", "audit", "needs_level"]
 BASELINE = "x86-64-v1"
 HWCAPS = "glibc-hwcaps"
 INNER = "!/"
+STATED = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}", re.ASCII)  # a version, also after "openmpi-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,14 @@ class DriverFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A framework: the facts that its package states, and the targets of the cubins in its files."""
+    """A framework: the facts that its package states, and the targets of the cubins in its files.
+
+    `own` is the version that its files state, `version` that of its metadata.
+    """
 
     name: str
     version: str
+    own: str
     cuda: str | None
     arch_list: tuple[str, ...]
 
@@ -120,6 +126,18 @@ class Audit:
         for examined in self.coded:
             found.update(dict.fromkeys(examined.file.code.toolkits - found.keys(), examined.path))
         return found
+
+    @property
+    def versions(self) -> tuple[tuple[str, str | None], ...]:
+        """The frameworks and the libraries through which ranks talk, each with its version, sorted.
+
+        The versions of several copies are joined by commas. It is None if that of a copy is unknown.
+        """
+        found: dict[str, set[str | None]] = {}
+        frameworks = ((framework.name, framework.own) for framework in self.stacks)
+        for name, own in (*libraries.talking(self.libraries), *frameworks):
+            found.setdefault(name, set()).add(own if own and STATED.fullmatch(own) else None)
+        return tuple(sorted((name, _joined(each)) for name, each in found.items()))
 
     @property
     def programs(self) -> Iterator[Found]:
@@ -213,6 +231,11 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     )
 
 
+def _joined(versions: Iterable[str | None]) -> str | None:
+    known = [version for version in versions if version]
+    return ",".join(sorted(known)) if len(known) == len([*versions]) else None
+
+
 def _found(tree: ImageTree[Plain]) -> Iterator[Found]:
     for path, node in tree.files():
         if node.file is not None:
@@ -290,7 +313,7 @@ def _unpackaged(
 ) -> Iterator[tuple[str, str | None, str]]:
     """Yield name, version and path of NVIDIA's shared libraries and of the parts of its driver."""
     for library in listed:
-        if not library.static:
+        if library.nvidia and not library.static:
             yield library.name, library.version, library.path
     for found in drivers:
         yield found.driver.name, found.driver.version, found.path
@@ -304,6 +327,7 @@ def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTre
             yield Stack(
                 name=package.name,
                 version=package.version,
+                own=version(package, tree),
                 cuda=stack(package, tree),
                 arch_list=tuple(sorted(f"sm_{target}" for target in own)),
             )

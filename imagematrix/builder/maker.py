@@ -320,7 +320,8 @@ class Maker:
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
         warnings += doubts.of_runtime(audited, entry)
-        return record.replace(entry, facts=proof.proven(audited, entry)), tuple(warnings)
+        proven = record.replace(entry, facts=proof.proven(audited, entry), libraries=audited.versions)
+        return proven, tuple(warnings)
 
     def _layer(self, path: Path) -> Layer:
         return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))

@@ -47,6 +47,9 @@ CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
 # The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
+# The name of a library, as of a Python package, and its version or several, such as 2.27.3 or openmpi-5.0.7.
+LIBRARY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
+LIBRARY_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,-]{0,255}", re.ASCII)
 # A reference is used on command lines: it has no leading dash and no blanks.
 REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 
@@ -130,7 +133,8 @@ class Variant(Record):
     `signed_returns` marks aarch64 code that signs return addresses with instructions that not every CPU has.
     `facts` are the sources of "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags", sorted; see `source`.
     `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold; facts.requirements parses
-    them.
+    them. `libraries` are the frameworks and the libraries through which the ranks of a job talk, sorted, each
+    with its version, None if unknown; it is None if no audit has looked for any.
     """
 
     reference: str
@@ -151,6 +155,7 @@ class Variant(Record):
     facts: tuple[tuple[str, str], ...] = ()
     requires: tuple[str, ...] = ()
     device_code: tuple[Code, ...] = ()
+    libraries: tuple[tuple[str, str | None], ...] | None = None
 
     @property
     def gpu(self) -> bool:
@@ -190,6 +195,7 @@ class Variant(Record):
             **({"axes": dict(self.axes)} if self.axes else {}),
             **({"facts": dict(self.facts)} if self.facts else {}),
             **({"requires": list(self.requires)} if self.requires else {}),
+            **({"libraries": dict(self.libraries)} if self.libraries is not None else {}),
         }
 
     @classmethod
@@ -284,6 +290,7 @@ def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         signed_returns=fields.boolean("signed_returns"),
         facts=fields.cached("facts", _facts, cache),
         requires=_requires(fields, "requires") if fields.present("requires") else (),
+        libraries=fields.cached("libraries", _libraries, cache),
     )
 
 
@@ -353,6 +360,21 @@ def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
         if source not in SOURCES:
             raise facts.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
     return tuple(sorted(facts.data.items()))
+
+
+def _libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], ...] | None:
+    libraries = fields.object_or_none(key)
+    if libraries is None:
+        return None
+    for name in libraries.data:
+        if not LIBRARY.fullmatch(name):
+            raise fields.fail(key, f"{name[:80]!r} is not the name of a library")
+    return tuple(
+        [
+            (name, _matching_or_none(libraries, name, LIBRARY_VERSION, "a version such as 2.27.3"))
+            for name in sorted(libraries.data)
+        ]
+    )
 
 
 def _requires(fields: Fields, key: str) -> tuple[str, ...]:

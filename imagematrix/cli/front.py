@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plain", "run"]
 
-REPEATABLE = frozenset({"where"})  # options that make a list
+REPEATABLE = frozenset({"where", "gang"})  # options that make a list
 STDERR = 2
 # Errors from writing the answer, if they name no file.
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)

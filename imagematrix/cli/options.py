@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "Alike",
     "AllowContext",
     "AllowCpu",
+    "AnswerFormat",
     "AtMost",
     "BuildArgs",
     "CatalogName",
@@ -23,6 +25,7 @@ __all__ = [
     "DurationsFiles",
     "File",
     "ForHosts",
+    "GangHosts",
     "Gpus",
     "HostFile",
     "Image",
@@ -62,6 +65,32 @@ ForHosts = Annotated[
         "--for",
         metavar="HOSTS",
         help="Keep to the cells that these hosts would choose: saved hosts as for `coverage`; repeatable.",
+    ),
+]
+GangHosts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--gang",
+        metavar="HOSTS",
+        help="Choose one variant for all of these hosts: saved hosts as for `coverage`; repeatable.",
+    ),
+]
+Alike = Annotated[
+    str | None,
+    typer.Option(
+        "--alike",
+        metavar="NAMES",
+        help="With --gang: let hosts get different variants with the same versions of these libraries, such "
+        "as cuda,nccl,mpi,torch.",
+    ),
+]
+AnswerFormat = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="{text|classad}",
+        help="text: the reference; classad: an attribute of the machine's ClassAd, for HTCondor.",
+        autocompletion=lambda: ["text", "classad"],
     ),
 ]
 AtMost = Annotated[

@@ -5,12 +5,19 @@ from __future__ import annotations
 from imagematrix.catalog.sources import confirm
 from imagematrix.cli.choosing import choose, node_of, remark
 from imagematrix.cli.output import print_json, print_text
+from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from imagematrix.cli.options import (
+        Alike,
         AllowCpu,
+        AnswerFormat,
         CatalogName,
+        GangHosts,
         Gpus,
         HostFile,
         Image,
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+FORMATS = TEXT, CLASSAD = "text", "classad"
+
 
 def command(
     image: Image,
@@ -34,9 +43,33 @@ def command(
     allow_cpu: AllowCpu = False,
     root: Root = None,
     nvidia_smi: NvidiaSmi = None,
+    gang: GangHosts = None,
+    alike: Alike = None,
+    format: AnswerFormat = TEXT,
     json: Json = False,
 ) -> None:
-    """Print the reference of the variant that fits this node best."""
+    """Print the reference of the variant that fits this node best, or that several hosts run together."""
+    if format != TEXT:
+        _require_format(format, gang, json=json)
+    if gang:
+        if any(option is not None for option in (host, root, nvidia_smi)):
+            raise UsageError("--gang has the hosts: --host, --root and --nvidia-smi name another one")
+        from imagematrix.cli.ganging import gang_up
+
+        gang_up(
+            image,
+            catalog,
+            gang,
+            alike=alike,
+            gpus=gpus,
+            where=where,
+            allow_cpu=allow_cpu,
+            json=json,
+            policy=policy,
+        )
+        return
+    if alike is not None:
+        raise UsageError("--alike is about several hosts", remedy="give them with --gang PATH")
     node, wanted = node_of(host, root, nvidia_smi, gpus)
     selection = choose(
         image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
@@ -44,6 +77,20 @@ def command(
     confirm(image, catalog, [str(selection.selected)])
     if json:
         print_json(selection.to_json())
+    elif format == CLASSAD:
+        from imagematrix.export import classad
+
+        print_text(classad.chosen(selection))
     else:
         print_text(str(selection.selected))
         remark(selection, wanted)
+
+
+def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> None:
+    """Raise UsageError for a format that does not exist, or not for this answer."""
+    from imagematrix.spelling import require_known
+
+    require_known(format, FORMATS, "format")
+    for option, given in (("--json", json), ("--gang", gang)):
+        if given:
+            raise UsageError(f"{option} and --format {format} are mutually exclusive")

@@ -7,6 +7,8 @@ See https://htcondor.readthedocs.io/en/latest/classads/classad-mechanism.html.
 
 from __future__ import annotations
 
+import re
+
 from imagematrix.facts import cuda, versions
 from imagematrix.text import REPLACED, line
 
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from imagematrix.node.host import Gpu, Host
+    from imagematrix.selection.selection import Selection
 
     Scalar = str | int | float | None
     Value = Scalar | list[Scalar]
 
-__all__ = ["ATTRIBUTES", "lines"]
+__all__ = ["ATTRIBUTES", "chosen", "lines"]
 
+VARIANT = "ImVariant_"  # the beginning of the name of an attribute with a selected variant
 # In the order of the output, each with its meaning.
 ATTRIBUTES: dict[str, tuple[str, Callable[[Host], Value]]] = {
     "ImArch": ("The architecture, as by `uname -m`.", lambda host: host.arch),
@@ -71,6 +75,16 @@ def lines(host: Host) -> list[str]:
     """Return a line for each attribute whose value is known; without one, HTCondor takes it as UNDEFINED."""
     values = ((name, of(host)) for name, (_, of) in ATTRIBUTES.items())
     return [f"{name} = {_literal(value)}" for name, value in values if value is not None]
+
+
+def chosen(selection: Selection) -> str:
+    """Return the line of the attribute with the selected variant, named after the image.
+
+    HTCondor's names have letters, digits and underscores, and no two that differ only in case.
+    """
+    name = re.sub(r"[^a-z0-9]", "_", selection.image.rpartition("/")[2])
+    reference = f"{selection.selected}@{selection.digest}" if selection.digest else str(selection.selected)
+    return f"{VARIANT}{name} = {_literal(reference)}"
 
 
 def _each(host: Host, fact: str) -> Value:

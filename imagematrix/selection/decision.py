@@ -12,20 +12,22 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+    from imagematrix.catalog.catalog import Catalog
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Question
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.target import Target
 
-__all__ = ["Decision"]
+__all__ = ["Decision", "indistinguishable", "undecided"]
 
 SHOWN = 8  # indistinguishable variants listed in a message
-# The fields that a variant states about itself; the others come from the store, or name the source.
+# The fields that a variant states about itself; the others come from the store, from an audit, or name the
+# source.
 _content: Callable[[Variant], Hashable] = attrgetter(
-    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts"))
+    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts", "libraries"))
 )
 
 
@@ -44,7 +46,9 @@ class Decision:
         sampled = sample(target)
         self._fitting = self._index.fitting(sampled)
         self.differing = self._index.differing(self._fitting)
-        self._leading = _alike(self._index.leading(sampled, self._fitting)) if self._fitting else []
+        self._leading = (
+            indistinguishable(self._index.leading(sampled, self._fitting)) if self._fitting else []
+        )
         self.variant = self._leading[0] if len(self._leading) == 1 and not self.differing else None
 
     def __reduce__(self) -> tuple[Callable[[Question, Target], Decision], tuple[Question, Target]]:
@@ -100,26 +104,7 @@ class Decision:
         """Why several fitting variants remain, and how to choose; None if one is best."""
         if self.variant or not self._leading:
             return None
-        name = f"{self.catalog.image}:{self.catalog.version}"
-        if self.differing:
-            open_axes = [
-                f"{axis} ({', '.join(value or 'not set' for value in values)})"
-                for axis, values in self.differing.items()
-            ]
-            choices = [
-                f"--where {axis}={value}" for axis, value in self._leading[-1].axes if axis in self.differing
-            ]
-            option = " ".join(choices)
-            return (
-                f"variants of {name} that fit this host differ in {', '.join(open_axes)}",
-                Remedy(
-                    words=f"choose with {option}; in matrix.yaml an image may set `defaults`",
-                    change=("option", option),
-                ),
-            )
-        references = shortened([variant.reference for variant in self._leading], SHOWN)
-        remedy = Remedy(words="select one by its reference")
-        return f"variants of {name} cannot be told apart: {references}", remedy
+        return undecided(self.catalog, self.differing, self._leading)
 
     @cached_property
     def miss(self) -> Miss | None:
@@ -134,7 +119,37 @@ class Decision:
         return miss(self.question, self._target)
 
 
-def _alike(leading: list[Variant]) -> list[Variant]:
+def undecided(
+    catalog: Catalog,
+    differing: Mapping[str, Sequence[str]],
+    leading: Sequence[Variant],
+    whom: str = "this host",
+) -> tuple[str, Remedy]:
+    """Return why several fitting variants remain, and how to choose.
+
+    They differ in axes of the image, with these values, or if there are none, nothing tells them apart.
+    """
+    name = f"{catalog.image}:{catalog.version}"
+    if differing:
+        open_axes = [
+            f"{axis} ({', '.join(value or 'not set' for value in values)})"
+            for axis, values in differing.items()
+        ]
+        choices = [f"--where {axis}={value}" for axis, value in leading[-1].axes if axis in differing]
+        option = " ".join(choices)
+        return (
+            f"variants of {name} that fit {whom} differ in {', '.join(open_axes)}",
+            Remedy(
+                words=f"choose with {option}; in matrix.yaml an image may set `defaults`",
+                change=("option", option),
+            ),
+        )
+    references = shortened([variant.reference for variant in leading], SHOWN)
+    remedy = Remedy(words="select one by its reference")
+    return f"variants of {name} cannot be told apart: {references}", remedy
+
+
+def indistinguishable(leading: list[Variant]) -> list[Variant]:
     """Return the variants that state the same about themselves as the first.
 
     Cells of a matrix never do, unless their images were built when labels lacked the image's own axes.

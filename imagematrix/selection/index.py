@@ -11,6 +11,7 @@ from imagematrix.selection.rules import RULES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from typing import Any
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
@@ -53,7 +54,7 @@ class Index:
             (rule, [group for needed, group in groups[rule.need].items() if needed is not None])
             for rule in RULES
         ]
-        self._criteria = [(criterion, list(groups[criterion.need].values())) for criterion in criteria]
+        self._criteria = {criterion: list(groups[criterion.need].values()) for criterion in criteria}
         self._axes = list(_groups(attrgetter("axes"), self._variants, singles).values())
         self._for_gpus = sum(1 << index for index, variant in enumerate(self._variants) if variant.gpu)
 
@@ -100,13 +101,13 @@ class Index:
         """Return the references of a set of variants; the same object for the same set."""
         references = self._references.get(mask)
         if references is None:
-            references = frozenset([variant.reference for variant in self._members(mask)])
+            references = frozenset([variant.reference for variant in self.members(mask)])
             self._references[mask] = references
         return references
 
     def ranked(self, target: Target, mask: int) -> list[Variant]:
         """Return the variants of a set, best first."""
-        return sorted(self._members(mask), key=lambda variant: key(self.criteria, target, variant))
+        return sorted(self.members(mask), key=lambda variant: key(self.criteria, target, variant))
 
     def differing(self, mask: int) -> dict[str, tuple[str, ...]]:
         """Return the image's own axes in which variants of a set differ; see the function."""
@@ -118,15 +119,27 @@ class Index:
 
     def leading(self, target: Target, mask: int) -> list[Variant]:
         """Return the variants of a set that the criteria of the order rank first, sorted by reference."""
-        for criterion, groups in self._criteria:
-            scores = [
-                (criterion.place(target, example), members) for example, members in groups if members & mask
-            ]
+        for criterion in self.criteria:
+            scores = self.places(criterion, target, mask)
             least = min(score for score, _ in scores)
             mask &= sum(members for score, members in scores if score == least)
-        return self._members(mask)
+        return self.members(mask)
 
-    def _members(self, mask: int) -> list[Variant]:
+    def places(self, criterion: Criterion, target: Target, mask: int) -> list[tuple[Any, int]]:
+        """Return the places of a set's variants by a criterion, the less the better.
+
+        Each comes with the variants that have it; they may be in several parts, and others beside them.
+        """
+        groups = self._criteria[criterion]
+        return [(criterion.place(target, example), members) for example, members in groups if members & mask]
+
+    def grouped(self, need: Callable[[Variant], Hashable]) -> list[int]:
+        """Return the sets of variants with equal needs."""
+        singles = [1 << number for number in range(len(self._variants))]
+        return [members for _, members in _groups(need, self._variants, singles).values()]
+
+    def members(self, mask: int) -> list[Variant]:
+        """Return the variants of a set, sorted by reference."""
         return [self._variants[bit.bit_length() - 1] for bit in bits(mask)]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Selector", "explain", "select", "select_many", "serving"]
+__all__ = ["Selector", "asking", "explain", "select", "select_many", "serving"]
 
 CATALOGS = 8  # selectors kept by the functions below
 DECISIONS = 10_000  # kinds of hardware that a selector keeps decisions for, by default
@@ -54,7 +54,7 @@ def select(
     Raises NothingFits with every reason if none fits. Raises UsageError if the host has no such GPUs, if no
     variant has such an axis or value, and if variants that fit still differ in one of the image's own axes.
     """
-    return _asking(catalog, where).select(host, gpus=gpus, allow_cpu=allow_cpu)
+    return asking(catalog, where).select(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
 def explain(
@@ -66,7 +66,7 @@ def explain(
     where: Where | None = None,
 ) -> Selection:
     """Return what `select` finds, with `selected` None if nothing fits or the question leaves it open."""
-    return _asking(catalog, where).explain(host, gpus=gpus, allow_cpu=allow_cpu)
+    return asking(catalog, where).explain(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
 def select_many(
@@ -81,7 +81,7 @@ def select_many(
 
     Of hosts by name, as `load_hosts` returns them, the names play no part.
     """
-    selector = _asking(catalog, where)
+    selector = asking(catalog, where)
     answers: list[Selection | NothingFits | UsageError] = []
     for host in _several(hosts):
         try:
@@ -98,7 +98,7 @@ def serving(host: Host, catalog: Catalog, choice: Choice, where: Where | None = 
     fits together are in one of the choices. The choice with the first GPUs comes first. If nothing fits, or
     `choice` takes all its GPUs, it is returned alone.
     """
-    return _asking(catalog, where).serving(host, choice)
+    return asking(catalog, where).serving(host, choice)
 
 
 class Selector:
@@ -189,7 +189,8 @@ def _several(hosts: object) -> Iterable[Host]:
     return hosts
 
 
-def _asking(catalog: Catalog, where: Where | None) -> Selector:
+def asking(catalog: Catalog, where: Where | None) -> Selector:
+    """Return a selector from a catalog under conditions; it is kept for the next call. Raise UsageError."""
     if not isinstance(catalog, Catalog):
         raise UsageError(
             f"{catalog!r:.80} is not a Catalog",

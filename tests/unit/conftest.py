@@ -169,7 +169,8 @@ def shipped_catalog(shipped):
     for item in plan(load(shipped), Against()).with_status(PlanStatus.BUILD):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
         variant = labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
-        variants.append(replace(variant, facts=(("cubins", "bytes"), ("driver", "bytes"))))
+        facts = (("cubins", "bytes"), ("driver", "bytes"))
+        variants.append(replace(variant, facts=facts, libraries=()))
     return Catalog(image="training", version="v1", variants=tuple(variants))
 
 

@@ -1,0 +1,56 @@
+"""`select --gang`: what several hosts run together."""
+
+from __future__ import annotations
+
+import sys
+
+from imagematrix.catalog.sources import confirm
+from imagematrix.cli.choosing import catalog_of
+from imagematrix.cli.output import print_json, print_text
+from imagematrix.fleet.hosts import load_hosts
+from imagematrix.gang.gang import NothingFitsAll
+from imagematrix.gang.select import select_gang
+from imagematrix.selection.question import parse
+from imagematrix.text import line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["gang_up"]
+
+
+def gang_up(
+    image: str,
+    catalog: str | None,
+    paths: Sequence[Path],
+    *,
+    alike: str | None,
+    gpus: str | None,
+    where: Sequence[str] | None,
+    allow_cpu: bool,
+    json: bool,
+    policy: Path | None,
+) -> None:
+    """Print the one reference for the hosts in files, or with `alike` a line for each host.
+
+    Raises NothingFitsAll; with `json`, the document with the reasons is printed before.
+    """
+    hosts = load_hosts(*paths, stream=sys.stdin.buffer)
+    known = catalog_of(image, catalog, policy)
+    try:
+        gang = select_gang(
+            hosts, known, gpus=gpus, allow_cpu=allow_cpu, where=parse(where or ()), alike=alike
+        )
+    except NothingFitsAll as error:
+        if json:
+            print_json(error.gang.to_json())
+        raise
+    confirm(image, catalog, [variant.reference for variant in gang.variants])
+    if json:
+        print_json(gang.to_json())
+    elif alike is None:
+        print_text(gang.variants[0].reference)
+    else:
+        print_text("\n".join(f"{line(member.name)} {member.pinned}" for member in gang.members))

@@ -1,0 +1,271 @@
+"""The decision of a step's tasks: from the shared folder, with one catalog, on each node by itself."""
+
+import json
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from imagematrix import documents
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.gang import step as steps
+from imagematrix.gang.gang import NothingFitsAll
+from imagematrix.node.host import Host
+from imagematrix.record import replace
+from imagematrix.site import Site, read_site
+
+VARIABLES = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "genoa,sapphire",
+    "SLURMD_NODENAME": "genoa",
+}
+USUAL = ("cuda", "nccl", "mpi", "torch")
+
+
+@pytest.fixture
+def folder(tmp_path, profiles):
+    """The shared folder, with two nodes."""
+    for node, profile in (("genoa", "genoa-h200"), ("sapphire", "sapphirerapids-h100")):
+        (tmp_path / f"{node}.json").write_bytes(profiles[profile].read_bytes())
+    steps.prepare(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def decide(folder, shipped_catalog):
+    """Call it with a node to get what its task selects; `host` is the node as it is."""
+
+    def call(node="genoa", host=None, alike=USUAL, catalog=lambda: shipped_catalog, variables=(), **options):
+        step = steps.step_of({**VARIABLES, "SLURMD_NODENAME": node, **dict(variables)})
+        assert step is not None
+        own = host or Host.load(folder / f"{node}.json")
+        return steps.selection(
+            step, steps.Agreement(alike=alike, folder=str(folder)), own, catalog, **options
+        )
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("a,b", ["a", "b"]),
+        ("gpu[08-11,3],login", ["gpu08", "gpu09", "gpu10", "gpu11", "gpu3", "login"]),
+        ("r[1-2]n[0-1]-ib", ["r1n0-ib", "r1n1-ib", "r2n0-ib", "r2n1-ib"]),
+    ],
+)
+def test_lists_of_nodes_are_expanded(nodes, expected):
+    variables = VARIABLES | {"SLURM_STEP_NODELIST": nodes, "SLURMD_NODENAME": expected[0]}
+    assert steps.step_of(variables) == steps.Step(
+        job="17", number="0", nodes=tuple(expected), node=expected[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_NODELIST": "a,../b"},
+        {"SLURM_STEP_NODELIST": "a[1-"},
+        {"SLURM_STEP_NODELIST": "a[1-999999999]"},
+        {"SLURM_STEP_NODELIST": "a[]"},
+        {"SLURM_STEP_NODELIST": "a[1-3]", "SLURMD_NODENAME": "a4"},
+        {"SLURM_JOB_ID": "../1"},
+        {"SLURM_STEP_ID": ""},
+    ],
+)
+def test_wrong_variables_are_refused(changes):
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="SLURM"):
+        steps.step_of({**VARIABLES, "SLURMD_NODENAME": "a", **changes})
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("changes", [{"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "genoa"}, None])
+def test_a_step_on_one_node_needs_no_agreement(changes):
+    assert steps.step_of({} if changes is None else VARIABLES | changes) is None
+
+
+STEP = steps.Step(job="1", number="0", nodes=("a", "b"), node="a")
+
+
+@pytest.mark.parametrize(
+    ("word", "site", "alike"),
+    [
+        (None, None, USUAL),
+        ("same", None, None),
+        ("cuda,nccl", None, ("cuda", "nccl")),
+        (None, "same", None),
+        ("same", "same", None),
+    ],
+)
+def test_variable_and_site_say_what_is_agreed_on(word, site, alike):
+    agreed = steps.agreement(STEP, {steps.VARIABLE: word or ""}, Site(gang=site), "/hosts")
+    assert agreed == steps.Agreement(alike=alike, folder="/hosts")
+
+
+def test_off_needs_no_folder_and_anything_else_does():
+    assert steps.agreement(STEP, {steps.VARIABLE: "off"}, Site(), None) is None
+    with pytest.raises(UsageError, match="a step on 2 nodes needs the facts about all of them") as caught:
+        steps.agreement(STEP, {}, Site(), None)
+    assert "set hosts in the site's file, or IMAGEMATRIX_GANG=off" in str(caught.value.remedy)
+
+
+def test_users_override_the_site_only_if_they_may():
+    variables = {steps.VARIABLE: "off"}
+    with pytest.raises(UsageError, match=r"IMAGEMATRIX_GANG off: .*users may not override"):
+        steps.agreement(STEP, variables, Site(file="f", gang="same"), "/hosts")
+    site = Site(file="f", gang="same", users_may_override=frozenset({"gang"}))
+    assert steps.agreement(STEP, variables, site, "/hosts") is None
+
+
+@pytest.mark.parametrize(("value", "valid"), [("same", True), ("cuda,nccl", True), ("Cuda nccl", False)])
+def test_the_site_s_file_has_the_key(value, valid, tmp_path, monkeypatch):
+    path = tmp_path / "site.toml"
+    path.write_text(f'gang = "{value}"\n')
+    monkeypatch.setattr("imagematrix.site.FILE", str(path))
+    if valid:
+        assert read_site().gang == value
+    else:
+        with pytest.raises(UsageError, match=r"site.toml:1: gang: expected off, same or names"):
+            read_site()
+
+
+def test_each_task_gets_its_node_s_variant_of_the_same_decision(decide):
+    assert decide("genoa").variant.march == "znver4"
+    assert decide("sapphire").variant.march == "sapphirerapids"
+    assert decide("genoa", alike=None, variables={"SLURM_STEP_ID": "1"}).variant.march == "x86-64-v3"
+
+
+def test_a_task_launches_with_the_gpus_that_it_was_given(decide, folder):
+    host = Host.load(folder / "genoa.json")
+    host = replace(host, gpus=host.gpus[3:5])
+    assert decide(host=host).gpus == tuple(gpu.uuid for gpu in host.gpus)
+    assert decide(host=host, gpus="device=4").gpus == (host.gpus[1].uuid,)
+    assert decide(gpus="none").variant.gpu is False
+
+
+def test_all_tasks_use_the_catalog_of_the_first(decide, folder, shipped_catalog):
+    opened = []
+
+    def catalog():
+        opened.append(1)
+        return shipped_catalog
+
+    barrier = threading.Barrier(20)
+    found = []
+
+    def task():
+        barrier.wait()
+        found.append(decide(catalog=catalog).selected)
+
+    threads = [threading.Thread(target=task) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    assert len(set(found)) == 1
+    empty = replace(shipped_catalog, variants=())
+    assert decide("sapphire", catalog=lambda: empty).variant  # what is published later changes nothing
+    assert [path.name for path in (folder / "steps").iterdir()] == [f"{os.geteuid()}-17.0.json"]
+    with pytest.raises(NothingFitsAll):
+        decide(catalog=lambda: empty, variables={"SLURM_STEP_ID": "1"})
+
+
+def test_a_changed_node_is_told(decide, folder):
+    host = Host.load(folder / "genoa.json")
+    changed = replace(host, driver=replace(host.driver, version="580.65.06"))
+    with pytest.raises(
+        ProbeError, match=r"genoa is not what its entry .* driver 580.65.06 instead of 550.163.01"
+    ):
+        decide(host=changed)
+    other = replace(host, gpus=(replace(host.gpus[0], name="NVIDIA\x1b A10"),))
+    with pytest.raises(ProbeError, match="it has a GPU GPU 0") as caught:
+        decide(host=other)
+    assert "\x1b" not in str(caught.value)
+    assert "node-config --save` on genoa" in str(caught.value.remedy)
+    more = replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | {"avx10"}))
+    with pytest.raises(ProbeError, match="the CPU flags avx10"):
+        decide(host=more)
+    fewer = replace(host, cpu=replace(host.cpu, flags=host.cpu.flags - {"avx2"}))
+    with pytest.raises(ProbeError, match=r"does not fit this host"):
+        decide(host=fewer)
+
+
+def test_a_node_without_an_entry_is_told(decide, folder):
+    (folder / "sapphire.json").unlink()
+    with pytest.raises(ProbeError, match="has no entry for sapphire"):
+        decide()
+
+
+def test_nodes_that_cannot_work_together_are_refused_on_each_of_them(decide, folder, profiles):
+    (folder / "sapphire.json").write_bytes(profiles["skylake-v100"].read_bytes())
+    told = set()
+    for node in ("genoa", "sapphire"):
+        with pytest.raises(NothingFitsAll) as caught:
+            decide(node, alike=None)
+        told.add(str(caught.value))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.mkdir(),
+        os.mkfifo,
+        lambda path: path.write_text("{"),
+        lambda path: path.write_text(json.dumps({"schema": "imagematrix.host/v1"})),
+    ],
+)
+def test_what_is_no_catalog_in_its_place_is_refused(decide, folder, hostile):
+    hostile(folder / "steps" / f"{os.geteuid()}-17.0.json")
+    with pytest.raises(UsageError):
+        decide()
+
+
+def test_a_catalog_of_another_user_is_refused(decide, folder, shipped_catalog, monkeypatch):
+    path = folder / "steps" / f"{os.geteuid()}-17.0.json"
+    path.write_text(documents.dump(shipped_catalog.to_json()))
+    real = os.fstat
+
+    def another(descriptor):
+        return os.stat_result([*real(descriptor)[:4], 12345, *real(descriptor)[5:10]])
+
+    monkeypatch.setattr(os, "fstat", another)
+    with pytest.raises(UsageError, match="another one has created it"):
+        decide()
+
+
+def test_a_catalog_that_is_too_large_is_refused(decide, folder, monkeypatch):
+    (folder / "steps" / f"{os.geteuid()}-17.0.json").write_text("x" * 2048)
+    monkeypatch.setattr(documents, "LIMIT", 1024)
+    with pytest.raises(UsageError, match="too large"):
+        decide()
+
+
+def test_an_unprepared_folder_is_told(decide, folder):
+    (folder / "steps").rmdir()
+    with pytest.raises(UsageError, match="No such file or directory") as caught:
+        decide()
+    assert "the administrator prepares this folder" in str(caught.value.remedy)
+
+
+def test_preparing_makes_a_folder_for_all_and_removes_old_catalogs(tmp_path):
+    steps.prepare(str(tmp_path))
+    inside = tmp_path / "steps"
+    assert stat.S_IMODE(inside.stat().st_mode) == 0o1777
+    for name, days in (("0-1.0.json", 8), ("0-2.0.json", 6), ("other", 8)):
+        (inside / name).write_text("")
+        os.utime(inside / name, times=(0, time.time() - days * 24 * 3600))
+    (inside / "0-3.0.json").mkdir()
+    os.utime(inside / "0-3.0.json", times=(0, 0))
+    steps.prepare(str(tmp_path))
+    assert sorted(path.name for path in inside.iterdir()) == ["0-2.0.json", "0-3.0.json", "other"]
+    with pytest.raises(FileNotFoundError):
+        steps.prepare(str(Path(tmp_path, "absent")))
