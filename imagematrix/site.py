@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "APPTAINER",
     "CHARLIECLOUD",
     "DOCKER",
     "ENGINES",
@@ -38,8 +39,8 @@ __all__ = [
 FILE = "/etc/imagematrix/site.toml"
 VARIABLE = "IMAGEMATRIX_SITE"
 DOCKER = "docker"
-CHARLIECLOUD = "charliecloud"
-ENGINES = (DOCKER, "oci", CHARLIECLOUD)
+CHARLIECLOUD, APPTAINER = "charliecloud", "apptainer"
+ENGINES = (DOCKER, "oci", CHARLIECLOUD, APPTAINER)
 RUNTIMES = ("runc", "crun", "bwrap")
 LIMIT = 1 << 20  # bytes of the file
 WORDS = {"engine": ENGINES, "runtime": RUNTIMES}  # keys whose values are one of these

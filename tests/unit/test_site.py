@@ -66,7 +66,7 @@ def test_the_variable_names_a_file_only_where_the_site_has_none(write, monkeypat
     ("text", "message"),
     [
         ("engine = ", "site.toml: Invalid value"),
-        ('\n\nengine = "podman"', r":3: engine: expected one of docker, oci, charliecloud, found 'podman'"),
+        ('\n\nengine = "podman"', r":3: engine: expected one of docker, oci, charliecloud, apptainer, found 'podman'"),
         ("engine = 3", r":1: engine: expected a string, found a number"),
         ('# engine\n\nstores = "/x"', r":3: unknown key 'stores'"),
         ('store = "images"', ":1: store: expected an absolute path, found 'images'"),
