@@ -36,6 +36,7 @@ __all__ = [
     "read_site",
 ]
 
+SCHEMA = "imagematrix.site/v1"
 FILE = "/etc/imagematrix/site.toml"
 VARIABLE = "IMAGEMATRIX_SITE"
 DOCKER = "docker"
@@ -141,6 +142,7 @@ def _parsed(raw: bytes, path: str) -> Site:
         if key not in READERS:
             raise UsageError(f"{where}: unknown key {key!r}", remedy=nearest(key, READERS))
         values[key] = READERS[key](Fields({key: value}, where), key)
+    values.pop("schema", None)
     return Site(file=path, **values)
 
 
@@ -149,6 +151,10 @@ def _line(text: str, key: str) -> int:
     lines = enumerate(text.splitlines(), 1)
     form = re.compile(rf"""\s*(?:\[\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""")
     return next((number for number, line in lines if form.match(line)), 1)
+
+
+def _schema(fields: Fields, _: str) -> None:
+    fields.schema(SCHEMA)
 
 
 def _word(fields: Fields, key: str) -> str:
@@ -197,6 +203,7 @@ def _keys(fields: Fields, key: str) -> frozenset[str]:
 
 
 READERS: Mapping[str, Callable[[Fields, str], Any]] = {
+    "schema": _schema,
     "engine": _word,
     "runtime": _word,
     "registry": _registry,
