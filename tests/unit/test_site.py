@@ -13,11 +13,31 @@ from imagematrix import site
 from imagematrix.errors import UsageError
 from imagematrix.site import Site, read_site
 
-CHECK = jsonschema.Draft202012Validator(json.loads((files("imagematrix") / "schemas/site.json").read_text()))
+SCHEMA = json.loads((files("imagematrix") / "schemas/site.json").read_text())
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
 WORDS = st.sampled_from(
-    ["docker", "apptainer", "runc", "podman", "~", ".", "/scratch", "~/x", "x", "", "1G", "0.5TiB", "1", "1 G"]
-    + ["localhost", "localhost/a", "reg:5000", "reg/a", "r.e/a/b", "imagematrix.site/v1", "engine", "mounts"]
-)  # fmt: skip
+    [
+        *[
+            "docker",
+            "apptainer",
+            "runc",
+            "podman",
+            "~",
+            ".",
+            "/scratch",
+            "~/x",
+            "x",
+            "1G",
+            "0.5TiB",
+            "1",
+            "localhost",
+            "localhost/a",
+            "reg:5000",
+        ],
+        *["reg/a", "r.e/a/b", "imagematrix.site/v1", "engine", "mounts"],
+        *("", "1 G"),
+    ]
+)
 WHOLE = """\
 # what the administrator sets
 schema = "imagematrix.site/v1"
@@ -161,7 +181,7 @@ def test_the_registry_stands_before_names_without_one():
 
 
 def test_the_schema_has_every_key_and_word():
-    described = CHECK.schema["properties"]
+    described = SCHEMA["properties"]
     assert described.keys() == site.READERS.keys()
     assert {key: tuple(described[key]["enum"]) for key in site.WORDS} == site.WORDS
     assert tuple(described["users_may_override"]["items"]["enum"]) == site.OVERRIDABLE
