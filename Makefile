@@ -8,6 +8,7 @@
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
+# make test-apptainer run the tests without a daemon with Apptainer
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
@@ -23,7 +24,7 @@ NAMES := docker-forky docker-29 podman-forky
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-cluster test-kubernetes test-chart test-hooks test-page test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-apptainer test-cluster test-kubernetes test-chart test-hooks test-page test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -116,6 +117,12 @@ test-engines: bases $(VENV)/.dev
 	    case $$name in podman-*) tests=tests/engine/test_podman.py ;; *) tests=tests/engine ;; esac; \
 	    IMAGEMATRIX_TEST_ENGINE=$$name \
 	    $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$tests || exit; done
+
+# Debian's stable releases have no Apptainer, so that of sid is unpacked. Not part of `make test`, which has the other
+# runtimes.
+test-apptainer: bases $(VENV)/.dev
+	ci/engines apptainer-sid
+	.cache/engines/apptainer-sid/within $(BIN)/python -m pytest tests/engine/test_daemonless.py
 
 # Real swarms, in namespaces. Not part of `make test`.
 test-cluster: packages $(VENV)/.dev

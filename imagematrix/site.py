@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "APPTAINER",
     "CHARLIECLOUD",
     "DOCKER",
     "ENGINES",
@@ -35,11 +36,12 @@ __all__ = [
     "read_site",
 ]
 
+SCHEMA = "imagematrix.site/v1"
 FILE = "/etc/imagematrix/site.toml"
 VARIABLE = "IMAGEMATRIX_SITE"
 DOCKER = "docker"
-CHARLIECLOUD = "charliecloud"
-ENGINES = (DOCKER, "oci", CHARLIECLOUD)
+CHARLIECLOUD, APPTAINER = "charliecloud", "apptainer"
+ENGINES = (DOCKER, "oci", CHARLIECLOUD, APPTAINER)
 RUNTIMES = ("runc", "crun", "bwrap")
 LIMIT = 1 << 20  # bytes of the file
 WORDS = {"engine": ENGINES, "runtime": RUNTIMES}  # keys whose values are one of these
@@ -148,6 +150,7 @@ def _parsed(raw: bytes, path: str) -> Site:
         if key not in READERS:
             raise UsageError(f"{where}: unknown key {key!r}", remedy=nearest(key, READERS))
         values[key] = READERS[key](Fields({key: value}, where), key)
+    values.pop("schema", None)
     return Site(file=path, **values)
 
 
@@ -156,6 +159,10 @@ def _line(text: str, key: str) -> int:
     lines = enumerate(text.splitlines(), 1)
     form = re.compile(rf"""\s*(?:\[\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""")
     return next((number for number, line in lines if form.match(line)), 1)
+
+
+def _schema(fields: Fields, _: str) -> None:
+    fields.schema(SCHEMA)
 
 
 def _word(fields: Fields, key: str) -> str:
@@ -211,6 +218,7 @@ def _keys(fields: Fields, key: str) -> frozenset[str]:
 
 
 READERS: Mapping[str, Callable[[Fields, str], Any]] = {
+    "schema": _schema,
     "engine": _word,
     "runtime": _word,
     "registry": _registry,

@@ -40,7 +40,7 @@ VALUE = re.compile(r"[a-z]+: ")  # a value that a text begins to describe: "gith
 SCHEMAS = files("imagematrix") / "schemas"
 ANY_WORD = ["string", "number", "boolean"]  # a scalar of matrix.yaml, which keeps the text that was written
 INSIDE = ("properties", "required", "items", "additionalProperties")  # keywords for the content of a value
-MATRIX = "matrix"  # the only schema that is not for a JSON document
+MATRIX, SITE = "matrix", "site"  # the schemas that are not for JSON documents
 
 
 def commands() -> str:
@@ -95,12 +95,17 @@ def matrix_keys() -> str:
     return _keys(_schema(MATRIX))
 
 
+def site_keys() -> str:
+    """Return every key of the site's file."""
+    return _keys(_schema(SITE))
+
+
 def documents() -> str:
     """Return every JSON document with its keys."""
     names = sorted(path.name.removesuffix(".json") for path in SCHEMAS.iterdir())
     parts: list[str] = []
     for name in names:
-        if name != MATRIX:
+        if name not in (MATRIX, SITE):
             schema = _schema(name)
             parts += [f"## {schema['title']}\n", _escape(schema["description"]) + "\n", _keys(schema)]
     return "\n".join(parts)
@@ -120,6 +125,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "labels": label_table,
     "matrix-keys": matrix_keys,
     "rules": rules,
+    "site-keys": site_keys,
 }
 
 

@@ -269,6 +269,12 @@ def _daemonless(facts: NodeFacts) -> Verdicts:
         yield _ok(f"containers can start without a daemon: {found.runtime}, images in {found.store}")
     if found.squashfs:
         yield lesser, f"without a daemon: {found.squashfs}", found.squashfs.remedy
+    if found.driver_added:
+        yield _warning(
+            f"{found.driver_added}: the command `apptainer` mounts the node's driver over that of an image; "
+            "launches of imagematrix do not",
+            "set it to no, or start images that have a driver with `apptainer exec --no-nv --no-rocm`",
+        )
 
 
 def _cgroup(facts: NodeFacts) -> Verdicts:

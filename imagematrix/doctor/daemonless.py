@@ -10,8 +10,8 @@ from pathlib import Path
 
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.image_store.folder import default_store
-from imagematrix.runtimes import image_root, namespace
-from imagematrix.runtimes.start import runtime_of
+from imagematrix.runtimes import apptainer, image_root, namespace
+from imagematrix.runtimes.start import installed, runtime_of
 from imagematrix.site import DOCKER, Site, read_site
 
 TYPE_CHECKING = False
@@ -28,7 +28,8 @@ class DaemonlessFacts:
     """The engine that this user's launches take by default, and what a launch without a daemon would find.
 
     `runtime` starts containers, None with `errors` if none can. `squashfs` is the reason why images have to
-    be unpacked in folders, None if they need not. `store` is the folder of images.
+    be unpacked in folders, None if they need not. `store` is the folder of images. `driver_added` tells the
+    setting by which Apptainer, where it is installed, mounts a driver of the node in every container.
     """
 
     engine: str = DOCKER
@@ -36,6 +37,7 @@ class DaemonlessFacts:
     squashfs: EngineError | None = None
     store: str | None = None
     errors: tuple[ImagematrixError, ...] = ()
+    driver_added: str | None = None
 
 
 def gather() -> DaemonlessFacts:
@@ -59,8 +61,25 @@ def gather() -> DaemonlessFacts:
     tried(_mounts)
     store = tried(lambda: _store(site.chosen("store", None, "IMAGEMATRIX_STORE") or default_store()))
     return DaemonlessFacts(
-        engine=engine, runtime=runtime, squashfs=_squashfs(), store=store, errors=tuple(errors)
+        engine=engine,
+        runtime=runtime,
+        squashfs=_squashfs(),
+        store=store,
+        errors=tuple(errors),
+        driver_added=_driver_added(),
     )
+
+
+def _driver_added() -> str | None:
+    program = installed(apptainer.PROGRAM)
+    if program is None:
+        return None
+    path = apptainer.settings_file(program)
+    try:
+        setting = apptainer.adds_drivers(path)
+    except EngineError:  # a launch with Apptainer tells
+        return None
+    return setting and f"{path}: {setting}"
 
 
 def _squashfs() -> EngineError | None:

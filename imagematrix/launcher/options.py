@@ -29,7 +29,10 @@ OWN: dict[str, tuple[str | None, str]] = {
     "--host": ("FILE", "select for a saved Host instead of this node"),
     "--catalog": ("FILE|REF", "select from a saved Catalog, or from a registry"),
     "--policy": ("FILE", "start only an image with the signatures that FILE requires"),
-    "--engine": ("NAME", "what starts the container: docker, or without a daemon oci or charliecloud"),
+    "--engine": (
+        "NAME",
+        "what starts the container: docker, or without a daemon oci, charliecloud or apptainer",
+    ),
     "--store": ("FOLDER", "the folder of images of engines without a daemon"),
     "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
 }

@@ -8,6 +8,7 @@ import zlib
 from typing import Protocol
 
 from imagematrix.errors import AuditError
+from imagematrix.oci.unzstd import unzstd
 
 __all__ = ["GZIP", "ZSTD", "ByteStream", "Expanded", "Hashed"]
 
@@ -16,7 +17,6 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 UNSUPPORTED = {b"\xfd7zX": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4"}
 SKIPPABLE = range(0x50, 0x60)  # first bytes of skippable frames of Zstandard
-WINDOW = 128 << 20  # the largest window of a Zstandard stream, in bytes
 FREE = 16 << 30  # bytes to which any stream may expand; above, RATIO applies
 RATIO = 100
 PIECE = 1 << 20
@@ -106,30 +106,9 @@ class _Counted:
         return ahead + data if ahead else data
 
 
-class _Zstandard:
-    """A stream of Zstandard frames with uniform errors."""
-
-    def __init__(self, raw: _Counted) -> None:
-        import zstandard
-
-        self._error = zstandard.ZstdError
-        decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW)
-        self._reader = decompressor.stream_reader(raw, read_across_frames=True)  # type: ignore[arg-type]
-
-    def read(self, size: int = PIECE, /) -> bytes:
-        parts: list[bytes] = []
-        try:
-            while size and (piece := self._reader.read(size if size > 0 else PIECE)):
-                parts.append(piece)
-                size -= len(piece) if size > 0 else 0
-        except self._error as error:
-            raise ValueError(str(error)) from error
-        return b"".join(parts)
-
-
 def _opened(raw: _Counted) -> ByteStream:
     if raw.head.startswith(GZIP):
         return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload,no-any-return]  # read only
     if raw.head == ZSTD or (raw.head[1:] == b"\x2a\x4d\x18" and raw.head[0] in SKIPPABLE):
-        return _Zstandard(raw)
+        return unzstd(raw)
     return raw

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 
-from imagematrix.launcher.foreground import AGAIN_S, FORWARDED, SIGNALLED
+from imagematrix.runtimes import session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from imagematrix.runtimes.container import ContainerSpec
 
@@ -43,36 +41,20 @@ def _binds(container: ContainerSpec) -> Iterator[str]:
         yield from ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)
 
 
-def run(words: Sequence[str], environment: dict[str, str]) -> int:
+def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run bwrap's command to its end; return the exit code of the container, 128 + N if signal N ended it.
 
-    A signal would end bwrap, and so the container at once. So bwrap is in a session of its own, and signals
-    go to the container's process. Raises OSError if bwrap cannot be started.
+    A signal would end bwrap, and so the container at once, so signals go to the container's process. Raises
+    OSError if bwrap cannot be started.
     """
     told, info = os.pipe()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
-
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
     os.set_inheritable(info, True)
-    try:
-        with subprocess.Popen(
-            [words[0], "--info-fd", str(info), *words[1:]],
-            env=environment,
-            close_fds=False,  # leases, and what keeps the image mounted
-            start_new_session=True,
-            preexec_fn=unblock,  # noqa: PLW1509 - no other thread exists yet
-        ) as process:
-            os.close(info)
-            inner = _told(told)
-            while (code := process.poll()) is None:
-                received = signal.sigtimedwait({signal.SIGCHLD, *FORWARDED}, AGAIN_S)
-                if received is not None and received.si_signo != signal.SIGCHLD and inner:
-                    os.kill(inner, received.si_signo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return SIGNALLED - code if code < 0 else code
+
+    def container(_: int) -> int | None:
+        os.close(info)
+        return _told(told)
+
+    return session.run([words[0], "--info-fd", str(info), *words[1:]], environment, container)
 
 
 def _told(descriptor: int) -> int | None:

@@ -3,13 +3,14 @@
 Runtimes do the same, but each has its own exit code for it. These are docker's, and a shell's.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH113, PTH114, PTH115, PTH118
+# ruff: noqa: PTH113, PTH118
 
 from __future__ import annotations
 
 import os
 
 from imagematrix.errors import UsageError
+from imagematrix.runtimes.inside import resolved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NotExecutableError", "ProgramNotFoundError", "require"]
 
-HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
 SYSTEM = ("/dev", "/proc", "/sys")  # not the image's
 
 
@@ -39,7 +39,7 @@ def require(container: ContainerSpec, root: str) -> None:
     folders = [""] if "/" in name else container.environment.get("PATH", "").split(":")
     places = [os.path.join("/", container.folder, folder, name) for folder in folders]
     targets = (*SYSTEM, *(bind.target for bind in container.binds))
-    found = [path for place in places if (path := _resolved(root, place, targets)) is not None]
+    found = [path for place in places if (path := resolved(root, place, targets)) is not None]
     if any(not path or (os.path.isfile(path) and os.access(path, os.X_OK)) for path in found):
         return
     if found:
@@ -47,36 +47,3 @@ def require(container: ContainerSpec, root: str) -> None:
     raise ProgramNotFoundError(
         f"{name} not found in the image", remedy="name another command after the image"
     )
-
-
-def _resolved(root: str, path: str, targets: tuple[str, ...]) -> str | None:
-    """Return the node's path of a file in the image, with links followed as in the container.
-
-    None if there is no such file, and "" if it is in a folder that something is mounted on.
-    """
-    names: list[str] = []
-    ahead = path.split("/")[::-1]
-    hops = 0
-    while ahead:
-        name = ahead.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            names = names[:-1]
-            continue
-        inner = "/" + "/".join([*names, name])
-        if inner in targets:
-            return ""
-        real = root + inner
-        if os.path.islink(real):
-            hops += 1
-            if hops > HOPS:
-                return None
-            target = os.readlink(real)
-            names = [] if target.startswith("/") else names
-            ahead += target.split("/")[::-1]
-            continue
-        if not os.path.lexists(real):
-            return None
-        names.append(name)
-    return root + "/" + "/".join(names)

@@ -10,48 +10,63 @@ import os
 from imagematrix.allocation.locks import inherit
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.record import replace
-from imagematrix.runtimes import bubblewrap, charliecloud, namespace, oci, program
+from imagematrix.runtimes import apptainer, binds, bubblewrap, charliecloud, namespace, oci, program, session
 from imagematrix.runtimes.container import NETWORK
 from imagematrix.runtimes.image_root import ROOT, mount_point, mounted
 from imagematrix.runtimes.keeper import keep
-from imagematrix.site import CHARLIECLOUD, RUNTIMES
+from imagematrix.site import APPTAINER, CHARLIECLOUD, RUNTIMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from imagematrix.image_store.folder import ImageStore, StoredImage
     from imagematrix.runtimes.container import ContainerSpec
 
-__all__ = ["command_of", "runtime_of", "start"]
+__all__ = ["command_of", "installed", "runtime_of", "start"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 FREE = 100  # first number for descriptors that move
 BWRAP, CH_RUN = "bwrap", "ch-run"
+GET_APPTAINER = "install it: https://apptainer.org/docs/admin/latest/installation.html"
+PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: apptainer.PROGRAM}  # of engines that have only one
 
 
 def runtime_of(engine: str, wanted: str | None) -> str:
     """Return the program with which an engine starts containers.
 
     Of OCI runtimes it is the `wanted` one, or else the first that this node has. Raises EngineError if it is
-    not installed.
+    not installed, or if its settings do not let it start one.
     """
-    if engine == CHARLIECLOUD:
-        wanted = CH_RUN
+    wanted = PROGRAMS.get(engine, wanted)
     for name in (wanted,) if wanted else RUNTIMES:
-        if _installed(name) and (wanted or name != "crun" or not os.path.isdir(HYBRID)):  # noqa: PTH112
+        path = installed(name)
+        if path and (wanted or name != "crun" or not os.path.isdir(HYBRID)):  # noqa: PTH112
+            if name == apptainer.PROGRAM:
+                apptainer.require_settings(apptainer.settings_file(path))
             return name
     missing = wanted or ", ".join(RUNTIMES)
     package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(wanted, wanted)
     raise EngineError(
         f"no program to start containers without a daemon: {missing} not found",
-        remedy=f"install one, such as by `apt install {package}`",
+        remedy=GET_APPTAINER
+        if wanted == apptainer.PROGRAM
+        else f"install one, such as by `apt install {package}`",
     )
+
+
+def installed(name: str) -> str | None:
+    """Return the path of a program, None if this node does not have it."""
+    paths = (os.path.join(folder, name) for folder in os.get_exec_path())
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 def command_of(container: ContainerSpec, runtime: str) -> list[str]:
     """Return the command that `start` runs, in a namespace with the image's files; raise EngineError."""
     at = mount_point()
+    if runtime == apptainer.PROGRAM:
+        apptainer.environment(container)  # it may have none
+        return apptainer.command(container, f"{at}/{ROOT}")
     if runtime in (BWRAP, CH_RUN):
         made = bubblewrap.command if runtime == BWRAP else charliecloud.command
         return made(container, f"{at}/{ROOT}", os.geteuid(), os.getegid())
@@ -63,9 +78,10 @@ def start(
 ) -> int:
     """Run a container with the files of `image` in `store` to its end, and return its exit code.
 
-    An OCI runtime or Charliecloud replaces this process. `leases` are descriptors that the container's
-    process keeps open: a GPU is free once none is left. Raises EngineError if this user may not, or the node
-    lacks something, and UsageError if an image that is mounted read-only has no place for a folder.
+    An OCI runtime or Charliecloud replaces this process, as does any for a terminal. `leases` are descriptors
+    that the container's process keeps open: a GPU is free once none is left. Raises EngineError if this user
+    may not, or the node lacks something, and UsageError if an image that is mounted read-only has no place
+    for a folder.
     """
     if container.terminal and not os.isatty(0):
         raise UsageError("--tty: the input is no terminal", remedy="leave out --tty")
@@ -92,26 +108,32 @@ def start(
 def _run(
     container: ContainerSpec, runtime: str, root: str, at: str, ids: tuple[int, int], leases: Sequence[int]
 ) -> int:
-    """Run a container with a `runtime`; only with bwrap this process remains and returns the exit code."""
-    if runtime not in (BWRAP, CH_RUN):
+    """Run a container with a `runtime`; with bwrap or Apptainer and no terminal, this process remains."""
+    if runtime not in (BWRAP, CH_RUN, apptainer.PROGRAM):
         words = oci.command(runtime, oci.bundle(at, container, root), container.name, len(leases))
         _arrange(leases)
         os.execvpe(words[0], words, oci.environment())  # noqa: S606 - without a shell, on purpose
     inherit(leases)
+    words, variables = _prepared(container, runtime, root, at, ids)
+    if runtime == CH_RUN or container.terminal:
+        os.execvpe(words[0], words, variables)  # noqa: S606 - as above
+    run = bubblewrap.run if runtime == BWRAP else session.run
+    return run(words, variables)
+
+
+def _prepared(
+    container: ContainerSpec, runtime: str, root: str, at: str, ids: tuple[int, int]
+) -> tuple[list[str], Mapping[str, str]]:
+    """Mount what a runtime leaves to its caller; return its command, and the variables of that."""
+    if runtime == BWRAP:
+        return bubblewrap.command(container, root, *ids), container.environment
+    container = binds.read_only(container, namespace.folder(at, "binds"))
     if runtime == CH_RUN:
-        container = charliecloud.read_only_binds(container, namespace.folder(at, "binds"))
-        charliecloud.require_targets(container, root)
+        binds.require_targets(charliecloud.own_binds(container), root)
         charliecloud.own_devices(container.devices, namespace.folder(at, "dev"))
-        words = charliecloud.command(container, root, *ids)
-        os.execvpe(words[0], words, charliecloud.environment(container))  # noqa: S606 - as above
-    words = bubblewrap.command(container, root, *ids)
-    if container.terminal:
-        os.execvpe(words[0], words, dict(container.environment))  # noqa: S606 - as above
-    return bubblewrap.run(words, dict(container.environment))
-
-
-def _installed(name: str) -> bool:
-    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in os.get_exec_path())
+        return charliecloud.command(container, root, *ids), charliecloud.environment(container)
+    binds.require_targets(container.binds, root)
+    return apptainer.command(container, root), apptainer.environment(container)
 
 
 def _fitted(container: ContainerSpec, root: str) -> ContainerSpec:

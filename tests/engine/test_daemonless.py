@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 USER = 1500
 CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
 HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
-RUNTIMES = ("runc", "bwrap", "ch-run")
+# `make test-apptainer` runs the tests where there is an Apptainer.
+NO_APPTAINER = pytest.mark.skipif(not shutil.which("apptainer"), reason="needs Apptainer")
+ENGINES = {"runc": "oci", "bwrap": "oci", "ch-run": "charliecloud", "apptainer": "apptainer"}
+RUNTIMES = ("runc", "bwrap", "ch-run", pytest.param("apptainer", marks=NO_APPTAINER))
 # The user may read this clone and its interpreter, wherever they are, and has no other right.
 AS_USER = (
     "setpriv",
@@ -30,7 +33,7 @@ class OrdinaryUser:
 
     def __init__(self, folder, runtime="runc"):
         self.folder = folder
-        self.engine = "charliecloud" if runtime == "ch-run" else "oci"
+        self.runtime = runtime
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder / "home"),
@@ -39,8 +42,8 @@ class OrdinaryUser:
             "TMPDIR": str(folder / "tmp"),
             "IMAGEMATRIX_STORE": str(folder / "store"),
             "IMAGEMATRIX_LOCKS": str(folder / "locks"),
-            "IMAGEMATRIX_ENGINE": self.engine,
-            "IMAGEMATRIX_RUNTIME": "" if runtime == "ch-run" else runtime,
+            "IMAGEMATRIX_ENGINE": ENGINES[runtime],
+            "IMAGEMATRIX_RUNTIME": runtime if ENGINES[runtime] == "oci" else "",
             "DOCKER_HOST": "unix:///nowhere.sock",
             "PYTHONPATH": str(ROOT),
         }
@@ -58,11 +61,11 @@ class OrdinaryUser:
         )
 
     def imagematrix(self, *words, code=0):
-        """Run the program to its end; return its output."""
+        """Run the program to its end; return its output, or what it says if `code` is an error."""
         process = self.start(*words)
         out, error = process.communicate(timeout=300)
-        assert process.returncode == code, (out, error)
-        return out if code == 0 else error
+        assert code in (None, process.returncode), (out, error)
+        return error if code else out
 
     def ends(self, *words):
         """Run the program to its end; return its exit code."""
@@ -125,8 +128,8 @@ def user(request, folder, stored, _usable):  # noqa: ARG001 - for their effects
     return OrdinaryUser(folder, request.param)
 
 
-def is_oci(user):
-    return user.environment["IMAGEMATRIX_RUNTIME"] == "runc"
+def is_root_inside(user):
+    return user.runtime in ("runc", "apptainer")
 
 
 def squashfuses():
@@ -148,7 +151,7 @@ def test_a_container_has_its_gpus_and_no_others(user):
     out = user.run("--gpus", "device=2,3", "training:v1", "sh", "-c", "ls /dev | grep nvidia; id -u")
     *nodes, uid = out.split()
     assert nodes == ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidia2", "nvidia3", "nvidiactl"]
-    assert uid == ("0" if is_oci(user) else str(USER))
+    assert uid == ("0" if is_root_inside(user) else str(USER))
     assert "nvidia" not in user.run(
         "--gpus", "none", "--where", "march=x86-64-v3", "training:v1", "ls", "/dev", code=3
     )
@@ -169,6 +172,48 @@ def test_options_hold_as_under_docker(user, folder):
     assert user.run(*words, "training:v1", "sh", "-c", "pwd; echo $A") == "/usr\nb\n"
     read_only = ("--gpus", "1", "--read-only", "training:v1", "sh", "-c", "echo x > /new || echo refused")
     assert user.run(*read_only) == "refused\n"
+
+
+def test_nothing_of_the_caller_s_environment_is_passed_on(user, folder):
+    user.environment |= {
+        "LEAK": "1",
+        "APPTAINERENV_LEAK": "1",
+        "SINGULARITYENV_LEAK": "1",
+        "APPTAINER_BIND": f"{folder}/home:/leak",
+        "SINGULARITY_BIND": f"{folder}/home:/leak",
+        "APPTAINER_NV": "1",
+        "CH_RUN_QUIET": "1",
+    }
+    script = "env; ls -d /leak 2> /dev/null || echo none"
+    out = user.run("--gpus", "1", "-e", "A=$(id)\n", "-e", "EMPTY=", "training:v1", "sh", "-c", script)
+    assert "LEAK" not in out
+    assert {"none", "A=$(id)\\n", "EMPTY=", "HOME=/root"} <= {*out.splitlines()}
+
+
+@NO_APPTAINER
+@pytest.mark.usefixtures("stored", "_usable")
+def test_apptainer_adds_no_driver_of_the_node(folder):
+    user = OrdinaryUser(folder, "apptainer")
+    settings = Path("/etc/apptainer/apptainer.conf")
+    changed = folder / "apptainer.conf"
+
+    def imagematrix(text, *words, code=0):
+        """Run the program where the settings have another line."""
+        changed.write_text(f"{settings.read_text()}\n{text}\n")
+        changed.chmod(0o644)
+        subprocess.run(["mount", "--bind", changed, settings], check=True)
+        try:
+            return user.imagematrix(*words, code=code)
+        finally:
+            subprocess.run(["umount", settings], check=True)
+
+    run = ("run", *HOST, "--gpus", "1", "training:v1", "sh", "-c")
+    script = "ls /.singularity.d 2> /dev/null; ls /dev | grep -c 'nvidia[0-9]'"
+    assert imagematrix("always use nv = yes", *run, script) == "1\n"
+    found = json.loads(imagematrix("always use nv = yes", "doctor", "--json", code=None))["findings"]
+    (warning,) = (one for one in found if one["check"] == "without-daemon" and one["severity"] == "warning")
+    assert "always use nv = yes" in warning["saw"]
+    assert "`mount dev = no`" in imagematrix("mount dev = no", *run, "true", code=8)
 
 
 def test_exit_codes_are_docker_s(user):
@@ -197,7 +242,7 @@ def test_gpus_are_free_again_when_the_container_has_ended(user):
     assert list((user.folder / "store/leases").iterdir())
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    if is_oci(user):  # the container lives on, and keeps its GPUs
+    if user.runtime == "runc":  # the container lives on, and keeps its GPUs
         assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
         subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
     wait_for(lambda: user.ends("run", *HOST, *every, "true") == 0)

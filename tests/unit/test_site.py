@@ -1,13 +1,46 @@
 """The site's file: its keys, where it lies, and what its users may override."""
 
+import json
+import tomllib
+from importlib.resources import files
+
+import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagematrix import site
 from imagematrix.errors import UsageError
 from imagematrix.site import Site, read_site
 
+SCHEMA = json.loads((files("imagematrix") / "schemas/site.json").read_text())
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
+WORDS = st.sampled_from(
+    [
+        *[
+            "docker",
+            "apptainer",
+            "runc",
+            "podman",
+            "~",
+            ".",
+            "/scratch",
+            "~/x",
+            "x",
+            "1G",
+            "0.5TiB",
+            "1",
+            "localhost",
+            "localhost/a",
+            "reg:5000",
+        ],
+        *["reg/a", "r.e/a/b", "imagematrix.site/v1", "engine", "mounts"],
+        *("", "1 G"),
+    ]
+)
 WHOLE = """\
 # what the administrator sets
+schema = "imagematrix.site/v1"
 engine = "oci"
 runtime = "runc"
 registry = "registry.example:5000/ml"
@@ -66,7 +99,10 @@ def test_the_variable_names_a_file_only_where_the_site_has_none(write, monkeypat
     ("text", "message"),
     [
         ("engine = ", "site.toml: Invalid value"),
-        ('\n\nengine = "podman"', r":3: engine: expected one of docker, oci, charliecloud, found 'podman'"),
+        (
+            '\n\nengine = "podman"',
+            r":3: engine: expected one of docker, oci, charliecloud, apptainer, found 'podman'",
+        ),
         ("engine = 3", r":1: engine: expected a string, found a number"),
         ('# engine\n\nstores = "/x"', r":3: unknown key 'stores'"),
         ('store = "images"', ":1: store: expected an absolute path, found 'images'"),
@@ -142,3 +178,42 @@ def test_the_registry_stands_before_names_without_one():
     assert ours.full("training:v1") == "reg:5000/ml/training:v1"
     assert ours.full("other:5000/training:v1") == "other:5000/training:v1"
     assert Site().full("training:v1") == "training:v1"
+
+
+def test_the_schema_has_every_key_and_word():
+    described = SCHEMA["properties"]
+    assert described.keys() == site.READERS.keys()
+    assert {key: tuple(described[key]["enum"]) for key in site.WORDS} == site.WORDS
+    assert tuple(described["users_may_override"]["items"]["enum"]) == site.OVERRIDABLE
+    CHECK.validate(tomllib.loads(WHOLE))
+
+
+@given(st.sampled_from([*site.READERS, "other"]), WORDS | st.lists(WORDS, max_size=2) | st.integers(0, 1))
+def test_what_is_read_conforms_to_the_schema(key, value):
+    try:
+        site._parsed(f"{key} = {json.dumps(value)}".encode(), "site.toml")
+    except UsageError:
+        return
+    CHECK.validate({key: value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'schema = "imagematrix.site/v2"',
+        "schema = 1",
+        'engine = "podman"',
+        'runtime = "docker"',
+        'registry = "ml"',
+        'store = "images"',
+        'max_size = "much"',
+        'mounts = ["home"]',
+        'users_may_override = ["mounts"]',
+        'stores = "/x"',
+    ],
+)
+def test_what_the_schema_refuses_is_not_read(write, text):
+    write(text)
+    assert not CHECK.is_valid(tomllib.loads(text))
+    with pytest.raises(UsageError, match=r"site\.toml:1"):
+        read_site()

@@ -32,6 +32,7 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(daemonless, "_mounts", lambda: None)
     monkeypatch.setattr(daemonless, "runtime_of", lambda engine, wanted: wanted or engine)
     monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr(daemonless, "installed", lambda _: None)
     monkeypatch.setattr(image_root, "fuse_works", lambda: True)
     return tmp_path
 
@@ -61,6 +62,21 @@ def test_what_is_missing_stops_only_nodes_without_docker(monkeypatch):
     assert "/dev/fuse cannot be opened" in second[1]
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert "squashfuse not found" in findings(gather())[1][1]
+
+
+@pytest.mark.usefixtures("node")
+def test_a_driver_that_apptainer_adds_is_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "etc/apptainer").mkdir(parents=True)
+    settings = tmp_path / "etc/apptainer/apptainer.conf"
+    monkeypatch.setattr(daemonless, "installed", lambda name: str(tmp_path / "bin" / name))
+    for text, warns in (("always use nv = no", False), ("always use nv = yes", True)):
+        settings.write_text(text)
+        told = [one for one in findings(gather()) if one[0] == "warning"]
+        assert [f"{settings}: always use nv = yes" in one[1] for one in told] == [True] * warns
+    settings.unlink()
+    settings.mkdir()
+    assert gather().driver_added is None
 
 
 @pytest.mark.usefixtures("node")

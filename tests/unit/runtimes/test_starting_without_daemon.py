@@ -13,6 +13,7 @@ import pytest
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.image_store.folder import ImageStore, Lease, StoredImage
 from imagematrix.record import replace
+from imagematrix.runtimes import binds as runtime_binds
 from imagematrix.runtimes import bubblewrap, charliecloud, image_root, keeper, namespace, oci, program, start
 from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.options import Bind
@@ -136,7 +137,7 @@ def test_charliecloud_s_read_only_folders_are_mounted_before(kernel, tmp_path):
         Bind(source=str(tmp_path), target="/b", read_only=True),
         Bind(source="/etc/hosts", target="/etc/hosts", read_only=True),
     )
-    found = charliecloud.read_only_binds(replace(BARE, binds=binds), str(tmp_path))
+    found = runtime_binds.read_only(replace(BARE, binds=binds), str(tmp_path))
     assert [bind.source for bind in found.binds] == [str(tmp_path), f"{tmp_path}/1", "/etc/hosts"]
 
 
