@@ -73,6 +73,7 @@ def test_facts_from_bytes_outrank_claims(adopt):
         "cpu_flags": [],
         "vendor": None,
         "size": len(image.blobs[image.layers[0]]),
+        "libraries": {},
         "facts": {"cpu_flags": "bytes", "cubins": "bytes", "cuda": "bytes", "driver": "bytes"},
     }
 
