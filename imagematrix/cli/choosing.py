@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Host
     from imagematrix.selection.selection import Selection
 
-__all__ = ["catalog_of", "choose", "host_of", "node_of", "remark", "require_image", "require_one_host"]
+__all__ = [
+    "catalog_of",
+    "choose",
+    "host_of",
+    "node_of",
+    "path_of",
+    "remark",
+    "require_image",
+    "require_one_host",
+]
 
 
 def node_of(
@@ -121,3 +130,12 @@ def _note(text: str) -> None:
     from imagematrix.cli.output import info
 
     info(f"imagematrix: {text}")
+
+
+def path_of(text: str | None) -> Path | None:
+    """Return the path in an option that typer did not parse; pathlib is loaded only if it is given."""
+    if text is None:
+        return None
+    from pathlib import Path
+
+    return Path(text)

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from imagematrix import amounts
 from imagematrix.catalog.sources import open_catalog, require_signed
 from imagematrix.catalog.store import stored
-from imagematrix.cli.choosing import node_of
-from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.choosing import node_of, path_of
+from imagematrix.cli.output import print_json, print_text, warn
+from imagematrix.cli.waiting import Wait
 from imagematrix.documents import Fields
 from imagematrix.errors import UnknownImageError, UsageError
-from imagematrix.image_store.folder import ImageStore, default_store
+from imagematrix.image_store.folder import ImageStore, store_folder
 from imagematrix.launcher.devices import DevicesError, check
 from imagematrix.launcher.options import JSON
 from imagematrix.launcher.request import Engine, request
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.image_store.folder import StoredImage
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
-    from imagematrix.node.host import Host
     from imagematrix.runtimes.container import ContainerSpec
     from imagematrix.runtimes.options import Bind
     from imagematrix.selection.selection import Selection
@@ -53,8 +53,8 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
 
     image = site.full(image)
     made = _DaemonlessLaunch(args, image, engine, site)
-    policy = _path(args.policy)
-    host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
+    policy = path_of(args.policy)
+    host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
     catalog = _catalog(image, args.catalog, made.store, policy)
     requested = request(args, host, catalog, wanted, None, _no_engine)
     chosen, launch = requested.first()
@@ -65,23 +65,13 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
         return 0
     if chosen.doubt:
         warn(chosen.doubt)
-    waits: list[str] = []
-
-    def report(reason: str) -> None:
-        waits.append(reason)
-        info(reason)
-
-    def now() -> Host | None:
-        """Return this node's host as it is after a wait, None before one, or if the host was given."""
-        if not waits or args.host or args.nvidia_smi:
-            return None
-        return node_of(None, None, None, args.gpus)[0]
-
+    given = args.host or args.nvidia_smi
+    wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
         leases: tuple[int, ...] = ()
         if launch.gpus:
-            claimed = stack.enter_context(requested.claim(launch, report, now))
-            chosen, launch = requested.on(claimed, chosen, launch, now())
+            claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
+            chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
             _require(launch, args)
             leases = claimed.descriptors
         found = made.image(chosen, policy)
@@ -98,17 +88,16 @@ class _DaemonlessLaunch:
         self._image = image
         self._options = container_options(args, os.environ, engine)
         self._site = site
-        folder = site.chosen("store", args.store, "IMAGEMATRIX_STORE")
-        self.store = ImageStore(default_store() if folder is None else folder)
+        self.store = ImageStore(store_folder(site, args.store))
 
     def image(self, chosen: Selection, policy: Path | None) -> StoredImage:
         """Return the image of a selection, pulled into the store if it is not there."""
         variant = chosen.variant
         if variant is None:
             raise UsageError("cannot run: nothing was selected")
-        require_signed(variant, policy)
         found = self.store.find(variant.digest) if variant.digest else None
         if found is not None:
+            require_signed(variant, policy)  # as fetching one does
             return found
         from imagematrix.cli.pulling import PullDisplay
         from imagematrix.cli.storing import fetched
@@ -190,11 +179,3 @@ def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
         print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
     else:
         print_text(shlex.join(words))
-
-
-def _path(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    from pathlib import Path
-
-    return Path(text)

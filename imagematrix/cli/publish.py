@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.index import IndexEntry
     from imagematrix.cli.needing import HostNeeds
-    from imagematrix.matrix.matrix import Matrix
+    from imagematrix.matrix.expand import Expansion
+    from imagematrix.matrix.matrix import Image, Matrix
     from imagematrix.oci.registry import Registry
     from imagematrix.stores.plain_pull import PlatformDefault
     from imagematrix.stores.publish import Published
     from imagematrix.trust.signing import SigningKey
+
+    Declared = tuple[Matrix, Expansion, Image]  # a version, in a matrix with its cells
 
 __all__ = ["command"]
 
@@ -72,6 +75,7 @@ def command(
 
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
+    from imagematrix.matrix.expand import plain_pull
     from imagematrix.oci.registry import Registry
     from imagematrix.reference import split
     from imagematrix.stores.publish import publish
@@ -83,8 +87,8 @@ def command(
     needs = needing(hosts, at_most)
     key = _key(sign) if sign else None
     matrix = _matrix(image, version, file)
-    named, versions = _of_matrix(matrix, image, version)
-    needed = _NeededCells(needs, matrix, image, version) if needs else None
+    declared = _declared(matrix, image, version) if matrix else None
+    needed = _NeededCells(needs, declared, image, version) if needs else None
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
     kept_back = _push(image, version, chosen, needed)
@@ -93,8 +97,8 @@ def command(
             registry,
             version,
             alias or (),
-            named=named,
-            versions=versions,
+            named=plain_pull(*declared) if declared else {},
+            versions=frozenset(one.version for one in matrix.images if one.name == image) if matrix else (),
             chosen=chosen,
             repair=repair,
             needed=needed.among if needed else None,
@@ -131,17 +135,13 @@ def _signing(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], N
 class _NeededCells:
     """The cells of a version that hosts need, by the images that exist and by what other cells promise."""
 
-    def __init__(self, needs: HostNeeds, matrix: Matrix | None, image: str, version: str) -> None:
-        from imagematrix.matrix.expand import expand
+    def __init__(self, needs: HostNeeds, declared: Declared | None, image: str, version: str) -> None:
         from imagematrix.planning.claims import candidates
 
         self._needs = needs
         self._image = image
         self._version = version
-        declared = (
-            [one for one in matrix.images if (one.name, one.version) == (image, version)] if matrix else []
-        )
-        self._promised = candidates(matrix, expand(matrix), declared[0]) if matrix and declared else None
+        self._promised = candidates(*declared) if declared else None
 
     def among(self, entries: Iterable[IndexEntry]) -> frozenset[str]:
         """Return the needed cells among those of these variants; raise UnservedError if another is needed."""
@@ -193,13 +193,12 @@ def _matrix(image: str, version: str, file: Path | None) -> Matrix | None:
     return matrix
 
 
-def _of_matrix(matrix: Matrix | None, image: str, version: str) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the cells, by platform, that the matrix names for a plain pull, and the image's versions."""
-    from imagematrix.matrix.expand import expand, plain_pull
+def _declared(matrix: Matrix, image: str, version: str) -> Declared | None:
+    """Return the matrix with its cells and a version of an image in it; None if it lacks that."""
+    from imagematrix.matrix.expand import expand
 
-    declared = {each.version: each for each in matrix.images if each.name == image} if matrix else {}
-    named = plain_pull(matrix, expand(matrix), declared[version]) if matrix and version in declared else {}
-    return named, frozenset(declared)
+    found = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
+    return (matrix, expand(matrix), found) if found else None
 
 
 def _report(name: str, done: Published) -> None:

@@ -101,13 +101,12 @@ def command(
 
 def _store(to: str | None) -> ImageStore | None:
     """Return the store to pull into, None for the engine."""
-    from imagematrix.image_store.folder import ImageStore, default_store
+    from imagematrix.image_store.folder import ImageStore, store_folder
 
     site = read_site()
     if to is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
         return None
-    folder = site.chosen("store", to, "IMAGEMATRIX_STORE", named="--to")
-    return ImageStore(default_store() if folder is None else folder)
+    return ImageStore(store_folder(site, to, named="--to"))
 
 
 def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:

@@ -8,9 +8,10 @@ import time
 from contextlib import ExitStack
 
 from imagematrix.catalog.sources import require_signed
-from imagematrix.cli.choosing import catalog_of, node_of
+from imagematrix.cli.choosing import catalog_of, node_of, path_of
 from imagematrix.cli.output import info, print_json, print_text, warn
 from imagematrix.cli.pulling import PullDisplay
+from imagematrix.cli.waiting import Wait
 from imagematrix.engine import system
 from imagematrix.errors import UsageError
 from imagematrix.launcher.options import JSON
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
-    from imagematrix.node.host import Host
     from imagematrix.selection.selection import Selection
 
 __all__ = ["start"]
@@ -50,8 +50,8 @@ def _start(args: RunArgs, image: str) -> int:
             "--measure and --detach are mutually exclusive: the report follows the end of the run"
         )
     remote = remote_machine(args)
-    policy = _path(args.policy)
-    host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
+    policy = path_of(args.policy)
+    host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
     requested = request(args, host, catalog_of(image, args.catalog, policy), wanted, remote)
     chosen, launch = requested.first()
     launch = _signed(chosen, launch, policy)
@@ -64,25 +64,13 @@ def _start(args: RunArgs, image: str) -> int:
         from imagematrix.launcher.unpacking import require_unpackable
 
         require_unpackable(launch.reference)
-    waits: list[str] = []
-    latest: Host | None = None
-
-    def report(reason: str) -> None:
-        waits.append(reason)
-        info(reason)
-
-    def now() -> Host | None:
-        """Return this node's host as it is after a wait, None before one, or if the host was given."""
-        nonlocal latest
-        if waits and not (args.host or args.nvidia_smi):
-            latest = node_of(None, None, None, args.gpus)[0]
-        return latest
-
+    given = args.host or args.nvidia_smi
+    wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
         if launch.gpus or requested.passed:
-            claimed = stack.enter_context(requested.claim(launch, report, now))
+            claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
             signed = launch
-            chosen, launch = requested.on(claimed, chosen, launch, latest or now())
+            chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
             launch = _signed(chosen, launch, policy, signed)
             claimed.pass_on()
         _pull(launch, args)
@@ -187,11 +175,3 @@ class _Observer:
             diagnosis = diagnose(code, self._watch.last_lines(), chosen) if program_failed(code) else None
             if diagnosis:
                 warn(f"the container failed: {diagnosis}", diagnosis.remedy)
-
-
-def _path(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    from pathlib import Path
-
-    return Path(text)

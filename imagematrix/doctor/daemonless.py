@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
-from imagematrix.image_store.folder import default_store
+from imagematrix.image_store.folder import store_folder
 from imagematrix.runtimes import apptainer, image_root, namespace
 from imagematrix.runtimes.start import installed, runtime_of
 from imagematrix.site import DOCKER, Site, read_site
@@ -59,7 +59,7 @@ def gather() -> DaemonlessFacts:
     engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
     runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")))
     tried(_mounts)
-    store = tried(lambda: _store(site.chosen("store", None, "IMAGEMATRIX_STORE") or default_store()))
+    store = tried(lambda: _store(store_folder(site)))
     return DaemonlessFacts(
         engine=engine,
         runtime=runtime,

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-__all__ = ["FOLDER", "SCHEMA", "SQUASHFS", "ImageStore", "Lease", "StoredImage", "default_store"]
+    from imagematrix.site import Site
+
+__all__ = ["FOLDER", "SCHEMA", "SQUASHFS", "ImageStore", "Lease", "StoredImage", "store_folder"]
 
 SCHEMA = "imagematrix.stored-image/v1"
 SQUASHFS, FOLDER = KINDS = ("squashfs", "folder")
@@ -40,9 +42,14 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 QUIET_S = 3600.0  # after which a lease of another machine has ended that gave no sign of life
 
 
-def default_store() -> str:
-    """Return the folder of the user's store (XDG Base Directory Specification); raise UsageError."""
-    if given := os.environ.get("IMAGEMATRIX_STORE"):
+def store_folder(site: Site, option: str | None = None, *, named: str = "") -> str:
+    """Return the folder of the user's store (XDG Base Directory Specification, if nothing names another).
+
+    `option` is the value of the option that is `named`. Raises UsageError if there is no home, and what
+    `Site.chosen` raises.
+    """
+    given = site.chosen("store", option, "IMAGEMATRIX_STORE", named=named)
+    if given is not None:
         return given
     data = os.environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):

@@ -47,9 +47,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int = 0, opt
     """Mount a file system, as the system call of this name does; raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     encoded = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
-    if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), target)
+    _require(libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)), target)
 
 
 def bound(source: str, at: str) -> str:
@@ -63,11 +61,8 @@ def bound(source: str, at: str) -> str:
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
     libc = ctypes.CDLL(None, use_errno=True)
     size = ctypes.sizeof(attributes)
-    if libc.syscall(
-        MOUNT_SETATTR, AT_FDCWD, os.fsencode(at), AT_RECURSIVE, attributes, ctypes.c_size_t(size)
-    ):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), at)
+    words = (os.fsencode(at), AT_RECURSIVE, attributes, ctypes.c_size_t(size))
+    _require(libc.syscall(MOUNT_SETATTR, AT_FDCWD, *words), at)
     return at
 
 
@@ -77,6 +72,13 @@ def folder(at: str, name: str) -> str:
     os.mkdir(path, 0o755)
     mount("tmpfs", path, "tmpfs", options="mode=0755")
     return path
+
+
+def _require(result: int, path: str) -> None:
+    """Raise OSError for a path if a system call returned that it failed."""
+    if result:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
 
 
 def _write(name: str, text: str) -> None:

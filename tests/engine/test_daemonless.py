@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-USER = 1500
+USER = 20_000 + os.getpid() % 40_000  # its processes are counted and killed, so each run has another
 CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
 HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
 # `make test-apptainer` runs the tests where there is an Apptainer.
@@ -160,8 +160,9 @@ def test_a_container_has_its_gpus_and_no_others(user):
 def test_options_hold_as_under_docker(user, folder):
     (folder / "home/data").write_text("given\n")
     (folder / "env").write_text("FILE=1\n")
+    new = f"/tmp/{folder.name}.new"  # with Charliecloud, /tmp is the machine's
     script = (
-        "cat /in/data; echo $A $FILE; pwd; echo more > /out/new; echo x > /tmp/x; "
+        f"cat /in/data; echo $A $FILE; pwd; echo more > /out/new; echo x > {new}; rm {new}; "
         "echo x 2> /dev/null > /in/data || exit 9"
     )
     options = f"--gpus 1 -v {folder}/home:/in:ro -v {folder}/home:/out -e A=b --env-file env -w /usr"

@@ -6,12 +6,6 @@ from imagematrix.allocation.locks import Locks
 from imagematrix.node.host import Gpu, MigDevice
 
 
-@pytest.fixture(autouse=True)
-def _children_are_not_traced(monkeypatch):
-    """Many start at the same time, and this process traces the same code too."""
-    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-
-
 @pytest.fixture
 def folder(tmp_path):
     return str(tmp_path / "locks")

@@ -16,9 +16,10 @@ from storing import listed
 
 from imagematrix.errors import UsageError
 from imagematrix.image_store import folder
-from imagematrix.image_store.folder import FOLDER, SQUASHFS, ImageStore, Lease, StoredImage, default_store
+from imagematrix.image_store.folder import FOLDER, SQUASHFS, ImageStore, Lease, StoredImage, store_folder
 from imagematrix.image_store.holder import Holder
 from imagematrix.record import replace
+from imagematrix.site import Site
 
 DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
@@ -256,7 +257,7 @@ def test_the_default_store_is_that_of_the_environment(monkeypatch, environment, 
     monkeypatch.setenv("HOME", "/h")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert default_store() == expected
+    assert store_folder(Site()) == expected
 
 
 def test_without_a_home_there_is_no_default_store(monkeypatch):
@@ -265,7 +266,7 @@ def test_without_a_home_there_is_no_default_store(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(UsageError, match="no folder for a store"):
-        default_store()
+        store_folder(Site())
 
 
 @pytest.mark.parametrize(
