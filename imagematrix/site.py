@@ -54,8 +54,8 @@ class Site(Record):
     before the name of an image that names no registry. `store` is the folder of images, and `max_size` its
     largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
     path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
-    config.json. `file` is the path of the file, None without one. A user may override the keys in
-    `users_may_override`.
+    config.json. `hosts` is a folder that all nodes share, with a saved Host for each. `file` is the path of
+    the file, None without one. A user may override the keys in `users_may_override`.
     """
 
     file: str | None = None
@@ -66,6 +66,7 @@ class Site(Record):
     max_size: str | None = None
     mounts: tuple[str, ...] = ()
     credentials: str | None = None
+    hosts: str | None = None
     users_may_override: frozenset[str] = frozenset()
 
     @property
@@ -203,5 +204,6 @@ READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "max_size": _size,
     "mounts": _mounts,
     "credentials": _path,
+    "hosts": _path,
     "users_may_override": _keys,
 }

@@ -49,8 +49,10 @@ COMMANDS = (
     "resolver",
     "swarm",
     "kubernetes",
+    "slurm",
     "schema",
     "run",
+    "oci-task",
 )
 
 

@@ -76,7 +76,8 @@ def _resolved(root: str, path: str, targets: tuple[str, ...]) -> str | None:
             names = [] if target.startswith("/") else names
             ahead += target.split("/")[::-1]
             continue
-        if not os.path.lexists(real):
+        # A folder that leads to one of `targets` is made by the runtime.
+        if not os.path.lexists(real) and not any(target.startswith(f"{inner}/") for target in targets):
             return None
         names.append(name)
     return root + "/" + "/".join(names)
