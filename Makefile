@@ -11,6 +11,7 @@
 # make test-apptainer run the tests without a daemon with Apptainer
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
+# make test-slurm   run jobs in containers on a real Slurm with two nodes
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
 # make test-hooks   start images with NVIDIA's container runtime, which is to leave them alone
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
@@ -24,7 +25,7 @@ NAMES := docker-forky docker-29 podman-forky
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-apptainer test-cluster test-kubernetes test-chart test-hooks test-page test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -126,7 +127,12 @@ test-apptainer: bases $(VENV)/.dev
 
 # Real swarms, in namespaces. Not part of `make test`.
 test-cluster: packages $(VENV)/.dev
-	$(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/kubernetes
+	$(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/kubernetes --ignore=tests/cluster/slurm
+
+# A real Slurm of Debian trixie, in namespaces. Needs root, debootstrap and runc. Not part of `make test`.
+test-slurm: packages $(VENV)/.dev
+	ci/slurm
+	$(BIN)/python -m pytest -n 0 tests/cluster/slurm
 
 # A real Kubernetes, in namespaces. Not part of `make test`.
 test-kubernetes: packages $(VENV)/.dev

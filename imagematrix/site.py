@@ -63,8 +63,8 @@ class Site(Record):
     agree on; see gang/step.py. `store` is the folder of images, and `max_size` its
     largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
     path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
-    config.json. `file` is the path of the file, None without one. A user may override the keys in
-    `users_may_override`.
+    config.json. `hosts` is a folder that all nodes share, with a saved Host for each. `file` is the path of
+    the file, None without one. A user may override the keys in `users_may_override`.
     """
 
     file: str | None = None
@@ -76,6 +76,7 @@ class Site(Record):
     max_size: str | None = None
     mounts: tuple[str, ...] = ()
     credentials: str | None = None
+    hosts: str | None = None
     users_may_override: frozenset[str] = frozenset()
 
     @property
@@ -227,5 +228,6 @@ READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "max_size": _size,
     "mounts": _mounts,
     "credentials": _path,
+    "hosts": _path,
     "users_may_override": _keys,
 }

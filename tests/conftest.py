@@ -9,7 +9,16 @@ from hypothesis import settings
 PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 
 # Of tests/doubles; a module that another one imports comes first.
-pytest_plugins = ["building", "choosing", "downloading", "drivers", "publishing", "pruning", "storing"]
+pytest_plugins = [
+    "building",
+    "choosing",
+    "daemonless_starts",
+    "downloading",
+    "drivers",
+    "publishing",
+    "pruning",
+    "storing",
+]
 
 settings.register_profile("imagematrix", deadline=None)  # a busy machine is no failure
 settings.load_profile("imagematrix")

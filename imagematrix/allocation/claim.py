@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Faults = Callable[[tuple[Gpu, ...]], Mapping[Gpu, str]]
 
-__all__ = ["Claim", "Slot", "claim", "ranked", "reserved", "unreserved"]
+__all__ = ["Claim", "Slot", "claim", "given", "ranked", "reserved", "unreserved"]
 
 POLL_S = 1.0  # seconds between the attempts of a waiting launch; each surveys the node
 
@@ -131,6 +131,30 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
         if unfit and not busy:
             raise unfit
         return take(busy[0], wait_s)
+
+
+def given(gpus: Sequence[Gpu], *, by: str) -> Claim:
+    """Return a claim on GPUs that the batch system `by` has given to this process.
+
+    Its tasks can have a GPU together, and no other launch gets it meanwhile. Raises GpusBusyError if a launch
+    that the batch system did not start has one, and ProbeError if the lock folder cannot be used.
+    """
+    path = folder()
+    require_shared(path)
+    with Locks(path) as locks, locks.turn():
+        descriptors = locks.take(*(key for gpu in gpus for key in keys(gpu)), shared=True)
+        if descriptors is not None:
+            return Claim(tuple(gpus), descriptors)
+        usage = leases(locks)
+        busy = [
+            f"{label(gpu)} is in use by {', '.join(map(str, using))}"
+            for gpu in gpus
+            if (using := consumers(usage, keys(gpu)))
+        ]
+        raise GpusBusyError(
+            f"{by} gave this job GPUs that others use: {'; '.join(busy) or 'by a lease of another launch'}",
+            remedy=f"launch on this node through {by} only; `imagematrix gpus` shows what uses them",
+        )
 
 
 def _take(

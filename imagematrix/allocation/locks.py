@@ -74,14 +74,17 @@ class Locks:
     def __exit__(self, *_: object) -> None:
         os.close(self._folder)
 
-    def take(self, *names: str) -> tuple[int, ...] | None:
-        """Return descriptors that hold the locks of all `names`, or None if another process holds one."""
+    def take(self, *names: str, shared: bool = False) -> tuple[int, ...] | None:
+        """Return descriptors that hold the locks of all `names`, or None if another process holds one.
+
+        Processes that take a lock as `shared` hold it together.
+        """
         taken: list[int] = []
         with contextlib.ExitStack() as undo:
             undo.callback(release, taken)
             for name in names:
                 taken.append(self._open(name))
-                if not _try_lock(taken[-1]):
+                if not _try_lock(taken[-1], fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                     return None
             undo.pop_all()
         return tuple(taken)

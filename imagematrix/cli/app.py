@@ -52,6 +52,7 @@ COMMANDS = (
     "slurm",
     "schema",
     "run",
+    "oci-task",
 )
 
 

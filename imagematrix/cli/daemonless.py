@@ -27,18 +27,21 @@ from imagematrix.runtimes.options import container_options, site_binds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.image_store.folder import StoredImage
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
+    from imagematrix.launcher.request import LaunchRequest
+    from imagematrix.node.host import Host
     from imagematrix.runtimes.container import ContainerSpec
-    from imagematrix.runtimes.options import Bind
+    from imagematrix.runtimes.options import Bind, ContainerOptions
     from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
 
-__all__ = ["start"]
+__all__ = ["DaemonlessLaunch", "require_usable", "start"]
 
 UNKNOWN = "..."  # the command of an image that is not in the store
 
@@ -49,16 +52,12 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
     Raises what `imagematrix.cli.starting.start` does.
     """
     from imagematrix.runtimes.start import runtime_of
-    from imagematrix.runtimes.start import start as start_container
 
-    image = site.full(image)
-    made = _DaemonlessLaunch(args, image, engine, site)
-    policy = path_of(args.policy)
+    made = DaemonlessLaunch(args, image, container_options(args, os.environ, engine), site)
     host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
-    catalog = _catalog(image, args.catalog, made.store, policy)
-    requested = request(args, host, catalog, wanted, None, _no_engine)
+    requested = made.requested(host, wanted)
     chosen, launch = requested.first()
-    _require(launch, args)
+    require_usable(launch, args)
     runtime = runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
     if args.shown:
         _print(launch, args, made.command(chosen, launch, runtime))
@@ -72,32 +71,59 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
         if launch.gpus:
             claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
             chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
-            _require(launch, args)
+            require_usable(launch, args)
             leases = claimed.descriptors
-        found = made.image(chosen, policy)
-        if user := other_user(_config(found)):
-            warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
-        return start_container(made.container(found, launch), found, runtime, made.store, leases)
+        return made.start(chosen, launch, runtime, leases)
 
 
-class _DaemonlessLaunch:
-    """What the options and the site make of a launch: the store, the image in it, and the container."""
+class DaemonlessLaunch:
+    """What the options and the site make of a launch: the store, the image in it, and the container.
 
-    def __init__(self, args: RunArgs, image: str, engine: str, site: Site) -> None:
+    `folders` are mounted besides those of the site and the options, and `inherited` are variables over which
+    those of the image win.
+    """
+
+    def __init__(
+        self,
+        args: RunArgs,
+        image: str,
+        options: ContainerOptions,
+        site: Site,
+        *,
+        folders: tuple[Bind, ...] = (),
+        inherited: Mapping[str, str] | None = None,
+    ) -> None:
         self._args = args
-        self._image = image
-        self._options = container_options(args, os.environ, engine)
+        self._image = site.full(image)
+        self._options = options
         self._site = site
+        self._folders = folders
+        self._inherited = inherited
+        self._policy = path_of(args.policy)
         self.store = ImageStore(store_folder(site, args.store))
 
-    def image(self, chosen: Selection, policy: Path | None) -> StoredImage:
+    def requested(self, host: Host, wanted: str | None) -> LaunchRequest:
+        """Return the request for the GPUs `wanted` of a host, from the image's catalog."""
+        catalog = _catalog(self._image, self._args.catalog, self.store, self._policy)
+        return request(self._args, host, catalog, wanted, None, _no_engine)
+
+    def start(self, chosen: Selection, launch: Launch, runtime: str, leases: Sequence[int]) -> int:
+        """Start a launch, and return the exit code; an OCI runtime replaces this process."""
+        from imagematrix.runtimes.start import start as start_container
+
+        found = self.image(chosen)
+        if user := other_user(_config(found)):
+            warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
+        return start_container(self.container(found, launch), found, runtime, self.store, leases)
+
+    def image(self, chosen: Selection) -> StoredImage:
         """Return the image of a selection, pulled into the store if it is not there."""
         variant = chosen.variant
         if variant is None:
             raise UsageError("cannot run: nothing was selected")
         found = self.store.find(variant.digest) if variant.digest else None
         if found is not None:
-            require_signed(variant, policy)  # as fetching one does
+            require_signed(variant, self._policy)  # as fetching one does
             return found
         from imagematrix.cli.pulling import PullDisplay
         from imagematrix.cli.storing import fetched
@@ -107,14 +133,16 @@ class _DaemonlessLaunch:
         how = FetchOptions(max_size=int(largest) if largest else None)
         part = split(self._image)[1] not in (None, chosen.version)
         with PullDisplay(variant.reference) as display:
-            return fetched(chosen, self.store, self._args.catalog, policy, how, display, part=part)
+            return fetched(chosen, self.store, self._args.catalog, self._policy, how, display, part=part)
 
     def container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
         """Return the container of a launch from an image in the store."""
-        binds = site_binds(self._site.mounts)
+        binds = (*site_binds(self._site.mounts), *self._folders)
         home = _home((*binds, *self._options.binds))
         name = f"imagematrix-{os.getpid()}"
-        return container(_config(image), launch, self._options, binds, name=name, home=home)
+        return container(
+            _config(image), launch, self._options, binds, name=name, home=home, inherited=self._inherited
+        )
 
     def command(self, chosen: Selection, launch: Launch, runtime: str) -> list[str]:
         """Return the command that starts a launch; of an image that is not in the store, as far as known."""
@@ -155,7 +183,7 @@ def _catalog(image: str, name: str | None, store: ImageStore, policy: Path | Non
     return open_catalog(image, policy=policy)
 
 
-def _require(launch: Launch, args: RunArgs) -> None:
+def require_usable(launch: Launch, args: RunArgs) -> None:
     """Raise an error if a launch cannot work without a daemon: the process has the rights of the caller."""
     if launch.injected:
         raise UsageError(

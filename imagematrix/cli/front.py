@@ -148,6 +148,10 @@ def _call(words: Sequence[str]) -> None:
             from imagematrix.cli.starting import start
 
             sys.exit(start(args, args.image))
+    if words[:1] == ["oci-task"] and words[1:] not in (["-h"], ["--help"]):
+        from imagematrix.cli.tasking import start as start_task
+
+        sys.exit(start_task(words[1:]))
     from imagematrix.cli.app import app
     from imagematrix.cli.completing import completion
 

@@ -85,7 +85,9 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     return SlurmStep(job=job, number=number, nodes=names, node=node) if len(names) > 1 else None
 
 
-def agreement(step: SlurmStep, environment: Mapping[str, str], site: Site, folder: str | None) -> Agreement | None:
+def agreement(
+    step: SlurmStep, environment: Mapping[str, str], site: Site, folder: str | None
+) -> Agreement | None:
     """Return what the tasks of a step on several nodes agree on, None if each chooses for its own node.
 
     IMAGEMATRIX_GANG in the variables of a task, or the key `gang` of the site's file, is `off`, `same`, or

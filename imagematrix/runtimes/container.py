@@ -43,13 +43,20 @@ class ContainerSpec(Record):
 
 
 def container(
-    config: Fields, launch: Launch, options: ContainerOptions, binds: Sequence[Bind], *, name: str, home: str
+    config: Fields,
+    launch: Launch,
+    options: ContainerOptions,
+    binds: Sequence[Bind],
+    *,
+    name: str,
+    home: str,
+    inherited: Mapping[str, str] | None = None,
 ) -> ContainerSpec:
     """Return the container of a launch.
 
     `config` is the image's configuration, its `config` object; `binds` are the site's, and `home` is the
-    user's home if those mount it, else the one of root. Raises UsageError if the image has no command and the
-    launch neither.
+    user's home if those mount it, else the one of root. Over variables that are `inherited`, all others win.
+    Raises UsageError if the image has no command and the launch neither.
     """
     given = options.entrypoint
     entrypoint = config.texts("Entrypoint") if given is None and config.present("Entrypoint") else ()
@@ -63,6 +70,7 @@ def container(
         name=options.name or name,
         args=args,
         environment={
+            **(inherited or {}),
             "PATH": PATH,
             "HOME": home,
             **terminal,

@@ -43,7 +43,9 @@ def resolved(root: str, path: str, mounted: Sequence[str] = (), *, new: bool = F
             names = [] if target.startswith("/") else names
             ahead += target.split("/")[::-1]
             continue
-        if not new and not os.path.lexists(real):
+        # A folder that leads to one of `mounted` is made by the runtime.
+        leads = any(target.startswith(f"{inner}/") for target in mounted)
+        if not (new or leads or os.path.lexists(real)):
             return None
         names.append(name)
     return root + "/" + "/".join(names)

@@ -68,7 +68,7 @@ class GpuNode:
         nodes |= {name: _number(device) for name, device in CONTROL.items()}
         nodes |= dict.fromkeys(capabilities, _number("random"))
         (folder / "nodes").write_text("".join(f"{name} {number}\n" for name, number in nodes.items()))
-        (folder / "pci").write_text("".join(map(_pci, answer.gpus)))
+        (folder / "pci").write_text("".join(map(pci_line, answer.gpus)))
         _libraries(folder / "lib", node.version, hosts.PRODUCTS[node.cards[0].product])
         _programs(folder / "bin")
         if sandboxed:
@@ -106,7 +106,8 @@ def _number(name):
     return f"{os.major(number)} {os.minor(number)}"
 
 
-def _pci(gpu):
+def pci_line(gpu):
+    """Return the line of a GPU in /proc/bus/pci/devices."""
     _, bus, rest = gpu.bus_id.split(":")
     device, _, function = rest.partition(".")
     place = f"{bus}{int(device, 16) << 3 | int(function):02x}"

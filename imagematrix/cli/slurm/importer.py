@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from imagematrix import amounts
 from imagematrix.cli.options import AllowCpu, CatalogName, Policy, Where
 from imagematrix.cli.output import print_text
 from imagematrix.errors import UsageError
@@ -82,20 +83,18 @@ def _get(
 ) -> str:
     """Return the path of the squashfs of an image."""
     from imagematrix.cli.choosing import choose, node_of
-    from imagematrix.cli.pull import _amount
     from imagematrix.cli.pulling import PullDisplay
     from imagematrix.cli.storing import fetched
     from imagematrix.image_store import enroot
     from imagematrix.image_store.fetching import FetchOptions
-    from imagematrix.image_store.folder import ImageStore, default_store
+    from imagematrix.image_store.folder import ImageStore, store_folder
     from imagematrix.launcher.fetch import require_source
     from imagematrix.reference import split
     from imagematrix.site import read_site
 
     site = read_site()
-    folder = site.chosen("store", store, "IMAGEMATRIX_STORE", named="--store")
-    images = ImageStore(Path(default_store() if folder is None else folder, FOLDER))
-    largest = site.chosen("max_size", None)
+    images = ImageStore(Path(store_folder(site, store), FOLDER))
+    largest = amounts.parse(site.max_size or "")
     image = site.full(image)
     require_source(image, catalog)
     selection = choose(
@@ -108,7 +107,7 @@ def _get(
         policy=policy,
     )
     part = split(image)[1] not in (None, selection.version)
-    how = FetchOptions(max_size=_amount(largest), added=enroot.layer)
+    how = FetchOptions(max_size=int(largest) if largest else None, added=enroot.layer)
     with PullDisplay(str(selection.selected)) as display:
         stored = fetched(selection, images, catalog, policy, how, display, part=part)
     images.lease(stored.digest, os.getppid())

@@ -4,97 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
+from daemonless_starts import CONFIG, DIGESTS
 
 from imagematrix import site
 from imagematrix.allocation.usage import Consumer
-from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.cli import daemonless, front
-from imagematrix.image_store.folder import ImageStore, StoredImage
-from imagematrix.node.host import Cpu, Driver, Gpu, Host
-from imagematrix.record import replace
-from imagematrix.runtimes import start
-
-DIGESTS = {name: f"sha256:{number * 64}" for name, number in (("gpu", "1"), ("cpu", "2"), ("host", "3"))}
-GPUS = tuple(
-    Gpu(index=index, minor=index, uuid=f"GPU-{index}", name="NVIDIA A100", compute="8.0", brand="nvidia")
-    for index in range(2)
-)
-HOST = Host(
-    arch="x86_64",
-    cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None),
-    driver=Driver(version="550.163.01", kind=None, source="test"),
-    gpus=GPUS,
-)
-CONFIG = {"config": {"Cmd": ["train"], "Env": ["PATH=/bin"], "User": "app"}}
-
-
-def variant(name):
-    bare = Variant(reference=f"reg:5000/training:v1-{name}", digest=DIGESTS[name], platform="linux/amd64")
-    if name == "cpu":
-        return bare
-    mode = "exact" if name == "gpu" else "host"
-    driver = UserModeDriver(mode=mode, version="550.163.01" if name == "gpu" else None)
-    return replace(bare, cuda="12.2", cubins=("80",), driver=driver)
+from imagematrix.cli import daemonless
+from imagematrix.image_store.folder import StoredImage
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    """A store with all variants of the catalog."""
-    made = ImageStore(tmp_path / "store")
-    monkeypatch.setenv("IMAGEMATRIX_STORE", made.path)
-    for name in DIGESTS:
-        put(made, name)
-    return made
-
-
-def put(store, name, config=CONFIG):
-    folder = Path(store.place(DIGESTS[name]))
-    (folder / "root").mkdir(parents=True)
-    document = {
-        "schema": "imagematrix.stored-image/v1",
-        "digest": DIGESTS[name],
-        "kind": "folder",
-        "size": 0,
-        "checksum": None,
-        "references": [variant(name).reference],
-        "image": "reg:5000/training",
-        "version": "v1",
-        "variant": variant(name).to_json(),
-        "terms": {},
-        "config": config,
-    }
-    (folder / "image.json").write_text(json.dumps(document))
+def store(filled_store):
+    return filled_store
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, store):
+def run(started):
     """Call it with a command line; it returns the exit code and the calls of the runtime."""
-    Path(store.path, "catalogs").mkdir()
-
-    def catalog(*names):
-        document = Catalog(
-            image="reg:5000/training", version="v1", variants=tuple(map(variant, names))
-        ).to_json()
-        store.put_catalog(document)
-
-    catalog("gpu", "cpu")
-    started = []
-    monkeypatch.setattr(site, "FILE", str(tmp_path / "site.toml"))
-    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(daemonless, "node_of", lambda *words: (HOST, words[-1]))
-    monkeypatch.setattr(daemonless, "check", lambda _: ())
-    monkeypatch.setattr("imagematrix.launcher.request.require", lambda _: None)
-    monkeypatch.setattr("imagematrix.allocation.survey.survey_without_daemon", lambda *_: {})
-    monkeypatch.setattr(start, "runtime_of", lambda engine, wanted: wanted or engine)
-    monkeypatch.setattr(start, "start", lambda *words: started.append(words) or 7)
-
-    def call(line, variants=None):
-        if variants:
-            catalog(*variants)
-        started.clear()
-        return front.run(["run", *line.split()]), list(started)
-
-    return call
+    return lambda line, variants=None: started("run", *line.split(), variants=variants)
 
 
 def test_the_store_s_image_is_started_with_the_gpus_and_their_lease(run, store, capfd):

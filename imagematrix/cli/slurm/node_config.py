@@ -1,0 +1,125 @@
+"""`imagematrix slurm node-config`: what a node says in Slurm's configuration, and what is wrong there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import HostFile, Json
+from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.errors import UsageError
+from imagematrix.text import counted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.node.host import Host as HostRecord
+
+__all__ = ["command"]
+
+
+def command(
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Write oci.conf and gres.NODE.conf into DIR; print the rest."
+        ),
+    ] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Save this node's Host in the folder `hosts` of the site's file.")
+    ] = False,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="NAME", help="The name of the node in Slurm.")
+    ] = None,
+    shards: Annotated[
+        int, typer.Option("--shards", metavar="N", min=0, help="Let N jobs share each GPU, as shards.")
+    ] = 0,
+    program: Annotated[
+        str | None,
+        typer.Option("--program", metavar="PATH", help="Where this program is on the nodes."),
+    ] = None,
+    host: HostFile = None,
+    json: Json = False,
+) -> None:
+    """Print oci.conf for jobs in containers, and what gres.conf and slurm.conf say of this node.
+
+    Says what differs in the files that Slurm has, and what there would keep jobs from working.
+    """
+    from imagematrix.node.host import Host
+    from imagematrix.node.probe import probe
+    from imagematrix.slurm import checks, node_config
+    from imagematrix.slurm.configuration import find
+
+    name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    described = Host.load(host) if host else probe()
+    oci = node_config.oci_conf(program or _program())
+    lines = node_config.lines_of(described, name, shards)
+    texts = {"oci.conf": oci, "gres.conf": lines.gres, "slurm.conf": lines.slurm}
+    path = find(os.environ)
+    found = (
+        checks.findings(
+            Path(path).parent,
+            name,
+            oci,
+            lines,
+            shards=shards > 0,
+            version=checks.release() if not host else None,
+        )
+        if path
+        else []
+    )
+    if save:
+        _save(described, name)
+    if to is not None:
+        _write(to / "oci.conf", oci)
+        _write(to / f"gres.{name}.conf", lines.gres)
+    if json:
+        problems = [{"what": one.what, "remedy": one.remedy} for one in found]
+        print_json({"schema": node_config.SCHEMA, "node": name, "files": texts, "findings": problems})
+    elif to is not None:
+        print_text(lines.slurm.rstrip("\n"))
+    else:
+        print_text("\n".join(f"# {kind}\n{text}" for kind, text in texts.items()).rstrip("\n"))
+    if path is None:
+        info("imagematrix: no slurm.conf on this node, so nothing was compared")
+    for one in found if not json else ():
+        warn(one.what, one.remedy)
+    mig = sum(gpu.mig is not None for gpu in described.gpus)
+    if mig:
+        warn(
+            f"left out: {counted(mig, 'GPU')} in MIG mode",
+            "let slurmd find their devices: AutoDetect=nvml in gres.conf",
+        )
+
+
+def _program() -> str:
+    """Return the path of this program, as it was started."""
+    return os.path.abspath(sys.argv[0])  # noqa: PTH100 - a link in /usr/local/bin stays one
+
+
+def _save(host: HostRecord, name: str) -> None:
+    """Save the Host as NAME.json where all nodes find it."""
+    from imagematrix import documents
+    from imagematrix.site import read_site
+
+    folder = read_site().hosts
+    if folder is None:
+        raise UsageError(
+            "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
+        )
+    _write(Path(folder) / f"{name}.json", documents.dump(host.to_json()))
+
+
+def _write(path: Path, text: str) -> None:
+    from imagematrix import files
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, text.encode(), 0o644)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    info(f"wrote {path}")

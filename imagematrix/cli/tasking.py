@@ -1,0 +1,125 @@
+"""Execution of `imagematrix oci-task`: become the container of a task of Slurm.
+
+Without typer, because jobs wait for it. See oci.conf(5).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+
+from imagematrix.cli.output import info, warn
+from imagematrix.errors import UsageError
+from imagematrix.site import DOCKER, read_site
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from imagematrix.node.host import Host
+    from imagematrix.runtimes.options import Bind
+    from imagematrix.slurm.task import Task
+
+__all__ = ["start"]
+
+USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
+DEFAULT = "oci"  # of the engines without a daemon
+WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"
+SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def start(words: Sequence[str]) -> int:
+    """Select the image of a task on this node, and become the runtime of its container.
+
+    Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon raises.
+    """
+    from imagematrix.slurm.configuration import find
+    from imagematrix.slurm.task import Task, image_of, read_environment, words_of
+
+    if words[:1] == ["--line"] and len(words) == len(("--line", "TEXT")):
+        image, path, spool, *program = words_of(words[1])
+    elif len(words) < 5 or words[3] != "--":  # noqa: PLR2004 - as in USAGE
+        raise UsageError("oci-task: expected an image, two paths and a command", remedy=f"usage: {USAGE}")
+    else:
+        image, path, spool, _, *program = words
+    image_of(image)  # before anything else is done with it
+    environment = read_environment(path)
+    configuration = find(os.environ)  # as slurmd has it
+    # Slurm starts this with slurmd's variables, or with none: it is a process of the job, and gets the job's.
+    os.environ.clear()
+    os.environ.update({**environment, "PATH": f"{environment.get('PATH', '')}:{SEARCHED}".lstrip(":")})
+    return _start(image, Task(program=tuple(program), environment=environment, spool=spool), configuration)
+
+
+def _start(image: str, task: Task, configuration: str | None) -> int:
+    from imagematrix.allocation.claim import given
+    from imagematrix.cli.daemonless import DaemonlessLaunch, require_usable
+    from imagematrix.launcher.options import RunArgs
+    from imagematrix.node.probe import probe
+    from imagematrix.runtimes.options import Bind, ContainerOptions, site_binds
+    from imagematrix.runtimes.start import runtime_of
+    from imagematrix.selection.question import parse
+    from imagematrix.slurm.task import gpus_of
+
+    site = read_site()
+    engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DEFAULT
+    where = task.environment.get(WHERE)
+    args = RunArgs(
+        options=(),
+        image=image,
+        command=task.program,
+        where=parse([where]) if where else None,
+        allow_cpu=task.environment.get(ALLOW_CPU, "") not in ("", "0"),
+    )
+    folders = tuple(Bind(source=path, target=path) for path in task.folders)
+    terminal = all(map(os.isatty, range(3)))
+    options = ContainerOptions(
+        environment=task.own,
+        binds=(),
+        labels={},
+        folder=_folder((*site_binds(site.mounts), *folders)),
+        entrypoint="",  # as the image's is for a command of its own, and a job has a program
+        name=None,
+        interactive=True,
+        terminal=terminal,
+        read_only=False,
+    )
+    made = DaemonlessLaunch(args, image, options, site, folders=folders, inherited=task.inherited)
+    node = probe()
+    if configuration is not None:
+        _require_unchanged(configuration, task.environment, node)
+    host, wanted = gpus_of(node, task.environment)
+    requested = made.requested(host, wanted)
+    chosen, launch = requested.first()
+    require_usable(launch, args)
+    runtime = runtime_of(
+        DEFAULT if engine == DOCKER else engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")
+    )
+    if chosen.doubt:
+        warn(chosen.doubt)
+    with ExitStack() as stack:
+        leases = stack.enter_context(given(launch.gpus, by="Slurm")).descriptors if launch.gpus else ()
+        return made.start(chosen, launch, runtime, leases)
+
+
+def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) -> None:
+    """Raise NodeChangedError if slurm.conf says otherwise of this node; then a batch job is requeued once."""
+    from imagematrix.slurm.configuration import features_of, read
+    from imagematrix.slurm.features import NodeChangedError, require_unchanged
+    from imagematrix.slurm.requeue import requeue, requeueable
+
+    node = environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    try:
+        require_unchanged(node, features_of(read(path), node), host)
+    except NodeChangedError:
+        if requeueable(environment):
+            info(f"imagematrix: {requeue(environment)}")
+        raise
+
+
+def _folder(binds: Sequence[Bind]) -> str | None:
+    """Return the job's working folder if the container has it, else None, for the image's."""
+    here = os.getcwd()  # noqa: PTH109 - pathlib is slow to load
+    mounted = any(f"{here}/".startswith(f"{bind.target.rstrip('/')}/") for bind in binds)
+    return here if mounted else None

@@ -1,0 +1,138 @@
+"""Slurm's configuration files: what slurm.conf says of a node, and the options of any of them.
+
+See slurm.conf(5). Keys have no case. A backslash at the end of a line continues it.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH100, PTH113, PTH118, PTH120, PTH123
+
+from __future__ import annotations
+
+import os
+import re
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = ["features_of", "find", "named", "node_options", "options", "read", "settings"]
+
+VARIABLE = "SLURM_CONF"
+PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")  # the second is slurmd's without own files
+LIMIT = 16 << 20  # characters of the files together
+FILES = 64  # with those that are included
+OPTION = re.compile(r"""([A-Za-z]\w*)\s*\+?=\s*("[^"]*"|\S+)""", re.ASCII)
+RANGES = re.compile(r"\[([\d,-]+)\]", re.ASCII)
+NODE, DEFAULT = "nodename", "DEFAULT"
+ALIASES = {"feature": "features"}
+
+
+def find(environment: Mapping[str, str]) -> str | None:
+    """Return the path of slurm.conf on this node, which slurmd's variables may name; or None."""
+    places = (environment.get(VARIABLE, ""), *PLACES)
+    return next((path for path in places if path and os.path.isfile(path)), None)
+
+
+def read(path: str) -> list[str]:
+    """Return the lines of a file and of those that it includes, without comments; raise UsageError."""
+    lines: list[str] = []
+    text = _text(path, LIMIT)
+    left, files = LIMIT - len(text), 1
+    places, pending = [path], [_joined(text)]
+    while pending:
+        line = next(pending[-1], None)
+        if line is None:
+            pending.pop()
+            places.pop()
+            continue
+        words = line.split(None, 1)
+        if words[0].lower() != "include" or len(words) == 1:
+            lines.append(line)
+            continue
+        files += 1
+        if files > FILES:
+            raise UsageError(f"{path} includes more than {FILES} files")
+        place = os.path.join(os.path.dirname(os.path.abspath(places[-1])), words[1].strip())
+        text = _text(place, left)
+        left -= len(text)
+        places.append(place)
+        pending.append(_joined(text))
+    return lines
+
+
+def options(line: str) -> dict[str, str]:
+    """Return the values in a line by their keys in lower case."""
+    pairs = ((key.lower(), value.strip('"')) for key, value in OPTION.findall(line))
+    return {ALIASES.get(key, key): value for key, value in pairs}
+
+
+def settings(lines: Iterable[str]) -> dict[str, str]:
+    """Return the settings of the whole cluster, those of lines with one key."""
+    return {key: value for line in lines for key, value in options(line).items() if len(options(line)) == 1}
+
+
+def node_options(lines: Iterable[str], node: str) -> dict[str, str] | None:
+    """Return what the lines say of a node, with its defaults; None if they do not name it."""
+    defaults: dict[str, str] = {}
+    result = None
+    for line in lines:
+        if not line.lower().startswith(NODE):
+            continue
+        values = options(line)
+        if values.get(NODE, "").upper() == DEFAULT:
+            defaults |= values
+        elif named(values.get(NODE, ""), node):
+            result = {**defaults, **(result or {}), **values}
+    return result
+
+
+def features_of(lines: Iterable[str], node: str) -> tuple[str, ...]:
+    """Return the features of a node; none if the lines do not name it."""
+    values = node_options(lines, node) or {}
+    return tuple(word for word in values.get("features", "").split(",") if word)
+
+
+def named(expression: str, node: str) -> bool:
+    """Whether an expression such as "gpu[01-16,20],login" names a node."""
+    return any(_matches(part, node) for part in re.split(r",(?![^\[]*\])", expression) if part)
+
+
+def _matches(part: str, node: str) -> bool:
+    pattern = "".join(
+        r"(\d+)" if place % 2 else re.escape(text) for place, text in enumerate(RANGES.split(part))
+    )
+    match = re.fullmatch(pattern, node, re.ASCII)
+    return match is not None and all(map(_in_ranges, RANGES.findall(part), match.groups()))
+
+
+def _in_ranges(ranges: str, digits: str) -> bool:
+    """Whether a number is in ranges such as "01-16,20": it has as many digits as their bounds at least."""
+    for each in ranges.split(","):
+        first, dash, last = each.partition("-")
+        if not (first.isdecimal() and (not dash or last.isdecimal())) or len(digits) > 9:  # noqa: PLR2004 - digits
+            continue
+        padded = len(digits) == len(first) or (len(digits) > len(first) and not digits.startswith("0"))
+        if padded and int(first) <= int(digits) <= int(last or first):
+            return True
+    return False
+
+
+def _text(path: str, limit: int) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}") from error
+    if len(text) > limit:
+        raise UsageError(f"{path} is too large: more than {LIMIT} characters with the files before it")
+    return text
+
+
+def _joined(text: str) -> Iterator[str]:
+    """Yield the lines of a file, without comments and empty ones; continued lines as one."""
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        kept = re.sub(r"(?<!\\)#.*", "", line).strip().replace("\\#", "#")
+        if kept:
+            yield kept

@@ -1,0 +1,73 @@
+"""A Slurm with two nodes that differ in processor, driver and GPUs, and an image with a variant for each."""
+
+import gzip
+import json
+import subprocess
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+from images import Parts, layout, tar
+from publishing import labels_of, tag
+from slurm_cluster import ROOT, SlurmCluster
+
+PROFILES = {"n1": "genoa-h200", "n2": "skylake-v100"}
+# The files of the nodes' settings, as docs/how-to/run-jobs-on-slurm.md has them.
+SITE = 'engine = "oci"\nstore = "/srv/store"\nmounts = ["~"]\n'
+VARIANTS = {"znver4": ("90", "550.163.01", ["avx512f"]), "skylake": ("70", "535.261.03", ["avx2"])}
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory):
+    """The commands for a node as one file."""
+    subprocess.run([ROOT / "ci/slurm"], check=True)
+    path = tmp_path_factory.mktemp("program") / "imagematrix"
+    subprocess.run([ROOT / ".venv/bin/python", ROOT / "ci/make_zipapp.py", path], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def image_layout(tmp_path_factory):
+    """An OCI layout with both variants of training:v1, each a Debian that can say which it is."""
+    base = (ROOT / ".cache/bases/trixie.tar").read_bytes()
+    made = []
+    for march, (compute, driver, flags) in VARIANTS.items():
+        variant = {"platform": "linux/amd64", "cuda": "12.2", "cubins": [compute], "march": march}
+        variant |= {"cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
+        own = labels_of(march, VARIANT=json.dumps(variant))
+        layers = (base, tar(("etc/variant", f"{march}\n".encode())))
+        quick = partial(gzip.compress, compresslevel=1, mtime=0)
+        made.append((Parts(*layers, labels=own, env=["OWN=image"], packed=quick), tag(own)))
+    names = [{"org.opencontainers.image.ref.name": name} for _, name in made]
+    entries = [parts.entry(annotations=name) for (parts, _), name in zip(made, names, strict=True)]
+    folder = tmp_path_factory.mktemp("layout") / "training"
+    return layout(folder, *(parts for parts, _ in made), entries=entries)
+
+
+@pytest.fixture(scope="session")
+def cluster(program, image_layout):
+    """Slurm, set up as the guide for administrators says, with both variants in the store."""
+    folder = Path(tempfile.mkdtemp(prefix="imagematrix-slurm-"))
+    folder.chmod(0o755)
+    made = SlurmCluster(folder, PROFILES, program, site=SITE)
+    try:
+        made.enter()
+        for name in PROFILES:
+            said = made.imagematrix("slurm", "node-config", "--to", "/etc/slurm", node=name)
+            made.lines[name] = said.stdout.strip()
+        made.start()
+        subprocess.run(["cp", "-a", image_layout, made.shared / "srv/layout"], check=True)
+        for name in PROFILES:
+            words = ("pull", "training:v1", "--catalog", "oci:/srv/layout", "--to", "/srv/store")
+            made.imagematrix(*words, node=name)
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture(autouse=True)
+def _idle(cluster):
+    yield
+    cluster.run("scancel", "--user=user,root", user=False)
+    cluster.wait_until_idle()

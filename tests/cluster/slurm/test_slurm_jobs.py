@@ -1,0 +1,243 @@
+"""Jobs of a real Slurm, each task in a container of the image that fits its node."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+IMAGE = "--container=training:v1"
+GPUS = "ls /dev | grep 'nvidia[0-9]' | xargs"
+
+
+def srun(cluster, *words, code=0, **how):
+    """Run a step to its end; return its output, or its errors if it should fail."""
+    done = cluster.run("srun", *words, **how)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stderr
+
+
+def batch(cluster, text, *words, code=0):
+    """Submit a script and wait for its end; return what it printed, by the name of its file."""
+    home = cluster.shared / "home"
+    for old in home.glob("out-*"):
+        old.unlink()
+    (home / "job.sh").write_text(text)
+    done = cluster.run("sbatch", "--wait", "-o", "out-%A-%a", *words, "job.sh")
+    assert done.returncode == code, (
+        done.stdout,
+        done.stderr,
+        [path.read_text() for path in home.glob("out-*")],
+    )
+    return {path.name: path.read_text() for path in sorted(home.glob("out-*"))}
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def squashfuses():
+    """Return the processes that serve images of the tests' user."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].startswith(b"squashfuse") and any(b"/srv/store" in word for word in words):
+            found.append(folder.name)
+    return found
+
+
+def test_the_files_of_the_guide_have_no_findings(cluster):
+    for node in cluster.nodes:
+        done = cluster.imagematrix("slurm", "node-config", "--json", node=node)
+        assert '"findings": []' in done.stdout
+
+
+def test_each_node_starts_its_own_variant(cluster):
+    script = f"cat /etc/variant; {GPUS}; echo $SLURM_PROCID $OWN $GIVEN $HOME; pwd"
+    out = srun(cluster, "-N2", "-l", "--gpus-per-node=1", "--export=ALL,GIVEN=job", IMAGE, "sh", "-c", script)
+    assert sorted(out.splitlines()) == [
+        *("0: /home/user", "0: 0 image job /home/user", "0: nvidia0", "0: znver4"),
+        *("1: /home/user", "1: 1 image job /home/user", "1: nvidia0", "1: skylake"),
+    ]
+
+
+def test_features_choose_nodes(cluster):
+    assert (
+        srun(cluster, "--constraint=im-compute-7.0", "--gpus=1", IMAGE, "cat", "/etc/variant") == "skylake\n"
+    )
+    assert (
+        srun(cluster, "--constraint=im-driver-550.163.01", "--gpus=1", IMAGE, "cat", "/etc/variant")
+        == "znver4\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--gpus-per-task=1",), ["0: nvidia0", "1: nvidia1"]),
+        (("--gpus=2", "--gpu-bind=map_gpu:1,0"), ["0: nvidia1", "1: nvidia0"]),
+        (("--gpus=2",), ["0: nvidia0 nvidia1", "1: nvidia0 nvidia1"]),
+    ],
+)
+def test_each_task_has_the_gpus_that_slurm_gave_it(cluster, options, expected):
+    script = f"{GPUS}; sleep 1"  # so that both hold theirs at the same time
+    out = srun(cluster, "-N1", "-n2", "-l", *options, IMAGE, "sh", "-c", script)
+    assert sorted(out.splitlines()) == expected
+
+
+def test_a_task_opens_its_gpu_and_no_other(cluster):
+    # The task sees the other GPU's node by a bind of /dev; its device cgroup refuses it.
+    script = (
+        "for n in 0 1; do (: < /dev/nvidia$n) 2> /dev/null && echo opens $n || echo refused $n; done; "
+        "ls /proc/1/root/dev | grep -c 'nvidia[0-9]'"
+    )
+    first = cluster.popen("srun", "-w", "n1", "--gpus=1", IMAGE, "sh", "-c", "echo ready; sleep 20")
+    assert first.stdout.readline() == "ready\n"
+    out = srun(cluster, "-w", "n1", "--gpus=1", IMAGE, "sh", "-c", script)
+    assert out == "refused 0\nopens 1\n1\n"
+    plain = srun(cluster, "-w", "n1", "--overlap", "--gpus=1", "sh", "-c", script)
+    assert plain.startswith("refused 0\nopens 1\n")  # outside of a container it is the cgroup alone
+    first.send_signal(signal.SIGTERM)
+    first.communicate()
+
+
+def test_batch_scripts_and_arrays_run_in_containers(cluster):
+    text = f"#!/bin/bash\n#SBATCH {IMAGE} --gpus=1\ncat /etc/variant; {GPUS}; echo $SLURM_ARRAY_TASK_ID $@\n"
+    ((_, out),) = batch(cluster, text, "-w", "n2").items()
+    assert out == "skylake\nnvidia0\n\n"
+    printed = batch(cluster, text, "--array=1-3")
+    assert [out.splitlines()[2] for out in printed.values()] == ["1", "2", "3"]
+    assert {out.splitlines()[0] for out in printed.values()} <= {"znver4", "skylake"}
+
+
+def test_exit_codes_input_and_terminals_are_the_program_s(cluster):
+    step = ("-N1", "--gpus=1", IMAGE)
+    srun(cluster, *step, "sh", "-c", "exit 42", code=42)
+    assert "nothing-here not found in the image" in srun(cluster, *step, "nothing-here", code=127)
+    assert srun(cluster, *step, "cat", input="given\n") == "given\n"
+    assert (
+        "/dev/pts/0" in cluster.run("script", "-qc", f"srun --gpus=1 --pty {IMAGE} tty", "/dev/null").stdout
+    )
+
+
+def test_signals_reach_the_program(cluster):
+    script = "trap 'echo usr1' USR1; trap 'echo term; exit 9' TERM; echo ready; while :; do sleep 0.1; done"
+    step = cluster.popen("srun", "--gpus=1", IMAGE, "sh", "-c", script)
+    assert step.stdout.readline() == "ready\n"
+    cluster.run("scancel", "-s", "USR1", "--user=user")
+    assert step.stdout.readline() == "usr1\n"
+    cluster.run("scancel", "--user=user")
+    assert step.communicate(timeout=20)[0] == "term\n"
+    assert step.returncode == 9
+
+
+def test_what_ignores_the_signal_ends_with_the_job_and_leaves_nothing(cluster):
+    step = cluster.popen(
+        "srun", "--gpus=1", IMAGE, "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"
+    )
+    assert step.stdout.readline() == "ready\n"
+    cluster.run("scancel", "--user=user")
+    step.communicate(timeout=30)
+    assert step.returncode != 0
+    wait_for(lambda: not squashfuses())
+    assert srun(cluster, "-N2", "--gpus-per-node=2", IMAGE, "true") == ""  # no claim is left either
+
+
+def test_the_time_limit_ends_a_job(cluster):
+    script = "trap 'echo ended by signal; exit 3' TERM; while :; do sleep 0.1; done"
+    error = srun(cluster, "-t", "0:01", "--gpus=1", IMAGE, "sh", "-c", script, code=3, timeout=180)
+    assert "DUE TO TIME LIMIT" in error
+
+
+def test_a_refusal_reaches_the_user_with_its_reasons(cluster):
+    error = srun(cluster, "-N1", IMAGE, "true", code=3)
+    assert "none of the 2 variants of training:v1 fits this host" in error
+    assert "Slurm gave it none of the GPUs of this node" in error
+    assert "has no variant of nothing:v1" in srun(
+        cluster, "--gpus=1", "--container=nothing:v1", "true", code=4
+    )
+
+
+def test_a_rank_that_is_refused_ends_the_others(cluster):
+    started = time.monotonic()
+    words = ("-N2", "--gpus-per-node=1", "--export=ALL,IMAGEMATRIX_WHERE=cuda=12.2 march=znver4")
+    error = srun(cluster, *words, IMAGE, "sleep", "60", code=2)
+    assert time.monotonic() - started < 20
+    assert "--where" in error
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "training:v1;touch evil",
+            "$(touch evil)",
+            "`touch evil`",
+            "a|touch evil",
+            "a&&touch evil",
+            "a b",
+            "%e",
+        ),
+        *(
+            "a\ntouch evil",
+            "'$(touch evil)'",
+            "'; touch evil; '",
+            '"; touch evil"',
+            "../x",
+            "/etc",
+            "*",
+            "--help",
+            "",
+        ),
+        *("training:v1 -- 'touch' 'evil' #", "training:v1 # task: x"),
+    ],
+)
+def test_names_that_try_to_be_shell_are_refused_and_nothing_runs(cluster, name):
+    done = cluster.run("srun", "--gpus=1", f"--container={name}", "echo", "REACHED")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "not the name of an image" in done.stderr or "cannot be read" in done.stderr
+    assert not (cluster.shared / "home/evil").exists()
+
+
+def test_arguments_keep_quotes_and_lines(cluster):
+    words = ["a 'b' c", "'", "''", '"$HOME" `id` $(id) \\', "", "*", "two\ntouch evil\n", "# task: x", " -- "]
+    script = 'for word; do printf "<%s>" "$word"; done'
+    out = srun(cluster, "--gpus=1", IMAGE, "sh", "-c", script, "sh", *words)
+    assert out == "".join(f"<{word}>" for word in words)
+    assert not (cluster.shared / "home/evil").exists()
+
+
+class TestANodeThatChanged:
+    """Slurm believes that n2 has another driver."""
+
+    @pytest.fixture(autouse=True)
+    def _told(self, cluster):
+        before = cluster.lines["n2"]
+        cluster.lines["n2"] = before.replace("535.261.03", "535.104.05")
+        cluster.configure()
+        cluster.run("scontrol", "reconfigure", user=False)
+        cluster.wait_until_idle()
+        yield
+        cluster.lines["n2"] = before
+        cluster.configure()
+        cluster.run("scontrol", "reconfigure", user=False)
+        cluster.wait_until_idle()
+
+    def test_is_exit_code_5_with_both_lines(self, cluster):
+        error = srun(cluster, "-w", "n2", "--gpus=1", IMAGE, "true", code=5)
+        assert "node n2 is not what Slurm says: Features=im-driver-535.104.05" in error
+        assert "im-driver-535.261.03" in error
+        assert srun(cluster, "-w", "n1", "--gpus=1", IMAGE, "cat", "/etc/variant") == "znver4\n"
+
+    def test_gives_a_batch_job_back_once(self, cluster):
+        text = f"#!/bin/bash\n#SBATCH --gpus=1 -w n2 --open-mode=append\necho try; srun {IMAGE} true\n"
+        ((_, out),) = batch(cluster, text, code=5).items()
+        assert out.count("try") == 2
+        assert out.count("was requeued, once") == 1
+        assert out.count("is not what Slurm says") == 2

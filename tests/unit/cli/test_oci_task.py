@@ -1,0 +1,200 @@
+"""`imagematrix oci-task` from Slurm's files to the container that is started, without a runtime."""
+
+import os
+from pathlib import Path
+
+import pytest
+from daemonless_starts import DIGESTS, HOST
+
+from imagematrix import site
+from imagematrix.allocation.locks import Locks
+from imagematrix.cli import app, tasking
+from imagematrix.node import device
+from imagematrix.record import replace
+from imagematrix.slurm import configuration
+from imagematrix.slurm.features import features
+
+IMAGE = "reg:5000/training:v1"
+
+
+@pytest.fixture
+def run(started, tmp_path, monkeypatch, filled_store):
+    """Call it with a job's variables and program; it returns the exit code and the calls of the runtime."""
+    monkeypatch.setattr("imagematrix.node.probe.probe", lambda: HOST)
+    monkeypatch.setattr(device, "permitted", lambda _: (1,))
+    monkeypatch.setattr(configuration, "PLACES", (str(tmp_path / "slurm.conf"),))
+    monkeypatch.chdir(tmp_path)
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    kept = {"IMAGEMATRIX_STORE": filled_store.path, "IMAGEMATRIX_LOCKS": os.environ["IMAGEMATRIX_LOCKS"]}
+
+    def call(environment, *program, image=IMAGE, variants=None):
+        for name in [*os.environ]:
+            monkeypatch.delenv(name)  # whatever the command sets is undone by this, too
+        monkeypatch.setenv("HOME", "/root")
+        variables = (
+            kept | {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_STEP_GPUS": "0"} | environment
+        )
+        path = tmp_path / "environment"
+        path.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in variables.items()))
+        return started(
+            "oci-task", image, str(path), str(spool), "--", *(program or ("train", "-x")), variants=variants
+        )
+
+    return call
+
+
+def test_the_task_gets_the_gpus_that_it_may_open_and_the_job_s_variables(run, tmp_path, capfd):
+    code, ((container, image, runtime, _, leases),) = run(
+        {
+            "LR": "0.1",
+            "SLURM_PROCID": "3",
+            "PATH": "/own/bin",
+            "HOME": "/home/me",
+            "CUDA_VISIBLE_DEVICES": "0",
+        }
+    )
+    assert (code, image.digest, runtime) == (7, DIGESTS["gpu"], "oci")
+    assert container.args == ("train", "-x")
+    assert [path for path in container.devices if path[-1].isdigit()] == ["/dev/nvidia1"]
+    assert {
+        "LR": "0.1",
+        "SLURM_PROCID": "3",
+        "PATH": "/bin",
+        "HOME": "/root",
+    }.items() <= container.environment.items()
+    assert not {"CUDA_VISIBLE_DEVICES", "IMAGEMATRIX_X"} & {*container.environment}
+    assert (f"{tmp_path}/spool",) * 2 in [(bind.source, bind.target) for bind in container.binds]
+    assert container.interactive
+    assert not container.terminal
+    assert len(leases) == 1
+    assert os.environ["HOME"] == "/home/me"
+    assert os.environ["PATH"].startswith("/own/bin:/usr/local/sbin:")
+    assert "the image's user app is ignored" in capfd.readouterr().err
+
+
+def test_the_image_s_variables_win_over_the_job_s_and_slurm_s_over_both(run, filled_store):
+    from daemonless_starts import put
+
+    Path(filled_store.place(DIGESTS["gpu"]), "root").rmdir()
+    put(filled_store, "gpu", {"config": {"Env": ["LR=image", "SLURM_PROCID=9"], "Entrypoint": ["entry"]}})
+    _, ((container, *_),) = run({"LR": "job", "SLURM_PROCID": "1"})
+    assert container.environment["LR"] == "image"
+    assert container.environment["SLURM_PROCID"] == "1"
+    assert container.args == ("train", "-x")
+
+
+def test_the_job_s_folder_is_the_container_s_where_it_is_mounted(run, tmp_path, monkeypatch):
+    Path(site.FILE).write_text(f'mounts = ["{tmp_path}"]\nruntime = "crun"\n')
+    _, ((container, _, runtime, *_),) = run({})
+    assert (container.folder, runtime) == (str(tmp_path), "crun")
+    monkeypatch.chdir("/")
+    _, ((container, *_),) = run({})
+    assert container.folder == "/"
+    Path(site.FILE).write_text(f'mounts = ["{tmp_path}/spool"]\n')
+    monkeypatch.chdir(tmp_path)
+    _, ((container, *_),) = run({})
+    assert container.folder == "/"
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"), [("docker", "oci"), ("oci", "oci"), ("charliecloud", "charliecloud")]
+)
+def test_the_site_s_engine_starts_tasks_unless_it_needs_a_daemon(run, engine, expected):
+    Path(site.FILE).write_text(f'engine = "{engine}"\n')
+    assert run({})[1][0][2] == expected
+
+
+def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, capfd):
+    assert run({"SLURM_STEP_GPUS": ""}) == (3, [])
+    assert "Slurm gave it none of the GPUs of this node" in capfd.readouterr().err
+    code, ((container, image, *_, leases),) = run({"SLURM_STEP_GPUS": "", "IMAGEMATRIX_ALLOW_CPU": "1"})
+    assert (code, image.digest, container.devices, leases) == (7, DIGESTS["cpu"], (), ())
+    assert run({"SLURM_STEP_GPUS": "", "IMAGEMATRIX_ALLOW_CPU": "0"})[0] == 3
+
+
+def test_conditions_on_axes_come_from_a_variable(run, capfd):
+    assert run({"IMAGEMATRIX_WHERE": "cuda=none"}) == (3, [])
+    assert "cuda" in capfd.readouterr().err
+    assert run({"IMAGEMATRIX_WHERE": "cuda=="})[0] == 2
+
+
+def test_tasks_of_a_job_have_a_gpu_together_and_other_launches_do_not(run, tmp_path, capfd):
+    with Locks(str(tmp_path / "locks")) as locks:
+        first = locks.take("nvidia1", shared=True)
+        assert run({})[0] == 7
+        os.close(first[0])
+        alone = locks.take("nvidia1")
+        assert run({}) == (10, [])
+        os.close(alone[0])
+    assert "Slurm gave this job GPUs that others use: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["$(touch x)", "a;b", "/srv/bundle", "--help", ""])
+def test_other_names_than_images_are_refused_before_anything_is_read(run, name, capfd):
+    assert run({}, image=name) == (2, [])
+    assert "not the name of an image" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], [IMAGE], [IMAGE, "a", "b", "--"], [IMAGE, "a", "b", "c", "d"]])
+def test_a_call_that_is_not_slurm_s_says_how_to_use_it(started, words, capfd):
+    assert started("oci-task", *words) == (2, [])
+    assert "usage: imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..." in capfd.readouterr().err
+
+
+def test_slurm_s_line_is_the_same_call(run, tmp_path, started):
+    run({}, "true")
+    text = f"# task: {tmp_path}/environment {tmp_path}/spool {IMAGE} -- 'sh' '-c' 'echo $X # y'"
+    _, ((container, *_),) = started("oci-task", "--line", text)
+    assert container.args == ("sh", "-c", "echo $X # y")
+
+
+def test_the_help_starts_nothing(started, capfd):
+    assert started("oci-task", "--help") == (0, [])
+    assert "Start a task of Slurm" in capfd.readouterr().out
+
+
+def test_the_command_of_the_application_is_the_same(monkeypatch):
+    calls = []
+    monkeypatch.setattr(tasking, "start", lambda words: calls.append(words) or 7)
+    with pytest.raises(SystemExit) as ended:
+        app.app(["oci-task"])(["oci-task", "a", "b", "c", "--", "d", "-e"], standalone_mode=False)
+    assert (ended.value.code, calls) == (7, [["a", "b", "c", "--", "d", "-e"]])
+
+
+class TestANodeThatChanged:
+    """slurm.conf says otherwise of the node."""
+
+    @pytest.fixture(autouse=True)
+    def told(self, tmp_path):
+        before = ",".join(features(replace(HOST, gpus=HOST.gpus[:1])))
+        (tmp_path / "slurm.conf").write_text(f"NodeName=n[1-2] Features=rack7,{before}\n")
+
+    @pytest.fixture(autouse=True)
+    def requeued(self, monkeypatch):
+        jobs = []
+        monkeypatch.setattr(
+            "imagematrix.slurm.requeue.requeue", lambda told: jobs.append(told["SLURM_JOB_ID"]) or "it was"
+        )
+        return jobs
+
+    def test_is_exit_code_5_with_both_lines(self, run, requeued, capfd):
+        assert run({}) == (5, [])
+        error = capfd.readouterr().err
+        assert "node n1 is not what Slurm says: Features=im-driver-550.163.01" in error
+        assert "im-gpus-2" in error
+        assert requeued == []
+
+    def test_requeues_a_batch_job_once(self, run, requeued, capfd):
+        assert run({"ENVIRONMENT": "BATCH"}) == (5, [])
+        assert run({"ENVIRONMENT": "BATCH", "SLURM_RESTART_COUNT": "1"}) == (5, [])
+        assert requeued == ["7"]
+        assert "imagematrix: it was" in capfd.readouterr().err
+
+    def test_is_one_that_slurm_names(self, run):
+        assert run({"SLURMD_NODENAME": "n3"})[0] == 7
+
+    def test_does_not_requeue_a_job_that_fits_no_image(self, run, requeued, tmp_path):
+        (tmp_path / "slurm.conf").write_text("NodeName=n1\n")
+        assert run({"ENVIRONMENT": "BATCH", "IMAGEMATRIX_WHERE": "cuda=none"}) == (3, [])
+        assert requeued == []
