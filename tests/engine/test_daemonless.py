@@ -182,12 +182,12 @@ def test_nothing_of_the_caller_s_environment_is_passed_on(user, folder):
         "APPTAINER_BIND": f"{folder}/home:/leak",
         "SINGULARITY_BIND": f"{folder}/home:/leak",
         "APPTAINER_NV": "1",
-        "CH_RUN_QUIET": "1",
     }
+    given = ("-e", "A=$(id) `id` '\"\\", "-e", "EMPTY=", "-e", "LINES=1\n2")
     script = "env; ls -d /leak 2> /dev/null || echo none"
-    out = user.run("--gpus", "1", "-e", "A=$(id)\n", "-e", "EMPTY=", "training:v1", "sh", "-c", script)
+    out = user.run("--gpus", "1", *given, "training:v1", "sh", "-c", script)
     assert "LEAK" not in out
-    assert {"none", "A=$(id)\\n", "EMPTY=", "HOME=/root"} <= {*out.splitlines()}
+    assert {"none", "A=$(id) `id` '\"\\", "EMPTY=", "LINES=1", "2", "HOME=/root"} <= {*out.splitlines()}
 
 
 @NO_APPTAINER
