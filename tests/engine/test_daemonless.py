@@ -168,6 +168,7 @@ def test_options_hold_as_under_docker(user, folder):
     assert user.run(*options.split(), "training:v1", "sh", "-c", script, code=9) == ""
     assert (folder / "home/new").read_text() == "more\n"
     assert (folder / "home/new").stat().st_uid == USER
+    assert user.run("--gpus", "1", "-w", "/new/folder", "training:v1", "pwd") == "/new/folder\n"
     words = ("--gpus", "1", "-e", "A=b", "-w", "/usr", "--entrypoint", "")
     assert user.run(*words, "training:v1", "sh", "-c", "pwd; echo $A") == "/usr\nb\n"
     read_only = ("--gpus", "1", "--read-only", "training:v1", "sh", "-c", "echo x > /new || echo refused")
