@@ -176,7 +176,7 @@ class _Fetch:
             if place.exists():  # a damaged one, or one of the other kind
                 self._require_idle()
                 place.rename(f"{new}.gone")
-            new.rename(place)
+            _rename(new, place)
             _sync(place.parent)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -270,6 +270,15 @@ def _sweep(store: ImageStore, own: str) -> None:
                 continue
             if name == own or stack.enter_context(locked(Path(store.path, "locks", name), wait=False)):
                 remove_tree(path)
+
+
+def _rename(path: Path, to: Path) -> None:
+    """Rename a folder; raise OSError, but not if only the answer to the request was lost."""
+    try:
+        path.rename(to)
+    except OSError:
+        if path.exists() or not to.exists():
+            raise
 
 
 def _sync(path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from typing import Protocol
 
 from imagematrix.errors import AuditError
+from imagematrix.oci.byte_stream import ByteStream
 from imagematrix.oci.unzstd import unzstd
 
 __all__ = ["GZIP", "ZSTD", "ByteStream", "Expanded", "Hashed"]
@@ -20,13 +20,6 @@ SKIPPABLE = range(0x50, 0x60)  # first bytes of skippable frames of Zstandard
 FREE = 16 << 30  # bytes to which any stream may expand; above, RATIO applies
 RATIO = 100
 PIECE = 1 << 20
-
-
-class ByteStream(Protocol):
-    """A stream of bytes."""
-
-    def read(self, size: int = ..., /) -> bytes:
-        """Return the next bytes, empty at the end."""
 
 
 class Expanded:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from imagematrix.oci.expanded import ByteStream
+    from imagematrix.oci.byte_stream import ByteStream
 
 __all__ = ["unzstd"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.runtimes.container import ContainerSpec
     from imagematrix.runtimes.options import Bind
 
-__all__ = ["create", "read_only", "require_targets"]
+__all__ = ["create", "read_only", "require_folder", "require_targets"]
 
 
 def read_only(container: ContainerSpec, at: str) -> ContainerSpec:
@@ -62,6 +62,17 @@ def require_targets(binds: Iterable[Bind], root: str) -> None:
         else:
             os.makedirs(os.path.dirname(place), exist_ok=True)
             create(place)
+
+
+def require_folder(container: ContainerSpec, root: str) -> None:
+    """Make the folder in which a container starts, as docker does; raise OSError.
+
+    Nothing is made in a folder of the node that is mounted there, or in an image that cannot be changed.
+    """
+    mounted = [bind.target for bind in container.binds]
+    place = resolved(root, container.folder, mounted, new=True)
+    if place and not container.read_only:
+        os.makedirs(place, exist_ok=True)
 
 
 def create(path: str) -> None:

@@ -124,7 +124,8 @@ def _run(
 def _prepared(
     container: ContainerSpec, runtime: str, root: str, at: str, ids: tuple[int, int]
 ) -> tuple[list[str], Mapping[str, str]]:
-    """Mount what a runtime leaves to its caller; return its command, and the variables of that."""
+    """Do what a runtime leaves to its caller; return its command, and the variables of that."""
+    binds.require_folder(container, root)
     if runtime == BWRAP:
         return bubblewrap.command(container, root, *ids), container.environment
     container = binds.read_only(container, namespace.folder(at, "binds"))

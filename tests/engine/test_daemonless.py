@@ -169,6 +169,7 @@ def test_options_hold_as_under_docker(user, folder):
     assert user.run(*options.split(), "training:v1", "sh", "-c", script, code=9) == ""
     assert (folder / "home/new").read_text() == "more\n"
     assert (folder / "home/new").stat().st_uid == USER
+    assert user.run("--gpus", "1", "-w", "/new/folder", "training:v1", "pwd") == "/new/folder\n"
     words = ("--gpus", "1", "-e", "A=b", "-w", "/usr", "--entrypoint", "")
     assert user.run(*words, "training:v1", "sh", "-c", "pwd; echo $A") == "/usr\nb\n"
     read_only = ("--gpus", "1", "--read-only", "training:v1", "sh", "-c", "echo x > /new || echo refused")
@@ -183,12 +184,12 @@ def test_nothing_of_the_caller_s_environment_is_passed_on(user, folder):
         "APPTAINER_BIND": f"{folder}/home:/leak",
         "SINGULARITY_BIND": f"{folder}/home:/leak",
         "APPTAINER_NV": "1",
-        "CH_RUN_QUIET": "1",
     }
+    given = ("-e", "A=$(id) `id` '\"\\", "-e", "EMPTY=", "-e", "LINES=1\n2")
     script = "env; ls -d /leak 2> /dev/null || echo none"
-    out = user.run("--gpus", "1", "-e", "A=$(id)\n", "-e", "EMPTY=", "training:v1", "sh", "-c", script)
+    out = user.run("--gpus", "1", *given, "training:v1", "sh", "-c", script)
     assert "LEAK" not in out
-    assert {"none", "A=$(id)\\n", "EMPTY=", "HOME=/root"} <= {*out.splitlines()}
+    assert {"none", "A=$(id) `id` '\"\\", "EMPTY=", "LINES=1", "2", "HOME=/root"} <= {*out.splitlines()}
 
 
 @NO_APPTAINER

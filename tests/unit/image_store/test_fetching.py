@@ -454,3 +454,33 @@ def test_room_is_required_before_anything_is_downloaded(server, image_store, mon
         fetch(image_store, from_registry(server), image.digest, PUBLISHED)
     assert "prune --store" in caught.value.remedy
     assert server.count("GET", "blobs/" + image.layers[0]) == 0
+
+
+def test_a_rename_of_which_the_answer_is_lost_is_done(server, image_store, monkeypatch):
+    image, name = variant()
+    put(server, (image, name))
+    rename = Path.rename
+
+    def unanswered(path, to):
+        rename(path, to)
+        if to.parent.name == "images":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "rename", unanswered)
+    found = fetch(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert found == image_store.find(image.digest)
+    assert listed(image_store, "new") == listed(image_store, "partial") == []
+
+
+def test_a_rename_that_failed_is_an_error(server, image_store, monkeypatch):
+    image, name = variant()
+    put(server, (image, name))
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UsageError, match="Input/output error"):
+        fetch(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert image_store.find(image.digest) is None
+    assert listed(image_store, "new") == []

@@ -3,8 +3,14 @@
 import pytest
 
 from imagematrix.errors import UsageError
+from imagematrix.record import replace
 from imagematrix.runtimes import binds
+from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.options import Bind
+
+SPEC = ContainerSpec(
+    name="n", args=("sh",), environment={}, folder="/w/x", binds=(), devices=(), annotations={}
+)
 
 
 @pytest.fixture
@@ -46,3 +52,12 @@ def test_links_in_circles_are_an_error(root):
     (root / "b").symlink_to("a")
     with pytest.raises(UsageError, match="go in circles"):
         binds.require_targets([Bind(source="/etc", target="/a/x")], str(root))
+
+
+def test_the_working_folder_is_made_in_the_image(tmp_path, root):
+    binds.require_folder(replace(SPEC, read_only=True), str(root))
+    binds.require_folder(replace(SPEC, binds=(Bind(source=str(tmp_path), target="/w"),)), str(root))
+    assert not (root / "w").exists()
+    for _ in range(2):
+        binds.require_folder(SPEC, str(root))
+    assert (root / "w/x").is_dir()

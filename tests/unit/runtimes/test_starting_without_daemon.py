@@ -14,7 +14,17 @@ from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.image_store.folder import ImageStore, Lease, StoredImage
 from imagematrix.record import replace
 from imagematrix.runtimes import binds as runtime_binds
-from imagematrix.runtimes import bubblewrap, charliecloud, image_root, keeper, namespace, oci, program, start
+from imagematrix.runtimes import (
+    bubblewrap,
+    charliecloud,
+    image_root,
+    keeper,
+    namespace,
+    oci,
+    program,
+    session,
+    start,
+)
 from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.options import Bind
 from imagematrix.site import RUNTIMES
@@ -334,6 +344,28 @@ def test_charliecloud_gets_a_dev_of_its_own_and_places_for_folders(started, tmp_
     assert environment["USER"]
     assert (tmp_path / "root/new/folder").is_dir()
     assert (tmp_path / "root/new/file").is_file()
+
+
+def test_apptainer_gets_places_for_folders_and_no_variable_of_the_caller(started, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setenv("APPTAINER_NV", "1")
+    container = replace(
+        BARE, terminal=True, binds=(Bind(source=str(tmp_path), target="/new/folder"),), folder="/work"
+    )
+    ((words, environment),) = started(container, "apptainer")
+    assert words == start.command_of(container, "apptainer")
+    assert environment.keys() == {"PATH", "APPTAINERENV_PATH"}
+    assert (tmp_path / "root/new/folder").is_dir()
+    assert (tmp_path / "root/work").is_dir()
+
+
+@pytest.mark.usefixtures("started")
+def test_without_a_terminal_signals_for_apptainer_pass_through_this_process(monkeypatch):
+    asked = []
+    monkeypatch.setattr(session, "run", lambda *words: asked.append(words) or 9)
+    container = replace(BARE, interactive=True)
+    assert start.start(container, stored("/image"), "apptainer", Store()) == 9
+    assert asked[0][0][0] == "apptainer"
 
 
 def test_bubblewrap_keeps_the_terminal(started, monkeypatch):
