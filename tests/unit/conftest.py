@@ -41,7 +41,18 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 ROOT = Path(__file__).parents[2]
 # Packages with tests that start processes for code that runs in no other.
-TRACED = ("doctor", "kubernetes", "launcher", "node", "resolver", "runtimes", "swarm", "trim")
+TRACED = (
+    "doctor",
+    "gpu_request",
+    "kubernetes",
+    "launcher",
+    "node",
+    "resolver",
+    "runtimes",
+    "selection",
+    "swarm",
+    "trim",
+)
 GOOD = """\
 schema: imagematrix.matrix/v1
 images:
