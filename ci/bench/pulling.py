@@ -36,6 +36,7 @@ __all__ = [
     "Pulled",
     "cold_starts",
     "docker_pull",
+    "emptied",
     "limited",
     "published",
     "pulled",
@@ -133,11 +134,11 @@ def limited(engine: Engine, network: str) -> Iterator[None]:
 
 def docker_pull(engine: Engine, name: str) -> float:
     """Return the seconds of `docker pull` on an engine without any layer of the image."""
-    _empty(engine)
+    emptied(engine)
     return building.run(lambda: engine.docker("pull", "--quiet", name, check=False))
 
 
-def _empty(engine: Engine) -> None:
+def emptied(engine: Engine) -> None:
     """Remove all images, and what the engine keeps of builds."""
     names = engine.docker("images", "--quiet").stdout.split()
     if names:
@@ -198,7 +199,7 @@ def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float
     The first line is to begin with SAID.
     """
     engine.remove_containers()
-    _empty(engine)
+    emptied(engine)
     words = [*engine.inside, str(IMAGEMATRIX), "run", "--rm", "--gpus", "1", reference, *command]
     start = time.perf_counter()
     with subprocess.Popen(
