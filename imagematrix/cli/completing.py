@@ -108,12 +108,15 @@ def only(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def run_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return candidates for the next word of `imagematrix run`: an image, or a condition after --where."""
+    """Return candidates for the next word of `imagematrix run`: an image, or the value of an option."""
     from imagematrix.launcher.options import split
+    from imagematrix.site import ENGINES
 
     before = [str(word) for word in ctx.params.get("words") or ()]
     if before[-1:] == ["--where"]:
         return _where(None, None, incomplete)
+    if before[-1:] == ["--engine"]:
+        return _matching(ENGINES, incomplete)
     with suppress(UsageError):
         if split([*before, "IMAGE"]).command == ():
             return images(incomplete)

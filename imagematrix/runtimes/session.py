@@ -42,10 +42,11 @@ def run(
             preexec_fn=prepare,  # noqa: PLW1509 - no other thread exists yet
         ) as process:
             receiver = target(process.pid)
+            # Without a terminal there is no job control, and a stopped runtime waits for nothing any more.
+            held_back = {signal.SIGCHLD, *([signal.SIGTSTP] if receiver == process.pid else [])}
             while (code := process.poll()) is None:
                 received = signal.sigtimedwait({signal.SIGCHLD, *FORWARDED}, AGAIN_S)
-                # Without a terminal there is no job control, and who stops a runtime waits for it forever.
-                if received and receiver and received.si_signo not in (signal.SIGCHLD, signal.SIGTSTP):
+                if received and receiver and received.si_signo not in held_back:
                     os.kill(receiver, received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -92,6 +92,12 @@ def test_conditions_complete_axes_of_catalog_and_matrix(bash, catalog_file, ship
     assert bash("plan", "-f", tmp_path / "nothing.yaml", "--only", "cuda") == []
 
 
+def test_engines_are_completed(bash):
+    assert bash("run", "--engine", "") == ["docker", "oci", "charliecloud", "apptainer"]
+    assert bash("run", "--gpus", "1", "--engine", "ap") == ["apptainer"]
+    assert bash("run", "--engine", "oci", "x") == []
+
+
 @pytest.mark.usefixtures("held")
 def test_container_command_is_not_completed(bash):
     for line in (("run", "training:v1", "t"), ("run", "--gpus", "t"), ("run", "--host", "x", "y", "t")):
