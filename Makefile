@@ -15,6 +15,7 @@
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
 # make test-hooks   start images with NVIDIA's container runtime, which is to leave them alone
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
+# make test-ray     install Ray, and run its tests on local nodes
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -25,7 +26,7 @@ NAMES := docker-forky docker-29 podman-forky
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -162,6 +163,12 @@ test-page: $(VENV)/.dev
 	rm -rf dist/page
 	$(BIN)/python ci/page/pages.py dist/page
 	node .cache/page/check.mjs dist/page
+
+# Needs the Python Package Index. Not part of `make test`.
+test-ray: $(VENV)/.dev
+	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/ray
+	$(BIN)/uv pip install -q --python .cache/ray --group dev -e . ray==2.60.0
+	.cache/ray/bin/python -m pytest tests/ray
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev

@@ -21,6 +21,7 @@ from imagematrix.catalog import labels
 from imagematrix.cli.app import COMMANDS, app
 from imagematrix.cli.front import HUNG_UP, INTERRUPTED, TERMINATED
 from imagematrix.export.classad import ATTRIBUTES
+from imagematrix.gang.gang import NothingFitsAll
 from imagematrix.launcher.options import OWN
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection import NothingFits
@@ -172,7 +173,7 @@ def _metavar(parameter: TyperArgument | TyperOption) -> str:
 
 def _errors() -> Iterator[type[errors.ImagematrixError]]:
     classes = [getattr(errors, name) for name in errors.__all__]
-    yield from sorted([*classes, NothingFits], key=lambda error: int(error.exit_code))
+    yield from sorted([*classes, NothingFitsAll, NothingFits], key=lambda error: int(error.exit_code))
 
 
 def _summary(documented: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.catalog.sources import confirm
 from imagematrix.cli.choosing import choose, node_of, remark
 from imagematrix.cli.output import print_json, print_text
-from imagematrix.errors import UsageError
+from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         Root,
         Where,
     )
+    from imagematrix.selection.selection import Selection
 
 __all__ = ["command"]
 
 FORMATS = TEXT, CLASSAD = "text", "classad"
+NO_VARIANT = (UnservedError.exit_code, ProbeError.exit_code)  # the errors after which a node has no variant
 
 
 def command(
@@ -70,20 +72,29 @@ def command(
         return
     if alike is not None:
         raise UsageError("--alike is about several hosts", remedy="give them with --gang PATH")
-    node, wanted = node_of(host, root, nvidia_smi, gpus)
-    selection = choose(
-        image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
-    )
+    try:
+        node, wanted = node_of(host, root, nvidia_smi, gpus)
+        selection = choose(
+            image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+        )
+    except ImagematrixError as error:
+        if format == CLASSAD and error.exit_code in NO_VARIANT:
+            _advertise(image, None)  # without a line, HTCondor would keep the attribute of the last call
+        raise
     confirm(image, catalog, [str(selection.selected)])
     if json:
         print_json(selection.to_json())
     elif format == CLASSAD:
-        from imagematrix.export import classad
-
-        print_text(classad.chosen(selection))
+        _advertise(image, selection)
     else:
         print_text(str(selection.selected))
         remark(selection, wanted)
+
+
+def _advertise(image: str, selection: Selection | None) -> None:
+    from imagematrix.export import classad
+
+    print_text(classad.chosen(image, selection))
 
 
 def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from imagematrix.facts import cuda, versions
+from imagematrix.reference import split
 from imagematrix.text import REPLACED, line
 
 TYPE_CHECKING = False
@@ -77,14 +78,16 @@ def lines(host: Host) -> list[str]:
     return [f"{name} = {_literal(value)}" for name, value in values if value is not None]
 
 
-def chosen(selection: Selection) -> str:
-    """Return the line of the attribute with the selected variant, named after the image.
+def chosen(image: str, selection: Selection | None) -> str:
+    """Return the line of the attribute with the selected variant of an image, `undefined` without one.
 
-    HTCondor's names have letters, digits and underscores, and no two that differ only in case.
+    It has the last part of the image's name. Names in ClassAds have letters, digits and underscores.
     """
-    name = re.sub(r"[^a-z0-9]", "_", selection.image.rpartition("/")[2])
-    reference = f"{selection.selected}@{selection.digest}" if selection.digest else str(selection.selected)
-    return f"{VARIANT}{name} = {_literal(reference)}"
+    name = re.sub(r"[^a-z0-9]", "_", split(image)[0].rpartition("/")[2])
+    found = selection.selected if selection else None
+    if selection and selection.digest:
+        found = f"{found}@{selection.digest}"
+    return f"{VARIANT}{name} = {_literal(found)}"
 
 
 def _each(host: Host, fact: str) -> Value:
