@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from images import Parts, layout, tar
+from pages import blocks
 from publishing import labels_of, tag
 from slurm_cluster import ROOT, SlurmCluster
 
 PROFILES = {"n1": "genoa-h200", "n2": "skylake-v100"}
-# The files of the nodes' settings, as docs/how-to/run-jobs-on-slurm.md has them.
-SITE = 'engine = "oci"\nstore = "/srv/store"\nmounts = ["~"]\n'
+GUIDE = ROOT / "docs/how-to/set-up-slurm.md"
 VARIANTS = {"znver4": ("90", "550.163.01", ["avx512f"]), "skylake": ("70", "535.261.03", ["avx2"])}
 
 
@@ -50,7 +50,12 @@ def cluster(program, image_layout):
     """Slurm, set up as the guide for administrators says, with both variants in the store."""
     folder = Path(tempfile.mkdtemp(prefix="imagematrix-slurm-"))
     folder.chmod(0o755)
-    made = SlurmCluster(folder, PROFILES, program, site=SITE)
+    files = {
+        block.mark[1]: block.text
+        for block in blocks(GUIDE.read_text())
+        if block.mark and block.mark[0] == "file"
+    }
+    made = SlurmCluster(folder, PROFILES, program, files)
     try:
         made.enter()
         for name in PROFILES:
