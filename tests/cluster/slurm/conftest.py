@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import Parts, layout, tar
@@ -33,8 +34,8 @@ def image_layout(tmp_path_factory):
     base = (ROOT / ".cache/bases/trixie.tar").read_bytes()
     made = []
     for march, (compute, driver, flags) in VARIANTS.items():
-        variant = {"platform": "linux/amd64", "cuda": "12.2", "cubins": [compute], "march": march}
-        variant |= {"cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
+        variant: dict[str, Any] = {"platform": "linux/amd64", "cuda": "12.2", "cubins": [compute]}
+        variant |= {"march": march, "cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
         own = labels_of(march, VARIANT=json.dumps(variant))
         layers = (base, tar(("etc/variant", f"{march}\n".encode())))
         quick = partial(gzip.compress, compresslevel=1, mtime=0)
