@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
     from imagematrix.runtimes.options import Bind
-    from imagematrix.slurm.task import Task
+    from imagematrix.slurm.task import SlurmTask
 
 __all__ = ["start"]
 
@@ -35,7 +35,7 @@ def start(words: Sequence[str]) -> int:
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon raises.
     """
     from imagematrix.slurm.configuration import find
-    from imagematrix.slurm.task import Task, image_of, read_environment, words_of
+    from imagematrix.slurm.task import SlurmTask, image_of, read_environment, words_of
 
     if words[:1] == ["--line"] and len(words) == len(("--line", "TEXT")):
         image, path, spool, *program = words_of(words[1])
@@ -49,10 +49,12 @@ def start(words: Sequence[str]) -> int:
     # Slurm starts this with slurmd's variables, or with none: it is a process of the job, and gets the job's.
     os.environ.clear()
     os.environ.update({**environment, "PATH": f"{environment.get('PATH', '')}:{SEARCHED}".lstrip(":")})
-    return _start(image, Task(program=tuple(program), environment=environment, spool=spool), configuration)
+    return _start(
+        image, SlurmTask(program=tuple(program), environment=environment, spool=spool), configuration
+    )
 
 
-def _start(image: str, task: Task, configuration: str | None) -> int:
+def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     from imagematrix.allocation.claim import given
     from imagematrix.cli.daemonless import DaemonlessLaunch, require_usable
     from imagematrix.launcher.options import RunArgs

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.slurm.node_config import NodeLines
 
-__all__ = ["OLDEST", "Finding", "findings", "release"]
+__all__ = ["OLDEST", "SlurmFinding", "findings", "release"]
 
 OLDEST = (23, 2)  # the first release with IgnoreFileConfigJson
 PATIENCE_S = 10.0
@@ -30,7 +30,7 @@ NETWORKED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "cifs", "beegfs"
 MOUNTS = "/proc/self/mounts"
 
 
-class Finding(Record):
+class SlurmFinding(Record):
     """A difference or a problem, and what to do about it."""
 
     what: str
@@ -39,7 +39,7 @@ class Finding(Record):
 
 def findings(
     folder: Path, node: str, oci: str, lines: NodeLines, *, shards: bool, version: tuple[int, int] | None
-) -> list[Finding]:
+) -> list[SlurmFinding]:
     """Return what differs in the files of `folder`, and what there would not work; raise UsageError.
 
     `oci` and `lines` are what the files should say; `version` is the release of slurmd, None if unknown.
@@ -73,34 +73,36 @@ def release() -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _release(version: tuple[int, int] | None) -> Iterator[Finding]:
+def _release(version: tuple[int, int] | None) -> Iterator[SlurmFinding]:
     if version is not None and version < OLDEST:
-        yield Finding(
+        yield SlurmFinding(
             what=f"slurmd is {version[0]}.{version[1]:02}, which has no IgnoreFileConfigJson",
             remedy="use Slurm 23.02 or newer",
         )
 
 
-def _oci(path: Path, ours: str) -> Iterator[Finding]:
+def _oci(path: Path, ours: str) -> Iterator[SlurmFinding]:
     wanted = [text.replace("\\#", "#") for text in ours.splitlines() if not text.startswith("#")]
     present = settings(_lines(path))
     differing = [text for text in wanted if not options(text).items() <= present.items()]
     others = [key for key in OTHER_STARTS if key in present]
     if not path.is_file():
-        yield Finding(what=f"{path} not found", remedy="write it, on all nodes, with --to")
+        yield SlurmFinding(what=f"{path} not found", remedy="write it, on all nodes, with --to")
     elif differing:
-        yield Finding(what=f"{path} differs", remedy=f"it needs {'; '.join(differing)}")
+        yield SlurmFinding(what=f"{path} differs", remedy=f"it needs {'; '.join(differing)}")
     if others:
-        yield Finding(what=f"{path} sets {', '.join(others)}", remedy="remove that: RunTimeRun is enough")
+        yield SlurmFinding(
+            what=f"{path} sets {', '.join(others)}", remedy="remove that: RunTimeRun is enough"
+        )
 
 
-def _gres(path: Path, ours: str) -> Iterator[Finding]:
+def _gres(path: Path, ours: str) -> Iterator[SlurmFinding]:
     present = [options(line) for line in _lines(path)]
     if any(values.get("autodetect", "off").lower() != "off" for values in present):
         return
     missing = [line for line in ours.splitlines() if not _has(present, options(line))]
     if missing:
-        yield Finding(what=f"{path} lacks GPUs of this node", remedy=f"add {'; '.join(missing)}")
+        yield SlurmFinding(what=f"{path} lacks GPUs of this node", remedy=f"add {'; '.join(missing)}")
 
 
 def _has(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
@@ -112,10 +114,12 @@ def _has(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
     return False
 
 
-def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[Finding]:
+def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[SlurmFinding]:
     wanted = options(ours)
     if present is None:
-        yield Finding(what=f"slurm.conf does not name {node}", remedy=f"add {ours.strip()}, with its CPUs")
+        yield SlurmFinding(
+            what=f"slurm.conf does not name {node}", remedy=f"add {ours.strip()}, with its CPUs"
+        )
         return
     missing = [
         feature for feature in wanted.get("features", "").split(",") if feature not in _features(present)
@@ -126,12 +130,12 @@ def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[F
         if feature.startswith("im-") and feature not in wanted.get("features", "").split(",")
     ]
     if missing or stale:
-        yield Finding(
+        yield SlurmFinding(
             what=f"the features of {node} are not what it has: {', '.join([*stale, *missing])}",
             remedy=f"set Features={wanted.get('features', '')}, besides those of the site",
         )
     if wanted.get("gres", "") != present.get("gres", ""):
-        yield Finding(
+        yield SlurmFinding(
             what=f"{node} has Gres={present.get('gres', '')}", remedy=f"set Gres={wanted.get('gres', '')}"
         )
 
@@ -140,35 +144,37 @@ def _features(values: Mapping[str, str]) -> list[str]:
     return values.get("features", "").split(",")
 
 
-def _settings(values: Mapping[str, str], *, shards: bool) -> Iterator[Finding]:
+def _settings(values: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
     if values.get("killonbadexit") != "1":
-        yield Finding(
+        yield SlurmFinding(
             what="a task that ends with an error leaves the others of its step waiting",
             remedy="set KillOnBadExit=1 in slurm.conf",
         )
     types = values.get("grestypes", "").lower().split(",")
     for wanted in ("gpu", *(("shard",) if shards else ())):
         if wanted not in types:
-            yield Finding(what=f"GresTypes lacks {wanted}", remedy=f"add {wanted} to GresTypes in slurm.conf")
+            yield SlurmFinding(
+                what=f"GresTypes lacks {wanted}", remedy=f"add {wanted} to GresTypes in slurm.conf"
+            )
 
 
-def _cgroup(path: Path, values: Mapping[str, str]) -> Iterator[Finding]:
+def _cgroup(path: Path, values: Mapping[str, str]) -> Iterator[SlurmFinding]:
     if "task/cgroup" not in values.get("taskplugin", "").lower().split(","):
-        yield Finding(
+        yield SlurmFinding(
             what="no task plugin restricts the GPUs of a job",
             remedy="add task/cgroup to TaskPlugin in slurm.conf",
         )
     if settings(_lines(path)).get("constraindevices", "no").lower() not in YES:
-        yield Finding(
+        yield SlurmFinding(
             what="jobs can open GPUs of others: the variables alone say which are theirs",
             remedy=f"set ConstrainDevices=yes in {path}",
         )
 
 
-def _spool(spool: str) -> Iterator[Finding]:
+def _spool(spool: str) -> Iterator[SlurmFinding]:
     """Yield problems of the folder with a job's script, its variables and the server of PMIx."""
     if re.search("%[nh]", spool):
-        yield Finding(
+        yield SlurmFinding(
             what=f"SlurmdSpoolDir={spool} differs between nodes, and PMIx expects one path",
             remedy=f"set SlurmdSpoolDir={SPOOL}, local to each node",
         )
@@ -176,7 +182,7 @@ def _spool(spool: str) -> Iterator[Finding]:
     path = Path(spool)
     kind = _file_system(path)
     if kind in NETWORKED:
-        yield Finding(
+        yield SlurmFinding(
             what=f"SlurmdSpoolDir={spool} is on {kind}, and must not be shared by nodes",
             remedy="set it to a folder of the node's own disk",
         )
@@ -184,12 +190,12 @@ def _spool(spool: str) -> Iterator[Finding]:
         try:
             mode = folder.stat().st_mode
         except OSError as error:
-            yield Finding(
+            yield SlurmFinding(
                 what=f"SlurmdSpoolDir: {folder}: {error.strerror}", remedy="slurmd creates it: start it"
             )
             return
         if not mode & stat.S_IXOTH:
-            yield Finding(
+            yield SlurmFinding(
                 what=f"SlurmdSpoolDir: users cannot reach files in {folder}, where batch scripts are",
                 remedy=f"chmod o+x {folder}",
             )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
 
-__all__ = ["LINE", "Task", "gpus_of", "image_of", "read_environment", "words_of"]
+__all__ = ["LINE", "SlurmTask", "gpus_of", "image_of", "read_environment", "words_of"]
 
 LIMIT = 16 << 20  # bytes of the file of variables; the kernel passes 6 MiB to a program at most
 NO_GPU = "Slurm gave it none of the GPUs of this node"
@@ -50,7 +50,7 @@ BATCH_SCRIPT = "slurm_script"  # in a folder of slurmd for the job
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-class Task(Record):
+class SlurmTask(Record):
     """A task: its program, the variables of its job, and the folder of the step's files."""
 
     program: tuple[str, ...]

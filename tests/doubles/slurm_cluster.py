@@ -72,21 +72,17 @@ SlurmctldHost={first}({network}.1)
 SlurmctldPort=16817
 SlurmUser=root
 AuthType=auth/slurm
+AuthInfo=cred_expire=5
 CredType=cred/slurm
 StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/cgroup
-SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu,shard
 ReturnToService=2
-KillOnBadExit=1
 KillWait=3
 SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,requeue_delay=1
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
 MinJobAge=300
 SlurmctldDebug=info
 SlurmdDebug=debug
@@ -96,27 +92,27 @@ SlurmdDebug=debug
 class SlurmCluster:
     """Nodes by name, each with the name of a host profile, of which it has the first two GPUs.
 
-    `site` is the text of the nodes' site.toml, and `more` are further lines of slurm.conf.
+    `files` are those of the guide for administrators: site.toml, and lines of slurm.conf and cgroup.conf.
     """
 
-    def __init__(self, folder, nodes, program, *, site="", more=""):
+    def __init__(self, folder, nodes, program, files):
         self.folder = folder
         self.nodes = nodes
         self.program = program
         self.processes = {}
         self.shared = folder / "shared"
         self.lines = {}
-        self._more = more
+        self._files = files
         for name in ("slurm", "home", "srv"):
             (self.shared / name).mkdir(parents=True)
         os.chown(self.shared / "home", USER, USER)
-        (self.shared / "site.toml").write_text(site)
+        (self.shared / "site.toml").write_text(files["site.toml"])
         lines = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(nodes, 1)]
         (self.shared / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         key = self.shared / "slurm/slurm.key"
         key.write_bytes(secrets.token_bytes(256))
         key.chmod(0o600)
-        (self.shared / "slurm/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n")
+        (self.shared / "slurm/cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{files['cgroup.conf']}")
         hosts = profiles()
         for name, profile in nodes.items():
             (folder / name).mkdir()
@@ -144,7 +140,7 @@ class SlurmCluster:
 
     def configure(self):
         """Write slurm.conf and gres.conf, with the lines of each node."""
-        text = CONFIG.format(first=next(iter(self.nodes)), network=NETWORK) + self._more
+        text = CONFIG.format(first=next(iter(self.nodes)), network=NETWORK) + self._files["slurm.conf"]
         for number, name in enumerate(self.nodes, 1):
             own = self.lines.get(name, f"NodeName={name}")
             text += f"{own} NodeAddr={NETWORK}.{number} Port=1700{number} CPUs=4 RealMemory=4000\n"

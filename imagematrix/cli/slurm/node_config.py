@@ -58,7 +58,7 @@ def command(
     described = Host.load(host) if host else probe()
     oci = node_config.oci_conf(program or _program())
     lines = node_config.lines_of(described, name, shards)
-    texts = {"oci.conf": oci, "gres.conf": lines.gres, "slurm.conf": lines.slurm}
+    texts = {"oci": oci, "gres": lines.gres, "slurm": lines.slurm}
     path = find(os.environ)
     found = (
         checks.findings(
@@ -83,7 +83,7 @@ def command(
     elif to is not None:
         print_text(lines.slurm.rstrip("\n"))
     else:
-        print_text("\n".join(f"# {kind}\n{text}" for kind, text in texts.items()).rstrip("\n"))
+        print_text("\n".join(f"# {kind}.conf\n{text}" for kind, text in texts.items()).rstrip("\n"))
     if path is None:
         info("imagematrix: no slurm.conf on this node, so nothing was compared")
     for one in found if not json else ():

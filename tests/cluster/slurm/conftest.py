@@ -6,15 +6,16 @@ import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import Parts, layout, tar
+from pages import blocks
 from publishing import labels_of, tag
 from slurm_cluster import ROOT, SlurmCluster
 
 PROFILES = {"n1": "genoa-h200", "n2": "skylake-v100"}
-# The files of the nodes' settings, as docs/how-to/run-jobs-on-slurm.md has them.
-SITE = 'engine = "oci"\nstore = "/srv/store"\nmounts = ["~"]\n'
+GUIDE = ROOT / "docs/how-to/set-up-slurm.md"
 VARIANTS = {"znver4": ("90", "550.163.01", ["avx512f"]), "skylake": ("70", "535.261.03", ["avx2"])}
 
 
@@ -33,8 +34,8 @@ def image_layout(tmp_path_factory):
     base = (ROOT / ".cache/bases/trixie.tar").read_bytes()
     made = []
     for march, (compute, driver, flags) in VARIANTS.items():
-        variant = {"platform": "linux/amd64", "cuda": "12.2", "cubins": [compute], "march": march}
-        variant |= {"cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
+        variant: dict[str, Any] = {"platform": "linux/amd64", "cuda": "12.2", "cubins": [compute]}
+        variant |= {"march": march, "cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
         own = labels_of(march, VARIANT=json.dumps(variant))
         layers = (base, tar(("etc/variant", f"{march}\n".encode())))
         quick = partial(gzip.compress, compresslevel=1, mtime=0)
@@ -50,7 +51,12 @@ def cluster(program, image_layout):
     """Slurm, set up as the guide for administrators says, with both variants in the store."""
     folder = Path(tempfile.mkdtemp(prefix="imagematrix-slurm-"))
     folder.chmod(0o755)
-    made = SlurmCluster(folder, PROFILES, program, site=SITE)
+    files = {
+        block.mark[1]: block.text
+        for block in blocks(GUIDE.read_text())
+        if block.mark and block.mark[0] == "file"
+    }
+    made = SlurmCluster(folder, PROFILES, program, files)
     try:
         made.enter()
         for name in PROFILES:

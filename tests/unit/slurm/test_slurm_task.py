@@ -11,7 +11,7 @@ from imagematrix.node import device
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
 from imagematrix.record import replace
 from imagematrix.slurm import task as slurm_task
-from imagematrix.slurm.task import NO_GPU, Task, gpus_of, image_of, read_environment, words_of
+from imagematrix.slurm.task import NO_GPU, SlurmTask, gpus_of, image_of, read_environment, words_of
 
 HOST = Host(
     arch="x86_64",
@@ -33,7 +33,7 @@ def openable(monkeypatch):
 
 
 def task(environment=None, program=("train",), spool=""):
-    return Task(program=program, environment=environment or {}, spool=spool)
+    return SlurmTask(program=program, environment=environment or {}, spool=spool)
 
 
 @pytest.mark.parametrize(
