@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from dataclasses import replace
@@ -13,6 +14,8 @@ from measure import PASS, Row, calls, duration, processes
 
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.catalog.sources import open_catalog
+from imagematrix.gang.gang import NothingFitsAll
+from imagematrix.gang.select import select_gang
 from imagematrix.selection.select import Selector, select_many
 
 if TYPE_CHECKING:
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from measure import Pace
 
 LIBRARY_BAR, COMMAND_BAR = 5, 6  # times `python -c pass`
-NEW_BAR, KNOWN_BAR, FLEET_BAR = 1e-3, 10e-6, 2.0  # seconds (see measure.REFERENCE)
-FLEET, KINDS = 100_000, 200
+NEW_BAR, KNOWN_BAR, FLEET_BAR, GANG_BAR = 1e-3, 10e-6, 2.0, 1.0  # seconds (see measure.REFERENCE)
+FLEET, GANG, KINDS = 100_000, 10_000, 200
 
 LIBRARY = """
 import sys
@@ -83,12 +86,20 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         # A new catalog, for which nothing is cached yet.
         select_many(nodes, Catalog(image="training", version="v1", variants=catalog.variants))
 
+    def ganged(alike: str | None) -> None:
+        # No variant fits all: the largest gang is found.
+        with contextlib.suppress(NothingFitsAll):
+            select_gang(nodes[:GANG], replace(catalog), alike=alike)
+
     yield _timed("the first node of a catalog", calls(lambda: Selector(catalog).explain(model), rounds))
     yield _timed("a new kind of node", calls(lambda: selector.explain(next(new)), rounds * 10), NEW_BAR, pace)
     yield _timed(
         "a known kind of node", calls(lambda: selector.explain(model), rounds * 100), KNOWN_BAR, pace
     )
     yield _timed(f"{FLEET:,} nodes of {KINDS} kinds", calls(many, 3), FLEET_BAR, pace)
+    for what, alike in (("one variant", None), ("alike variants", "cuda")):
+        seconds = calls(lambda alike=alike: ganged(alike), 3)
+        yield _timed(f"{what} for {GANG:,} nodes of {KINDS} kinds", seconds, GANG_BAR, pace)
 
 
 def _timed(what: str, seconds: float, bar: float | None = None, pace: Pace | None = None) -> Row:

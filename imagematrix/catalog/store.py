@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from imagematrix.image_store.folder import ImageStore
 
-__all__ = ["UNNAMED", "stored"]
+__all__ = ["UNNAMED", "present", "stored"]
 
 UNNAMED = "name it with its registry, or let the site's file name the registry"
 
@@ -48,12 +48,27 @@ def stored(name: str, store: ImageStore) -> Catalog:
     )
 
 
-def _of_images(store: ImageStore, image: str, known: Collection[str]) -> list[Catalog]:
-    """Return the catalogs of the versions that are not `known`, with the images that the store has."""
-    found: dict[str, dict[str, Any]] = {}
-    for stored_image in store.whole():
-        version = stored_image.version
-        if stored_image.image == image and version not in known:
-            document = {"schema": SCHEMA, "image": image, "version": version, **stored_image.terms}
-            found.setdefault(version, document | {"variants": []})["variants"].append(stored_image.variant)
-    return [Catalog.from_json(document, f"{store}: {image}") for document in found.values()]
+def present(store: ImageStore, name: str | None = None) -> list[Catalog]:
+    """Return the catalogs of the variants that a store has, of all images or of `name` (IMAGE[:VERSION]).
+
+    Damaged images are left out. Raises UnknownImageError if it has nothing of `name`, UsageError if it cannot
+    be read.
+    """
+    image, version = split(name) if name else (None, None)
+    found = [catalog for catalog in _of_images(store, image) if version in (None, catalog.version)]
+    if name and not found:
+        raise UnknownImageError(
+            f"the store {store} has no variant of {name}", remedy=f"run `imagematrix ls --store {store}`"
+        )
+    return found
+
+
+def _of_images(store: ImageStore, image: str | None, known: Collection[str] = ()) -> list[Catalog]:
+    """Return the catalogs of an image's or all versions that are not `known`, with what the store has."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in store.whole():
+        if image in (None, one.image) and one.version not in known:
+            document = {"schema": SCHEMA, "image": one.image, "version": one.version, **one.terms}
+            kept = found.setdefault((one.image, one.version), document | {"variants": []})
+            kept["variants"].append(one.variant)
+    return [Catalog.from_json(found[key], f"{store}: {key[0]}") for key in sorted(found)]

@@ -64,11 +64,17 @@ def command(
             "repeatable.",
         ),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store", metavar="STORE", help="List what is in this folder, which `pull --to` fills."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the variants of all images or of one image in the engine, or of IMAGE:VERSION in a registry.
 
-    For an image in a registry without a version, list the versions.
+    For an image in a registry without a version, list the versions. With --store, list what is there.
     """
     from imagematrix.catalog.sources import confirm, list_catalogs
     from imagematrix.cli.choosing import catalog_of
@@ -77,6 +83,17 @@ def command(
 
     name, version = split(image) if image else (None, None)
     single = version is not None or catalog is not None
+    if store is not None:
+        given = {
+            "--catalog": catalog,
+            "--policy": policy,
+            "--from": before,
+            "--package": package,
+            "--hosts": hosts,
+        }
+        options = [option for option, value in given.items() if value] + ["--size"] * size
+        _list_store(store, image, options, parse(where or ()), json=json, single=single)
+        return
     _require_compatible(single=single, sizes=size or before is not None, package=package, hosts=hosts)
     if before is not None and not single:
         raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
@@ -104,6 +121,25 @@ def command(
         print_json(_document(catalogs, single=single))
     elif versions:
         table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
+    else:
+        _variants(catalogs)
+
+
+def _list_store(
+    path: str, image: str | None, options: Sequence[str], where: question.Where, *, json: bool, single: bool
+) -> None:
+    """Print the variants that a store has; raise UsageError if there is no such store, or for `options`."""
+    from imagematrix.catalog.store import present
+    from imagematrix.image_store.folder import ImageStore
+
+    if options:
+        raise UsageError(f"--store lists what is in a folder, so {options[0]} has no effect")
+    store = ImageStore(path)
+    if not Path(store.path).is_dir():
+        raise UsageError(f"there is no store {store}", remedy=f"run `imagematrix pull IMAGE --to {store}`")
+    catalogs = _narrowed(present(store, image), where)
+    if json:
+        print_json(_document(catalogs, single=single))
     else:
         _variants(catalogs)
 

@@ -17,7 +17,7 @@ from imagematrix.node.host import Host
 from imagematrix.record import Record, replace
 from imagematrix.selection.candidate import verdicts
 from imagematrix.selection.decision import indistinguishable, undecided
-from imagematrix.selection.hardware import hardware, kind, sample
+from imagematrix.selection.hardware import hardware, kind, ranking, sample
 from imagematrix.selection.index import Index, bits
 from imagematrix.selection.select import asking
 from imagematrix.selection.target import Target
@@ -203,6 +203,10 @@ def _members(
     If it is `settled` which class is the answer, the first of the best variants is taken.
     """
     index = question.index
+    groups: dict[Hashable, list[_HostKind]] = {}
+    for one in kinds:
+        groups.setdefault((one.fitting, tuple(map(ranking, one.targets))), []).append(one)
+    kinds = [group[0] for group in groups.values()]
     rows = [[one.first(own) for one in kinds] for own in classes]
     least = min(max(number for number, _ in row) for row in rows)
     rows = [row for row in rows if max(number for number, _ in row) == least]
@@ -212,16 +216,17 @@ def _members(
     # The variants are numbered in the order of their references.
     row = min(rows, key=lambda row: [pool & -pool for _, pool in row])
     members = []
-    for place, (one, (number, pool)) in enumerate(zip(kinds, row, strict=True)):
+    for place, (group, (number, pool)) in enumerate(zip(groups.values(), row, strict=True)):
         (variant,) = index.members(pool & -pool)
         leading = index.members(_union(row[place][1] for row in rows))
         same = indistinguishable([variant, *(other for other in leading if other is not variant)])
         if not settled and (differing or len(same) > 1):
             why, remedy = undecided(question.catalog, differing, leading if differing else same, WHOM)
             raise UsageError(why, remedy=remedy.words)
-        for name in one.hosts:
-            host, gpus = one.member(name, number)
-            members.append(GangMember(name=name, host=host, variant=variant, chosen_gpus=gpus))
+        for one in group:
+            for name in one.hosts:
+                host, gpus = one.member(name, number)
+                members.append(GangMember(name=name, host=host, variant=variant, chosen_gpus=gpus))
     return tuple(sorted(members, key=lambda member: member.name))
 
 

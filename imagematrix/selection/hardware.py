@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.target import Target
 
-__all__ = ["FACTS", "LABEL", "hardware", "kind", "sample"]
+__all__ = ["FACTS", "LABEL", "hardware", "kind", "ranking", "sample"]
 
+RANKED = frozenset(fact for criterion in BY_NAME.values() for fact in criterion.facts)
 LABEL = frozenset({"gpus.index", "gpus.name"})  # any reason may read these, through `Gpu.label`
 FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
 DRIVER, GPUS = "driver.", "gpus."
@@ -31,17 +32,30 @@ def _facts(names: Iterable[str], owner: str = "") -> Callable[[Any], Hashable]:
     return attrgetter(*sorted(name.removeprefix(owner) for name in names if name.startswith(owner)))
 
 
-_host = _facts(fact for fact in FACTS if not fact.startswith((DRIVER, GPUS)))
+def _host_facts(names: Iterable[str]) -> Callable[[Any], Hashable]:
+    return _facts(name for name in names if not name.startswith((DRIVER, GPUS)))
+
+
+_host = _host_facts(FACTS)
 _driver = _facts(FACTS, DRIVER)
 _gpu = _facts(FACTS | LABEL, GPUS)
 # Everything that rules and criteria read of a GPU: GPUs of one kind get the same verdicts.
 kind: Callable[[Gpu], Hashable] = _facts(FACTS, GPUS)
 
 
+_ranked_host, _ranked_driver, _ranked_gpu = _host_facts(RANKED), _facts(RANKED, DRIVER), _facts(RANKED, GPUS)
+
+
 def hardware(host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool) -> Hashable:
     """Return everything that a decision about a Target and its reasons depend on."""
     driver = host.driver
     return _host(host), driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
+
+
+def ranking(target: Target) -> Hashable:
+    """Return what the criteria of the order read of a target: on equal ones, variants rank alike."""
+    driver = target.host.driver
+    return _ranked_host(target.host), driver and _ranked_driver(driver), tuple(map(_ranked_gpu, target.gpus))
 
 
 def sample(target: Target) -> Target:

@@ -28,7 +28,7 @@ HOSTS = {"genoa-h200": "avx512_bf16", "sapphirerapids-h100": "amx_tile", "rome-a
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a catalog, which has one variant for the CPU of each host, and with labels of the hosts."""
+    """A folder with a catalog, with one variant for the CPU of each host, and with the hosts' labels."""
     own = tmp_path_factory.mktemp("ray")
     variants = tuple(
         Variant(

@@ -6,7 +6,7 @@ import pytest
 from storing import NEEDS_SQUASHFS, put, variant
 
 from imagematrix.catalog.sources import open_catalog
-from imagematrix.catalog.store import UNNAMED, stored
+from imagematrix.catalog.store import UNNAMED, present, stored
 from imagematrix.errors import UnknownImageError
 from imagematrix.launcher.fetch import fetch_selected
 from imagematrix.node.host import Host
@@ -69,3 +69,21 @@ def test_of_variants_that_were_pulled_by_name_these_are_listed(server, image_sto
     name = put(server, variant("one"), variant("two"))
     pull(f"{name.removesuffix(':v1')}:{variant('two')[1]}", part=True)
     assert [one.digest for one in stored(name, image_store).variants] == [variant("two")[0].digest]
+
+
+def test_what_is_present_is_listed_by_version(server, image_store, pull):
+    assert present(image_store) == []
+    first = put(server, variant("one"), variant("two"))
+    second = put(server, variant("one", version="v2"), version="v2")
+    pull(first)
+    pull(second)
+    assert [(catalog.version, len(catalog.variants)) for catalog in present(image_store)] == [
+        ("v1", 1),
+        ("v2", 1),
+    ]
+    image = first.removesuffix(":v1")
+    assert [catalog.version for catalog in present(image_store, image)] == ["v1", "v2"]
+    assert [catalog.version for catalog in present(image_store, second)] == ["v2"]
+    for unknown in ("t", f"{image}:v3"):
+        with pytest.raises(UnknownImageError, match=f"has no variant of {unknown}"):
+            present(image_store, unknown)

@@ -257,3 +257,28 @@ def test_the_site_names_registry_store_and_size(cli, profiles, published, server
         assert refused.code == 2
         assert f"{option} {value}: " in refused.err
         assert "users may not override" in refused.err
+
+
+def test_ls_lists_what_a_store_has(cli, pull, published, image_store, conforms):
+    missing = cli("ls", "--store", image_store.path)
+    assert (missing.code, missing.out) == (2, "")
+    assert "there is no store" in missing.err
+    pull(published)
+    (row,) = cli("ls", "--store", image_store.path).out.splitlines()[2:]
+    assert row.split()[0] == reference(published).partition("@")[0]
+    document = conforms(json.loads(cli("ls", published, "--store", image_store.path, "--json").out))
+    assert [one["digest"] for one in document["variants"]] == [variant("two")[0].digest]
+    every = conforms(json.loads(cli("ls", "--store", image_store.path, "--json").out))
+    assert every["versions"] == [document]
+    unknown = cli("ls", "t:v1", "--store", image_store.path)
+    assert (unknown.code, unknown.out) == (4, "")
+    assert "has no variant of t:v1" in unknown.err
+
+
+@pytest.mark.parametrize(
+    "option", [("--size",), ("--from", "v1"), ("--package", "x"), ("--catalog", "x"), ("--hosts", "x")]
+)
+def test_ls_of_a_store_takes_no_option_without_effect(cli, option):
+    result = cli("ls", "t:v1", "--store", "x", *option)
+    assert (result.code, result.out) == (2, "")
+    assert f"so {option[0]} has no effect" in result.err

@@ -1,8 +1,8 @@
 """Messages that pages quote are those of the code, also where no test runs the command that prints them."""
 
-import ast
 import re
 from pathlib import Path
+from types import CodeType
 
 import pages
 import pytest
@@ -15,14 +15,19 @@ WORDS = 3  # of a longer row that have to be in a row in the code, which has var
 @pytest.fixture(scope="module")
 def texts():
     """The strings in the code, without its docstrings."""
-    return "\n".join(
-        part.value
-        for path in Path(imagematrix.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if not isinstance(node, ast.Expr)  # docstrings
-        for part in ast.iter_child_nodes(node)
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    )
+    paths = Path(imagematrix.__file__).parent.rglob("*.py")
+    codes = (compile(path.read_text(), path, "exec", optimize=2) for path in paths)
+    return "\n".join(text for code in codes for text in strings(code))
+
+
+def strings(constant):
+    """Yield the strings in a constant of compiled code, such as a function."""
+    if isinstance(constant, str):
+        yield constant
+    inner = constant.co_consts if isinstance(constant, CodeType) else constant
+    if isinstance(inner, (tuple, frozenset)):
+        for each in inner:
+            yield from strings(each)
 
 
 def quoted(text):
