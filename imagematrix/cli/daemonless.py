@@ -102,10 +102,13 @@ class DaemonlessLaunch:
         self._policy = path_of(args.policy)
         self.store = ImageStore(store_folder(site, args.store))
 
-    def requested(self, host: Host, wanted: str | None) -> LaunchRequest:
-        """Return the request for the GPUs `wanted` of a host, from the image's catalog."""
-        catalog = _catalog(self._image, self._args.catalog, self.store, self._policy)
-        return request(self._args, host, catalog, wanted, None, _no_engine)
+    def catalog(self) -> Catalog:
+        """Return the image's catalog."""
+        return _catalog(self._image, self._args.catalog, self.store, self._policy)
+
+    def requested(self, host: Host, wanted: str | None, catalog: Catalog | None = None) -> LaunchRequest:
+        """Return the request for the GPUs `wanted` of a host, from the image's catalog or another."""
+        return request(self._args, host, catalog or self.catalog(), wanted, None, _no_engine)
 
     def start(self, chosen: Selection, launch: Launch, runtime: str, leases: Sequence[int]) -> int:
         """Start a launch, and return the exit code; an OCI runtime replaces this process."""

@@ -11,14 +11,19 @@ from contextlib import ExitStack
 
 from imagematrix.cli.output import info, warn
 from imagematrix.errors import UsageError
+from imagematrix.gpu_request.spec import NONE
 from imagematrix.site import DOCKER, read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.cli.daemonless import DaemonlessLaunch
+    from imagematrix.launcher.options import RunArgs
     from imagematrix.node.host import Host
     from imagematrix.runtimes.options import Bind
+    from imagematrix.site import Site
     from imagematrix.slurm.task import SlurmTask
 
 __all__ = ["start"]
@@ -32,7 +37,8 @@ SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def start(words: Sequence[str]) -> int:
     """Select the image of a task on this node, and become the runtime of its container.
 
-    Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon raises.
+    Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
+    `gang.step.selection` raise.
     """
     from imagematrix.slurm.configuration import find
     from imagematrix.slurm.task import SlurmTask, image_of, read_environment, words_of
@@ -92,8 +98,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     if configuration is not None:
         _require_unchanged(configuration, task.environment, node)
     host, wanted = gpus_of(node, task.environment)
-    requested = made.requested(host, wanted)
-    chosen, launch = requested.first()
+    chosen, launch = made.requested(host, wanted, _agreed(task, site, args, made, (host, wanted))).first()
     require_usable(launch, args)
     runtime = runtime_of(
         DEFAULT if engine == DOCKER else engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")
@@ -103,6 +108,27 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     with ExitStack() as stack:
         leases = stack.enter_context(given(launch.gpus, by="Slurm")).descriptors if launch.gpus else ()
         return made.start(chosen, launch, runtime, leases)
+
+
+def _agreed(
+    task: SlurmTask, site: Site, args: RunArgs, made: DaemonlessLaunch, node: tuple[Host, str | None]
+) -> Catalog | None:
+    """Return the variant on which the tasks of a step on several nodes agree for this node, as a catalog.
+
+    None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
+    consent to that: it is refused whatever the others do.
+    """
+    from imagematrix.gang.step import agreement, selection, step_of
+
+    host, wanted = node
+    step = step_of(task.environment)
+    agreed = agreement(step, task.environment, site, site.hosts) if step else None
+    if step is None or agreed is None or (host.accelerators and not host.gpus and not args.allow_cpu):
+        return None
+    gpus = wanted if host.gpus else NONE
+    return selection(
+        step, agreed, host, made.catalog, gpus=gpus, where=args.where, allow_cpu=args.allow_cpu
+    ).decision.catalog
 
 
 def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) -> None:

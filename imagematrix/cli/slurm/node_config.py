@@ -104,6 +104,7 @@ def _program() -> str:
 def _save(host: HostRecord, name: str) -> None:
     """Save the Host as NAME.json where all nodes find it."""
     from imagematrix import documents
+    from imagematrix.gang.step import prepare
     from imagematrix.site import read_site
 
     folder = read_site().hosts
@@ -112,6 +113,10 @@ def _save(host: HostRecord, name: str) -> None:
             "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
         )
     _write(Path(folder) / f"{name}.json", documents.dump(host.to_json()))
+    try:
+        prepare(folder)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
 
 
 def _write(path: Path, text: str) -> None:
