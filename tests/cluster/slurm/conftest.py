@@ -34,7 +34,12 @@ def image_layout(tmp_path_factory):
     base = (ROOT / ".cache/bases/trixie.tar").read_bytes()
     made = []
     for march, (compute, driver, flags) in VARIANTS.items():
-        variant: dict[str, Any] = {"platform": "linux/amd64", "cuda": "12.2", "cubins": [compute]}
+        variant: dict[str, Any] = {
+            "platform": "linux/amd64",
+            "cuda": "12.2",
+            "cubins": [compute],
+            "libraries": {},
+        }
         variant |= {"march": march, "cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
         own = labels_of(march, VARIANT=json.dumps(variant))
         layers = (base, tar(("etc/variant", f"{march}\n".encode())))
@@ -62,6 +67,7 @@ def cluster(program, image_layout):
         for name in PROFILES:
             said = made.imagematrix("slurm", "node-config", "--to", "/etc/slurm", node=name)
             made.lines[name] = said.stdout.strip()
+            made.imagematrix("slurm", "node-config", "--save", node=name)
         made.start()
         subprocess.run(["cp", "-a", image_layout, made.shared / "srv/layout"], check=True)
         for name in PROFILES:

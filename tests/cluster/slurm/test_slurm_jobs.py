@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_cluster import USER
 
 IMAGE = "--container=training:v1"
 GPUS = "ls /dev | grep 'nvidia[0-9]' | xargs"
@@ -64,6 +65,35 @@ def test_each_node_starts_its_own_variant(cluster):
         *("0: /home/user", "0: 0 image job /home/user", "0: nvidia0", "0: znver4"),
         *("1: /home/user", "1: 1 image job /home/user", "1: nvidia0", "1: skylake"),
     ]
+
+
+def test_one_variant_for_all_nodes_is_refused_before_any_rank_starts(cluster):
+    started = time.monotonic()
+    words = ("-N2", "--gpus-per-node=1", "--export=ALL,IMAGEMATRIX_GANG=same", IMAGE, "touch", "started")
+    error = srun(cluster, *words, code=3)
+    assert time.monotonic() - started < 20
+    assert "no variant of training:v1 fits all 2 hosts" in error
+    assert not (cluster.shared / "home/started").exists()
+
+
+def test_nodes_without_facts_are_named_and_off_needs_none(cluster):
+    entry = cluster.shared / "srv/hosts/n2.json"
+    kept = entry.rename(entry.with_suffix(".kept"))
+    try:
+        words = ("-N2", "--gpus-per-node=1", IMAGE, "cat", "/etc/variant")
+        assert "has no entry for n2" in srun(cluster, *words, code=5)
+        out = srun(cluster, "--export=ALL,IMAGEMATRIX_GANG=off", *words)
+        assert sorted(out.split()) == ["skylake", "znver4"]
+    finally:
+        kept.rename(entry)
+
+
+def test_a_step_leaves_one_catalog_of_its_user(cluster):
+    steps = cluster.shared / "srv/hosts/steps"
+    before = {*steps.iterdir()}
+    srun(cluster, "-N2", "-n4", "--gpus-per-node=2", IMAGE, "true")
+    (made,) = {*steps.iterdir()} - before
+    assert made.stat().st_uid == USER
 
 
 def test_features_choose_nodes(cluster):

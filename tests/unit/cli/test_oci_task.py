@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 from daemonless_starts import DIGESTS, HOST
 
-from imagematrix import site
+from imagematrix import documents, site
 from imagematrix.allocation.locks import Locks
 from imagematrix.cli import app, tasking
+from imagematrix.gang.step import prepare
 from imagematrix.node import device
 from imagematrix.record import replace
 from imagematrix.slurm import configuration
 from imagematrix.slurm.features import features
 
 IMAGE = "reg:5000/training:v1"
+STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
 
 
 @pytest.fixture
@@ -198,3 +200,54 @@ class TestANodeThatChanged:
         (tmp_path / "slurm.conf").write_text("NodeName=n1\n")
         assert run({"ENVIRONMENT": "BATCH", "IMAGEMATRIX_WHERE": "cuda=none"}) == (3, [])
         assert requeued == []
+
+
+class TestAStepOnSeveralNodes:
+    """Its tasks decide for all nodes, from the folder that the site's file names."""
+
+    @pytest.fixture
+    def other(self, tmp_path):
+        """Call it with the Host of the other node."""
+        folder = tmp_path / "hosts"
+        folder.mkdir()
+        Path(site.FILE).write_text(f'hosts = "{folder}"\n')
+        prepare(str(folder))
+
+        def call(host):
+            for name, each in (("n1", HOST), ("n2", host)):
+                (folder / f"{name}.json").write_text(documents.dump(each.to_json()))
+
+        return call
+
+    def test_starts_what_fits_all_of_them(self, run, other):
+        other(HOST)
+        code, ((_, image, *_),) = run(STEP)
+        assert (code, image.digest) == (7, DIGESTS["gpu"])
+
+    def test_is_refused_everywhere_if_one_cannot_take_part(self, run, other, capfd):
+        other(replace(HOST, driver=replace(HOST.driver, version="470.256.02")))
+        assert run(STEP) == (3, [])
+        assert "n2: driver-exact" in capfd.readouterr().err
+        assert run({**STEP, "IMAGEMATRIX_GANG": "off"})[0] == 7
+
+    def test_without_gpus_runs_a_cpu_only_image_that_the_job_consents_to(self, run, other, capfd):
+        other(HOST)
+        none = {**STEP, "SLURM_STEP_GPUS": ""}
+        assert run(none) == (3, [])
+        assert "Slurm gave it none of the GPUs of this node" in capfd.readouterr().err
+        code, ((_, image, *_),) = run({**none, "IMAGEMATRIX_ALLOW_CPU": "1"})
+        assert (code, image.digest) == (7, DIGESTS["cpu"])
+
+    def test_needs_the_folder(self, run, capfd):
+        assert run(STEP) == (2, [])
+        assert "set hosts in the site's file, or IMAGEMATRIX_GANG=off" in capfd.readouterr().err
+
+    def test_is_refused_on_a_node_that_is_not_what_its_entry_says(self, run, other, tmp_path, capfd):
+        other(HOST)
+        changed = replace(HOST, driver=replace(HOST.driver, version="470.256.02"))
+        (tmp_path / "hosts/n1.json").write_text(documents.dump(changed.to_json()))
+        assert run(STEP) == (5, [])
+        assert (
+            "n1 is not what its entry in the folder of hosts says: it has driver 550"
+            in capfd.readouterr().err
+        )
