@@ -34,13 +34,26 @@ mount --move /mnt /dev
 # Files that one worker runs one after the other, longest first; any other file is a group of its own.
 # Those of the first use images of the shipped matrix, which test_quickstart builds, or their build cache.
 GROUPS = (
-    ("quickstart", "leases", "run", "node", "podman", "mig", "cdi_devices", "images", "verify", "doctor"),
+    (
+        "quickstart",
+        "leases",
+        "run",
+        "node",
+        "podman",
+        "mig",
+        "cdi_devices",
+        "images",
+        "verify",
+        "doctor",
+        "daemonless",
+    ),
     ("gpu_bundle",),
     ("templates",),
     ("tags",),
     ("faults",),
     ("engines",),
     ("registry",),
+    ("names", "classic", "pull"),  # with the engine that has the classic store
 )
 LAST = ("builders", "ci")  # they clear the build cache of an engine
 
@@ -134,6 +147,12 @@ def start_engine(engines):
 def engine(start_engine):
     """The engine that most tests share; it has the containerd image store."""
     return start_engine()
+
+
+@pytest.fixture(scope="session")
+def classic(start_engine):
+    """An engine with the classic image store."""
+    return start_engine("classic")
 
 
 @pytest.fixture(scope="session")

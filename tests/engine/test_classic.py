@@ -30,11 +30,6 @@ properties:
 """
 
 
-@pytest.fixture(scope="module")
-def classic(start_engine):
-    return start_engine("classic")
-
-
 def test_build_warns_that_images_are_not_reproducible(classic, tmp_path):
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "it.j2").write_text("FROM debian:trixie\nRUN echo {{ march }} > /march\n")

@@ -25,11 +25,6 @@ OPEN = (
 )
 
 
-@pytest.fixture(scope="module")
-def classic(start_engine):
-    return start_engine("classic")
-
-
 @pytest.fixture(params=["containerd", "classic"])
 def either(request):
     """An engine with each of the two image stores."""

@@ -21,9 +21,9 @@ DOCKERFILE = "FROM debian:trixie\nRUN head -c 5000000 /dev/urandom > /data\nRUN 
 
 
 @pytest.fixture(scope="module", params=["containerd", "classic"])
-def node(request, start_engine):
+def node(request):
     """An engine with this store."""
-    return start_engine(request.param)
+    return request.getfixturevalue("engine" if request.param == "containerd" else "classic")
 
 
 @pytest.fixture(scope="module")
