@@ -131,7 +131,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "prebuilt": lambda folder, _: packaged.prebuilt(folder, PULLS),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "daemonless": lambda folder, pace: daemonless.rows(folder, pace, asked.rounds),
-        "daemon": lambda folder, _: rootless.rows(folder, asked.pairs),
+        "rootless": lambda folder, _: rootless.rows(folder, asked.pairs),
         "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
         "runtime": lambda *_: assigning.rows(asked.rounds),
         "webhook": lambda folder, _: reviewing.rows(folder),
