@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
 
-__all__ = ["VARIABLE", "Agreement", "Step", "agreement", "prepare", "selection", "step_of"]
+__all__ = ["VARIABLE", "Agreement", "SlurmStep", "agreement", "prepare", "selection", "step_of"]
 
 VARIABLE = "IMAGEMATRIX_GANG"
 OFF, SAME = "off", "same"
@@ -51,7 +51,7 @@ BRACKETS = re.compile(r"\[([0-9,-]*)\]", re.ASCII)
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 
 
-class Step(Record):
+class SlurmStep(Record):
     """A step on several nodes, with their names, and that of the task's own node."""
 
     job: str
@@ -70,7 +70,7 @@ class Agreement(Record):
     folder: str
 
 
-def step_of(environment: Mapping[str, str]) -> Step | None:
+def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the step of a task with these variables, None if it has one node only; raise UsageError."""
     nodes = environment.get("SLURM_STEP_NODELIST", "")
     if environment.get("SLURM_STEP_NUM_NODES", "1") in ("", "1") and not re.search(r"[\[,]", nodes):
@@ -82,10 +82,12 @@ def step_of(environment: Mapping[str, str]) -> Step | None:
     names = tuple(dict.fromkeys(_expanded(nodes)))
     if node not in names:
         raise UsageError(f"SLURMD_NODENAME {node!r:.80} is not in SLURM_STEP_NODELIST {nodes!r:.80}")
-    return Step(job=job, number=number, nodes=names, node=node) if len(names) > 1 else None
+    return SlurmStep(job=job, number=number, nodes=names, node=node) if len(names) > 1 else None
 
 
-def agreement(step: Step, environment: Mapping[str, str], site: Site, folder: str | None) -> Agreement | None:
+def agreement(
+    step: SlurmStep, environment: Mapping[str, str], site: Site, folder: str | None
+) -> Agreement | None:
     """Return what the tasks of a step on several nodes agree on, None if each chooses for its own node.
 
     IMAGEMATRIX_GANG in the variables of a task, or the key `gang` of the site's file, is `off`, `same`, or
@@ -125,7 +127,7 @@ def prepare(folder: str) -> None:
 
 
 def selection(
-    step: Step,
+    step: SlurmStep,
     agreed: Agreement,
     host: Host,
     catalog: Callable[[], Catalog],
@@ -186,7 +188,7 @@ def _names(part: str) -> Iterator[str]:
                 yield f"{start}{number:0{len(first)}}{end}"
 
 
-def _hosts(step: Step, folder: str) -> dict[str, Host]:
+def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
     """Return the saved Hosts of the step's nodes; raise ProbeError if one has none."""
     from imagematrix.node.host import Host
 
@@ -233,7 +235,7 @@ def _described(gpu: Gpu) -> tuple[str | None, ...]:
     return gpu.name, gpu.compute, gpu.pci_device_id
 
 
-def _catalog(step: Step, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
+def _catalog(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
     """Return the catalog of the step, which the first of its tasks stores."""
     path = os.path.join(folder, STEPS, f"{os.geteuid()}-{step.job}.{step.number}.json")
     try:

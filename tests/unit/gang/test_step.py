@@ -61,7 +61,7 @@ def decide(folder, shipped_catalog):
 )
 def test_lists_of_nodes_are_expanded(nodes, expected):
     variables = VARIABLES | {"SLURM_STEP_NODELIST": nodes, "SLURMD_NODENAME": expected[0]}
-    assert steps.step_of(variables) == steps.Step(
+    assert steps.step_of(variables) == steps.SlurmStep(
         job="17", number="0", nodes=tuple(expected), node=expected[0]
     )
 
@@ -90,7 +90,7 @@ def test_a_step_on_one_node_needs_no_agreement(changes):
     assert steps.step_of({} if changes is None else VARIABLES | changes) is None
 
 
-STEP = steps.Step(job="1", number="0", nodes=("a", "b"), node="a")
+STEP = steps.SlurmStep(job="1", number="0", nodes=("a", "b"), node="a")
 
 
 @pytest.mark.parametrize(
