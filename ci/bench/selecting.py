@@ -6,6 +6,7 @@ import contextlib
 import gc
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     )
     yield _timed(f"{FLEET:,} nodes of {KINDS} kinds", calls(many, 3), FLEET_BAR, pace)
     for what, alike in (("one variant", None), ("alike variants", "cuda")):
-        seconds = calls(lambda alike=alike: ganged(alike), 3)
+        seconds = calls(partial(ganged, alike), 3)
         yield _timed(f"{what} for {GANG:,} nodes of {KINDS} kinds", seconds, GANG_BAR, pace)
 
 

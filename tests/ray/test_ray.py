@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "how-to" / "batch-systems.md"
 RAY = Path(sys.executable).with_name("ray")
 SECONDS = 120
 HEAD = "127.0.0.1:6379"
-HOSTS = {"genoa-h200": "avx512_bf16", "sapphirerapids-h100": "amx_tile", "rome-a100": "sse4a"}
+HOSTS = {"genoa-h200": "sse4a", "sapphirerapids-h100": "amx_tile"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
             digest=None,
             platform="linux/amd64",
             cuda="12.4",
-            cubins=("80" if "a100" in name else "90",),
+            cubins=("90",),
             driver=UserModeDriver(mode="exact", version="550.163.01"),
             cpu_flags=frozenset({flag}),
         )
@@ -90,7 +90,7 @@ def _ray(*words, **variables):
             {"training:v1-genoa-h200", "training:v1-sapphirerapids-h100"},
         ),
         ('"imagematrix.io/cpu-flag.amx_tile": "true"', {"training:v1-sapphirerapids-h100"}),
-        ('"imagematrix.io/gpu.compute-max": "80"', {"training:v1-rome-a100"}),
+        ('"imagematrix.io/cpu-flag.sse4a": "true"', {"training:v1-genoa-h200"}),
     ],
 )
 def test_a_task_gets_the_image_for_its_node_and_its_gpu(cluster, folder, selector, chosen):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import imagematrix
+from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import ImagematrixError
+from imagematrix.gang.gang import Gang, Left, NothingFitsAll
 from imagematrix.launcher.devices import DeviceProblem, DevicesError
 from imagematrix.matrix import problems
 from imagematrix.matrix.problems import Mark, MatrixError
@@ -17,7 +19,10 @@ from imagematrix.selection.selection import NothingFits
 
 SOME: Any = {"any": "thing"}  # for a Selection
 NODE = DeviceProblem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
+LEFT = Left(hosts=("node1",), nearest=None, rules=())
+GANG = Gang(catalog=Catalog(image="t", version="v1", variants=()), alike=None, members=(), left=(LEFT,))
 OWN = {
+    NothingFitsAll: lambda: NothingFitsAll("none fits all", gang=GANG, remedy="build one"),
     NothingFits: lambda: NothingFits("none fits", selection=SOME, remedy="build one"),
     DevicesError: lambda: DevicesError((NODE,)),
     MatrixError: lambda: MatrixError("matrix.yaml", [problems.Problem(message="bad", mark=Mark(1, 2))]),

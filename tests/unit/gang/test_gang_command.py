@@ -171,3 +171,13 @@ def test_cuda_of_a_variant_for_gpus_may_be_unknown(make):
     assert alike.unknown([cpu, gpu, make.variant()], ["cuda"]) == {"cuda": 1}
     assert alike.words(cpu, ["cuda"]) == "no cuda"
     assert alike.key(gpu, ["cuda"]) != alike.key(replace(gpu, reference="t:other"), ["cuda"])
+
+
+def test_a_node_with_several_kinds_of_gpus_passes_those_that_the_variant_fits(profiles, shipped_catalog):
+    mixed, a100 = im.Host.load(profiles["mixed"]), im.Host.load(profiles["rome-a100"])
+    a100 = replace(a100, driver=mixed.driver)
+    found = im.select_gang({"a": mixed, "b": a100}, shipped_catalog, gpus=1)
+    assert [member.variant.cubins for member in found.members] == [("80",), ("80",)]
+    assert found.by_name["a"].gpus == (mixed.gpus[1].uuid,)
+    alone = im.select_gang({"a": mixed}, shipped_catalog, gpus=1)
+    assert alone.by_name["a"].gpus == (mixed.gpus[0].uuid,)
