@@ -9,6 +9,7 @@ returns, so nobody can remove the lock of its successor by mistake.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["locked", "sweep"]
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 1.0
+TRIES = 5  # to read a file that others remove
 TOLD_S = 30.0  # between two messages to someone who waits
 MINE = "try-"  # prefix of the files that are linked to locks
 DAMAGED = Holder(host="?", pid=0, started="", boot="", namespace="", token="damaged")  # noqa: S106
@@ -151,10 +153,19 @@ def _same(path: Path, mine: Path) -> bool:
 
 def _holder(path: Path, mine: Path) -> tuple[Holder, bool] | None:
     """Return the holder of a lock and whether it is alive, None if there is no such lock."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
+    for again in reversed(range(TRIES)):
+        try:
+            return _read(path, mine)
+        except FileNotFoundError:
+            break
+        except OSError as error:  # ESTALE: another machine has removed it since it was opened
+            if error.errno != errno.ESTALE or not again:
+                raise
+    return None
+
+
+def _read(path: Path, mine: Path) -> tuple[Holder, bool]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         found = holder.read(descriptor) or DAMAGED
         os.utime(mine)  # the file system's clock, which may differ from this machine's

@@ -42,6 +42,7 @@ static int fault(const char *call, const char *path) {
     int every, found = 0;
     FILE *file = fopen(faults, "re");
     if (!file) return 0;
+    if (!path) path = ""; /* of an open file that was removed */
     for (int rule = 0; rule < RULES && fgets(line, sizeof line, file); rule++) {
         if (sscanf(line, "%15s %255s %15s %d", name, part, kind, &every) != 4 || every < 1) continue;
         if (strcmp(name, "*") && strcmp(name, call)) continue;
@@ -108,16 +109,15 @@ static int do_rename(const char *from, const char *to, unsigned int flags) {
     CHANGE("rename", to, renameat2(base, inside(from), base, inside(to), flags));
 }
 static int do_chmod(const char *path, mode_t mode, struct fuse_file_info *info) {
-    (void)info;
-    CHANGE("chmod", path, fchmodat(base, inside(path), mode, 0));
+    CHANGE("chmod", path, info ? fchmod(info->fh, mode) : fchmodat(base, inside(path), mode, 0));
 }
 static int do_chown(const char *path, uid_t user, gid_t group, struct fuse_file_info *info) {
     (void)info;
     CHANGE("chown", path, fchownat(base, inside(path), user, group, AT_SYMLINK_NOFOLLOW));
 }
 static int do_utimens(const char *path, const struct timespec times[2], struct fuse_file_info *info) {
-    (void)info;
-    CHANGE("utimens", path, utimensat(base, inside(path), times, AT_SYMLINK_NOFOLLOW));
+    CHANGE("utimens", path,
+           info ? futimens(info->fh, times) : utimensat(base, inside(path), times, AT_SYMLINK_NOFOLLOW));
 }
 
 static int do_truncate(const char *path, off_t size, struct fuse_file_info *info) {

@@ -1,5 +1,6 @@
 """Locks that processes of several machines share: one holds it, and a dead one holds nothing."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -244,3 +245,28 @@ def test_many_processes_of_which_some_are_killed_hold_it_one_after_the_other(loc
             assert inside == number
             inside = None
     assert sorted(int(number) for number, what in lines if what == "in") == [*range(40)]
+
+
+@pytest.mark.parametrize(("stale", "gone"), [(1, False), (1, True), (locks.TRIES, False)])
+def test_a_lock_that_is_removed_while_it_is_read_is_none(lock, monkeypatch, stale, gone):
+    elsewhere(lock, quiet_s=0)
+    mine = lock.with_name("mine")
+    mine.write_text("")
+    tries = []
+    read = holder.read
+
+    def reading(descriptor):
+        tries.append(descriptor)
+        if len(tries) > stale:
+            return read(descriptor)
+        if gone:
+            lock.unlink()
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(holder, "read", reading)
+    if stale == locks.TRIES:
+        with pytest.raises(OSError, match="Stale"):
+            locks._holder(lock, mine)
+    else:
+        found = locks._holder(lock, mine)
+        assert found is None if gone else found[0].host == "node7"
