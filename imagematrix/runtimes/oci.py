@@ -54,8 +54,9 @@ MASKED = (
     "/sys/firmware",
 )
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+PROC = ("/proc", "proc", "proc", ("nosuid", "noexec", "nodev"))
+PROC_OF_NODE = ("/proc", "bind", "/proc", ("rbind", "nosuid", "noexec", "nodev"))
 MOUNTS = (
-    ("/proc", "proc", "proc", ("nosuid", "noexec", "nodev")),
     ("/dev", "tmpfs", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
     ("/dev/pts", "devpts", "devpts", ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620")),
     # Of the node, so that the ranks of an MPI job share memory, and loaders of data have enough of it.
@@ -66,6 +67,7 @@ MOUNTS = (
 
 def config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
+    own = container.own_processes
     return {
         "ociVersion": VERSION,
         "process": {
@@ -81,7 +83,7 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "mounts": [
             *(
                 {"destination": target, "type": kind, "source": source, "options": list(options)}
-                for target, kind, source, options in MOUNTS
+                for target, kind, source, options in (PROC if own else PROC_OF_NODE, *MOUNTS)
             ),
             *(_bound(path, path, read_only=False) for path in container.devices),
             *(_bound(bind.source, bind.target, read_only=bind.read_only) for bind in container.binds),
@@ -89,7 +91,7 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "annotations": dict(container.annotations),
         "linux": {
             # The node's network, host name and IPC, as jobs of several processes need them.
-            "namespaces": [{"type": "pid"}, {"type": "mount"}],
+            "namespaces": [*([{"type": "pid"}] if own else []), {"type": "mount"}],
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
         },
