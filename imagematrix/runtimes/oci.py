@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["bundle", "command", "config"]
 
 VERSION = "1.0.2"
+RUNC = "runc"
 FIRST_FD = 3  # that a runtime passes on (--preserve-fds)
 # Docker's (oci/caps/defaults.go of moby): in a user namespace with one user, they concern only its own files.
 CAPABILITIES = (
@@ -105,9 +106,14 @@ def bundle(folder: str, container: ContainerSpec, root: str) -> str:
     return folder
 
 
-def command(runtime: str, folder: str, name: str, kept: int = 0) -> list[str]:
-    """Return the command that runs the bundle in `folder`, and passes on `kept` descriptors from 3."""
-    words = [runtime, "--root", f"{folder}/state", "run", "--bundle", folder]
+def command(runtime: str, folder: str, name: str, kept: int = 0, *, own_processes: bool = True) -> list[str]:
+    """Return the command that runs the bundle in `folder`, and passes on `kept` descriptors from 3.
+
+    Without `own_processes`, runc warns that it cannot find those of a container without a cgroup: its
+    warnings go to a file then, and errors still to stderr.
+    """
+    log = ["--log", f"{folder}/log"] if runtime == RUNC and not own_processes else []
+    words = [runtime, "--root", f"{folder}/state", *log, "run", "--bundle", folder]
     return [*words, *(["--preserve-fds", str(kept)] if kept else []), name]
 
 

@@ -111,6 +111,8 @@ def test_a_container_among_the_node_s_processes_has_its_proc():
         assert proc == kind
         assert ({"type": "pid"} in document["linux"]["namespaces"]) is own
         assert "/proc/sysrq-trigger" in document["linux"]["readonlyPaths"]
+        assert ("--log" in oci.command("runc", "/at", "job", own_processes=own)) is not own
+        assert "--log" not in oci.command("crun", "/at", "job", own_processes=own)
 
 
 def test_bubblewrap_gets_the_same(tmp_path):
