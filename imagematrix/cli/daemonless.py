@@ -21,6 +21,7 @@ from imagematrix.image_store.folder import ImageStore, store_folder
 from imagematrix.launcher.devices import DevicesError, check
 from imagematrix.launcher.options import JSON
 from imagematrix.launcher.request import Engine, request
+from imagematrix.record import replace
 from imagematrix.reference import names_registry, split
 from imagematrix.runtimes.container import container, other_user
 from imagematrix.runtimes.options import container_options, site_binds
@@ -80,7 +81,7 @@ class DaemonlessLaunch:
     """What the options and the site make of a launch: the store, the image in it, and the container.
 
     `folders` are mounted besides those of the site and the options, and `inherited` are variables over which
-    those of the image win.
+    those of the image win. The container has `own_processes`, or those of the node.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class DaemonlessLaunch:
         *,
         folders: tuple[Bind, ...] = (),
         inherited: Mapping[str, str] | None = None,
+        own_processes: bool = True,
     ) -> None:
         self._args = args
         self._image = site.full(image)
@@ -99,6 +101,7 @@ class DaemonlessLaunch:
         self._site = site
         self._folders = folders
         self._inherited = inherited
+        self._own_processes = own_processes
         self._policy = path_of(args.policy)
         self.store = ImageStore(store_folder(site, args.store))
 
@@ -143,9 +146,10 @@ class DaemonlessLaunch:
         binds = (*site_binds(self._site.mounts), *self._folders)
         home = _home((*binds, *self._options.binds))
         name = f"imagematrix-{os.getpid()}"
-        return container(
+        made = container(
             _config(image), launch, self._options, binds, name=name, home=home, inherited=self._inherited
         )
+        return replace(made, own_processes=self._own_processes)
 
     def command(self, chosen: Selection, launch: Launch, runtime: str) -> list[str]:
         """Return the command that starts a launch; of an image that is not in the store, as far as known."""

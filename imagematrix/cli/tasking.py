@@ -93,7 +93,9 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         terminal=terminal,
         read_only=False,
     )
-    made = DaemonlessLaunch(args, image, options, site, folders=folders, inherited=task.inherited)
+    made = DaemonlessLaunch(
+        args, image, options, site, folders=folders, inherited=task.inherited, own_processes=False
+    )
     node = probe()
     if configuration is not None:
         _require_unchanged(configuration, task.environment, node)

@@ -27,7 +27,8 @@ class ContainerSpec(Record):
     """A process with its files: `args` run in `folder`, with exactly these variables, binds and devices.
 
     Each of `devices` is a device node of the node, at the same path in the container. `annotations` are its
-    labels.
+    labels. Without `own_processes`, an OCI runtime starts it among the processes of the node, so that a batch
+    system signals it like any other: the first process of a namespace ignores what it does not handle.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ContainerSpec(Record):
     read_only: bool = False
     terminal: bool = False
     interactive: bool = False
+    own_processes: bool = True
 
 
 def container(

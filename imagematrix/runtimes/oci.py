@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["bundle", "command", "config"]
 
 VERSION = "1.0.2"
+RUNC = "runc"
 FIRST_FD = 3  # that a runtime passes on (--preserve-fds)
 # Docker's (oci/caps/defaults.go of moby): in a user namespace with one user, they concern only its own files.
 CAPABILITIES = (
@@ -54,8 +55,9 @@ MASKED = (
     "/sys/firmware",
 )
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+PROC = ("/proc", "proc", "proc", ("nosuid", "noexec", "nodev"))
+PROC_OF_NODE = ("/proc", "bind", "/proc", ("rbind", "nosuid", "noexec", "nodev"))
 MOUNTS = (
-    ("/proc", "proc", "proc", ("nosuid", "noexec", "nodev")),
     ("/dev", "tmpfs", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
     ("/dev/pts", "devpts", "devpts", ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620")),
     # Of the node, so that the ranks of an MPI job share memory, and loaders of data have enough of it.
@@ -66,6 +68,7 @@ MOUNTS = (
 
 def config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
+    own = container.own_processes
     return {
         "ociVersion": VERSION,
         "process": {
@@ -81,7 +84,7 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "mounts": [
             *(
                 {"destination": target, "type": kind, "source": source, "options": list(options)}
-                for target, kind, source, options in MOUNTS
+                for target, kind, source, options in (PROC if own else PROC_OF_NODE, *MOUNTS)
             ),
             *(_bound(path, path, read_only=False) for path in container.devices),
             *(_bound(bind.source, bind.target, read_only=bind.read_only) for bind in container.binds),
@@ -89,7 +92,7 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "annotations": dict(container.annotations),
         "linux": {
             # The node's network, host name and IPC, as jobs of several processes need them.
-            "namespaces": [{"type": "pid"}, {"type": "mount"}],
+            "namespaces": [*([{"type": "pid"}] if own else []), {"type": "mount"}],
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
         },
@@ -103,9 +106,14 @@ def bundle(folder: str, container: ContainerSpec, root: str) -> str:
     return folder
 
 
-def command(runtime: str, folder: str, name: str, kept: int = 0) -> list[str]:
-    """Return the command that runs the bundle in `folder`, and passes on `kept` descriptors from 3."""
-    words = [runtime, "--root", f"{folder}/state", "run", "--bundle", folder]
+def command(runtime: str, folder: str, name: str, kept: int = 0, *, own_processes: bool = True) -> list[str]:
+    """Return the command that runs the bundle in `folder`, and passes on `kept` descriptors from 3.
+
+    Without `own_processes`, runc warns that it cannot find those of a container without a cgroup: its
+    warnings go to a file then, and errors still to stderr.
+    """
+    log = ["--log", f"{folder}/log"] if runtime == RUNC and not own_processes else []
+    words = [runtime, "--root", f"{folder}/state", *log, "run", "--bundle", folder]
     return [*words, *(["--preserve-fds", str(kept)] if kept else []), name]
 
 

@@ -110,7 +110,8 @@ def _run(
 ) -> int:
     """Run a container with a `runtime`; with bwrap or Apptainer and no terminal, this process remains."""
     if runtime not in (BWRAP, CH_RUN, apptainer.PROGRAM):
-        words = oci.command(runtime, oci.bundle(at, container, root), container.name, len(leases))
+        folder, own = oci.bundle(at, container, root), container.own_processes
+        words = oci.command(runtime, folder, container.name, len(leases), own_processes=own)
         _arrange(leases)
         os.execvpe(words[0], words, oci.environment())  # noqa: S606 - without a shell, on purpose
     inherit(leases)

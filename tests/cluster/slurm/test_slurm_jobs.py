@@ -19,13 +19,13 @@ def srun(cluster, *words, code=0, **how):
 
 
 def refused(cluster, *words, code):
-    """Run a step whose ranks are refused, within 30 s; return its errors.
+    """Run a step whose ranks are refused, within 10 s; return its errors.
 
     srun ends with the highest code: with that of a rank which was ended because another one was refused.
     """
     started = time.monotonic()
     done = cluster.run("srun", *words)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 10
     assert done.returncode in (code, 128 + signal.SIGTERM), done.stderr
     assert f"Exited with exit code {code}\n" in done.stderr
     return done.stderr
@@ -172,6 +172,14 @@ def test_signals_reach_the_program(cluster):
     # Slurm signals the runtime, which passes it on, and the program itself.
     assert step.communicate(timeout=20)[0].replace("usr1\n", "") == "term\n"
     assert step.returncode == 9
+
+
+def test_a_program_without_handlers_ends_at_once(cluster):
+    step = cluster.popen("srun", "--gpus=1", IMAGE, "sh", "-c", "echo ready; exec sleep 60")
+    assert step.stdout.readline() == "ready\n"
+    cluster.run("scancel", "--user=user")
+    error = step.communicate(timeout=20)[1]
+    assert step.returncode == 143, error  # by SIGTERM, not by the SIGKILL that comes later
 
 
 def test_what_ignores_the_signal_ends_with_the_job_and_leaves_nothing(cluster):

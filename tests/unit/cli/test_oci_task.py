@@ -69,6 +69,7 @@ def test_the_task_gets_the_gpus_that_it_may_open_and_the_job_s_variables(run, tm
     assert (f"{tmp_path}/spool",) * 2 in [(bind.source, bind.target) for bind in container.binds]
     assert container.interactive
     assert not container.terminal
+    assert not container.own_processes
     assert len(leases) == 1
     assert os.environ["HOME"] == "/home/me"
     assert os.environ["PATH"].startswith("/own/bin:/usr/local/sbin:")

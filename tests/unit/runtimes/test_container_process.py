@@ -9,6 +9,7 @@ from imagematrix.documents import Fields
 from imagematrix.errors import UsageError
 from imagematrix.launcher.options import split
 from imagematrix.launcher.plan import Launch
+from imagematrix.record import replace
 from imagematrix.runtimes import bubblewrap, oci
 from imagematrix.runtimes.container import PATH, container, other_user
 from imagematrix.runtimes.options import Bind, container_options
@@ -100,6 +101,18 @@ def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
         "runc", "--root", f"{tmp_path}/state", "run", "--bundle", str(tmp_path), "--preserve-fds", "2", "job",
     ]  # fmt: skip
     assert "--preserve-fds" not in oci.command("runc", folder, "job")
+
+
+def test_a_container_among_the_node_s_processes_has_its_proc():
+    given = made(IMAGE)
+    for own, kind in ((True, "proc"), (False, "bind")):
+        document = oci.config(replace(given, own_processes=own), "/at/root")
+        (proc,) = [mount["type"] for mount in document["mounts"] if mount["destination"] == "/proc"]
+        assert proc == kind
+        assert ({"type": "pid"} in document["linux"]["namespaces"]) is own
+        assert "/proc/sysrq-trigger" in document["linux"]["readonlyPaths"]
+        assert ("--log" in oci.command("runc", "/at", "job", own_processes=own)) is not own
+        assert "--log" not in oci.command("crun", "/at", "job", own_processes=own)
 
 
 def test_bubblewrap_gets_the_same(tmp_path):
