@@ -54,7 +54,7 @@ def _start(args: RunArgs, image: str) -> int:
     host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
     requested = request(args, host, catalog_of(image, args.catalog, policy), wanted, remote)
     chosen, launch = requested.first()
-    launch = _signed(chosen, launch, policy)
+    launch = _of_job(_signed(chosen, launch, policy))
     if args.shown:
         _print(launch, args)
         return 0
@@ -71,7 +71,7 @@ def _start(args: RunArgs, image: str) -> int:
             claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
             signed = launch
             chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
-            launch = _signed(chosen, launch, policy, signed)
+            launch = _of_job(_signed(chosen, launch, policy, signed))
             claimed.pass_on()
         _pull(launch, args)
         if args.detached:
@@ -91,6 +91,15 @@ def _signed(chosen: Selection, launch: Launch, policy: Path | None, before: Laun
     if digest is None or "@" in launch.reference:
         return launch
     return replace(launch, reference=f"{launch.reference}@{digest}")
+
+
+def _of_job(launch: Launch) -> Launch:
+    """Return the launch with a label of the job of Slurm that this process is in, if any."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return launch
+    from imagematrix.slurm.containers import labels_of
+
+    return launch.with_labels(labels_of(os.environ))
 
 
 def _pull(launch: Launch, args: RunArgs) -> None:

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from imagematrix.engine.removal import remove_container
 from imagematrix.engine.transport import errors
 from imagematrix.swarm.manager import Manager, RemovedError
 from imagematrix.swarm.service import JOB, LABEL
@@ -21,7 +22,6 @@ __all__ = ["SCHEMA", "Removed", "clean"]
 
 SCHEMA = "imagematrix.swarm-gc/v1"
 SERVICE_ID = "com.docker.swarm.service.id"  # a label that Swarm sets
-GONE, BEING_REMOVED = 404, 409
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def clean(client: DockerClient, older_than_s: float = 0.0, *, dry_run: bool = Fa
     orphans = [(identifier, name) for identifier, service, name in containers if service not in present]
     if not dry_run:
         for identifier, _ in orphans:
-            _remove(client, identifier)
+            remove_container(client, identifier)
     return Removed(
         services=tuple(sorted(names)), containers=tuple(sorted(name for _, name in orphans)), dry_run=dry_run
     )
@@ -85,15 +85,3 @@ def _ended_containers(client: DockerClient, label: str, before: float) -> Iterat
                 state = client.api.inspect_container(listed["Id"])["State"]
                 if seconds(str(state.get("FinishedAt") or "")) <= before:
                     yield listed["Id"], listed["Labels"][SERVICE_ID], listed["Names"][0].lstrip("/")
-
-
-def _remove(client: DockerClient, identifier: str) -> None:
-    """Remove a container and its anonymous volumes, as Swarm does; it may be removed already."""
-    from docker.errors import APIError
-
-    with errors():
-        try:
-            client.api.remove_container(identifier, v=True)
-        except APIError as error:
-            if error.status_code not in (GONE, BEING_REMOVED):
-                raise

@@ -4,6 +4,7 @@ The GPUs are simulated: a profile with eight of them, and device nodes that can 
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -324,3 +325,22 @@ def test_the_engine_dies_during_a_run_and_during_a_wait(engine, start):
         engine.docker("rm", "-f", name)
     assert all(gpu["free"] for gpu in gpus(engine))
     assert run(engine, "--gpus", "8", "--rm", "training:v1", "true").returncode == 0
+
+
+def test_what_a_killed_job_of_slurm_left_is_removed_and_nothing_else(engine):
+    """The commands are killed with SIGKILL, as Slurm kills them; the containers live on."""
+    for job in ("77", "78"):
+        environment = {**engine.environment, "SLURM_JOB_ID": job, "SLURM_STEP_GPUS": "0,1"}
+        words = [*engine.inside, ROOT / ".venv/bin/imagematrix", "run", "--host", H200, "--gpus", "1"]
+        words += ["--name", f"of-{job}", "training:v1", "sh", "-c", "echo ready; sleep 300"]
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        ) as process:
+            assert process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGKILL)
+    assert engine.inspect("of-77")["State"]["Running"]
+    done = engine.imagematrix("slurm", "epilog", env={**engine.environment, "SLURM_JOB_ID": "77"})
+    assert (done.returncode, done.stdout) == (0, "container of-77\n"), done.stderr
+    assert engine.docker("ps", "-a", "--format", "{{.Names}}").stdout.split() == ["of-78"]
+    again = engine.imagematrix("slurm", "epilog", env={**engine.environment, "SLURM_JOB_ID": "77"})
+    assert (again.returncode, again.stdout) == (0, "")

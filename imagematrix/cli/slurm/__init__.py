@@ -3,4 +3,4 @@
 __all__ = ["COMMANDS"]
 
 # In the order of --help. Each is the function `command` in the module of that name.
-COMMANDS = ("node-config", "importer")
+COMMANDS = ("node-config", "importer", "epilog")

@@ -1,0 +1,28 @@
+"""`imagematrix slurm epilog`: removes the containers that a job has left in the engine of this node."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+from imagematrix.cli.output import print_text
+
+__all__ = ["command"]
+
+
+def command() -> None:
+    """Remove the containers that the job SLURM_JOB_ID has left in this node's engine, and print their names.
+
+    For Epilog in slurm.conf. On a node without an engine, there are none.
+    """
+    from imagematrix.engine import transport
+    from imagematrix.engine.endpoint import address
+    from imagematrix.slurm.containers import job_of, remove
+
+    job = job_of(os.environ)
+    socket = address().removeprefix("unix://")
+    if socket.startswith("/") and not os.path.exists(socket):  # noqa: PTH110
+        return
+    with closing(transport.client()) as client:
+        for name in remove(client, job):
+            print_text(f"container {name}")

@@ -1,0 +1,50 @@
+"""Containers that a job of Slurm has an engine start: by a label with the job's number they are found again.
+
+They are no processes of the job, so Slurm cannot end them: with scancel and at the time limit, it ends
+docker's command, which passes the signal on unless it is killed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.engine.removal import remove_container
+from imagematrix.engine.transport import errors
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from docker import DockerClient
+
+__all__ = ["LABEL", "job_of", "labels_of", "remove"]
+
+LABEL = "io.imagematrix.slurm-job"
+VARIABLE = "SLURM_JOB_ID"
+NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+def labels_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a container that a process with these variables starts; none outside of a job."""
+    job = environment.get(VARIABLE, "")
+    return {LABEL: job} if NUMBER.fullmatch(job) else {}
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """Return the number of the job that an Epilog is for; raise UsageError if its variable has none."""
+    job = environment.get(VARIABLE, "")
+    if not NUMBER.fullmatch(job):
+        raise UsageError(
+            f"{VARIABLE} {job!r:.40} is not the number of a job", remedy="let Slurm start it, as Epilog"
+        )
+    return job
+
+
+def remove(client: DockerClient, job: str) -> tuple[str, ...]:
+    """Remove the containers of a job, also running ones; return their names. Raises EngineError."""
+    with errors():
+        listed = client.api.containers(all=True, filters={"label": f"{LABEL}={job}"})
+    for one in listed:
+        remove_container(client, one["Id"], running=True)
+    return tuple(sorted(name.lstrip("/") for one in listed for name in one["Names"][:1]))
