@@ -119,6 +119,11 @@ class SlurmCluster:
             _capture(folder / name, hosts, name, profile)
         self.network = self._network()
 
+    @property
+    def in_network(self):
+        """The words that start a command in the network of the nodes."""
+        return ("nsenter", f"--net=/proc/{self.network.pid}/ns/net")
+
     def write(self, name, text):
         """Write a file of the folder /etc/slurm."""
         (self.shared / "slurm" / name).write_text(text)
@@ -135,8 +140,12 @@ class SlurmCluster:
         first = next(iter(self.nodes))
         self._daemon(first, "slurmctld", "-D")
         for name in self.nodes:
-            self._daemon(name, "slurmd", "-D", "-N", name)
+            self.start_slurmd(name)
         self.wait_until_idle()
+
+    def start_slurmd(self, name):
+        """Start the daemon of a node."""
+        self._daemon(name, "slurmd", "-D", "-N", name)
 
     def configure(self):
         """Write slurm.conf and gres.conf, with the lines of each node."""
@@ -239,7 +248,7 @@ class SlurmCluster:
         with (self.folder / f"enter-{node}.log").open("w") as log:
             self.processes[key] = subprocess.Popen(
                 [
-                    *("nsenter", f"--net=/proc/{self.network.pid}/ns/net", "unshare", "--mount", "--uts"),
+                    *(*self.in_network, "unshare", "--mount", "--uts"),
                     *("sh", "-c", ENTER, "slurm-node", str(self.folder / node), node, *words),
                 ],
                 stdin=subprocess.DEVNULL,

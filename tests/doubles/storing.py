@@ -61,6 +61,20 @@ def put(server, *pairs, version="v1", repository="ml/training"):
     return f"{image}:{version}"
 
 
+def push(registry, *pairs, version="v1", repository="ml/training"):
+    """Push images with their tags, and the index of their version, to a real registry; return its name."""
+    name = f"{registry.address}/{repository}"
+    with Registry(name) as client:
+        for image, tag in pairs:
+            for digest, raw in image.blobs.items():
+                if digest != image.digest and not client.has_blob(digest):
+                    client.push_blob(digest, io.BytesIO(raw))
+            client.push_manifest(tag, image.raw, MANIFEST)
+        entries = [entry_of(client, tag) for _, tag in pairs]
+        client.push_manifest(version, index.write(entries, name, version), INDEX)
+    return f"{name}:{version}"
+
+
 def from_registry(server, repository="ml/training"):
     @contextlib.contextmanager
     def source():

@@ -1,7 +1,6 @@
 """Stores in folders: filled by ordinary users, from a real registry, shared by several machines."""
 
 import gzip
-import io
 import json
 import os
 import re
@@ -17,16 +16,12 @@ from types import SimpleNamespace
 import pytest
 import zstandard
 from engines import Registry
-from images import MANIFEST, hardlink, layout, link, special, tar
+from images import hardlink, layout, link, special, tar
 from machines import wait_until
 from processes import new_folder, remove_folder
-from storing import listed, variant
+from storing import listed, push, variant
 
-from imagematrix.catalog import index
-from imagematrix.catalog.registry import entry_of
 from imagematrix.image_store.folder import ImageStore
-from imagematrix.oci.manifest import INDEX
-from imagematrix.oci.registry import Registry as Client
 
 ROOT = Path(__file__).parents[2]
 USER = 4711
@@ -80,18 +75,6 @@ def home():
 @pytest.fixture
 def store(home):
     return ImageStore(home / "store")
-
-
-def push(registry, image, tag, version="v1", repository="ml/training"):
-    """Publish a version with one image; return its name."""
-    name = f"{registry.address}/{repository}"
-    with Client(name) as client:
-        for digest, raw in image.blobs.items():
-            if digest != image.digest and not client.has_blob(digest):
-                client.push_blob(digest, io.BytesIO(raw))
-        client.push_manifest(tag, image.raw, MANIFEST)
-        client.push_manifest(version, index.write([entry_of(client, tag)], name, version), INDEX)
-    return f"{name}:{version}"
 
 
 def command(home, *words, before="", code=("-m", "imagematrix"), machine=None, own=""):
@@ -162,7 +145,7 @@ def test_an_ordinary_user_gets_the_files_of_a_distribution(registry, debian, hom
     image, tag = variant(
         "cpu", debian, tar("etc/.wh.debian_version", ("new", b"x")), version=packed, packed=PACKED[packed]
     )
-    name = push(registry, image, tag, packed)
+    name = push(registry, (image, tag), version=packed)
     result = pull(home, name)
     assert (result.returncode, result.stdout) == (
         0,
@@ -216,7 +199,7 @@ def test_a_squashfs_has_the_same_bytes_on_one_processor_and_on_all(debian, home)
 
 def test_a_download_that_was_killed_goes_on(registry, home, store):
     image, tag = variant("cpu", tar(("f", os.urandom(60_000_000))), version="killed", packed=bytes)
-    name = push(registry, image, tag, "killed")
+    name = push(registry, (image, tag), version="killed")
     size = len(image.blobs[image.layers[0]])
     words = "pull", name, "--to", home / "store", "--gpus", "none"
     # A slow reader: the process is stopped and killed as soon as it has some of the layer.
@@ -246,7 +229,7 @@ def test_a_download_that_was_killed_goes_on(registry, home, store):
 
 def test_several_machines_share_a_store(registry, home):
     image, tag = variant("cpu", tar(("f", os.urandom(20_000_000))), version="shared", packed=bytes)
-    name = push(registry, image, tag, "shared")
+    name = push(registry, (image, tag), version="shared")
     words = "pull", name, "--to", home / "store", "--gpus", "none"
     started = [
         subprocess.Popen(
@@ -270,7 +253,7 @@ def test_several_machines_share_a_store(registry, home):
 
 def test_another_machine_takes_over_from_one_that_died(registry, home, store):
     image, tag = variant("cpu", tar(("f", os.urandom(60_000_000))), version="dead", packed=bytes)
-    name = push(registry, image, tag, "dead")
+    name = push(registry, (image, tag), version="dead")
     words = "pull", name, "--to", home / "store", "--gpus", "none"
     with subprocess.Popen(
         command(home, *words, machine="node1", code=("-c", QUICK)),
@@ -307,7 +290,7 @@ finally:
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(registry, home, store):
     image, tag = variant("cpu", tar(("f", os.urandom(20_000_000))), version="full", packed=bytes)
-    name = push(registry, image, tag, "full")
+    name = push(registry, (image, tag), version="full")
     result = pull(home, name, before=DISK.format(store=store, size="30m"))
     assert result.returncode == 2
     assert re.search(r"store has \d+ bytes left, and the image needs \d+", result.stderr)
@@ -319,7 +302,7 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(registry, home, store
 def test_a_disk_that_fills_up_leaves_no_image(registry, home, store, how, size):
     members = [(str(number), os.urandom(200_000) * 5) for number in range(60)]
     image, tag = variant("cpu", tar(*members), version="fills", packed=PACKED["zstd"])
-    name = push(registry, image, tag, "fills", repository=f"ml/fills{len(how)}{size}")
+    name = push(registry, (image, tag), version="fills", repository=f"ml/fills{len(how)}{size}")
     own = f"HOME={home}/estimates"
     result = pull(home, name, *how, before=DISK.format(store=store, size=size), code=("-c", LEFT), own=own)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
@@ -330,7 +313,10 @@ def test_a_disk_that_fills_up_leaves_no_image(registry, home, store, how, size):
 def test_a_read_only_store_gives_what_it_has(registry, home, store):
     image, tag = variant("cpu", version="has")
     other, other_tag = variant("cpu", tar("other"), version="lacks")
-    has, lacks = push(registry, image, tag, "has"), push(registry, other, other_tag, "lacks")
+    has, lacks = (
+        push(registry, (image, tag), version="has"),
+        push(registry, (other, other_tag), version="lacks"),
+    )
     assert pull(home, has).returncode == 0
     before = f"mount --bind {store} {store}; mount -o remount,bind,ro {store}"
     again = pull(home, has, before=before)

@@ -6,15 +6,19 @@ import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engines import Registry
 from images import Parts, layout, tar
 from pages import blocks
 from publishing import labels_of, tag
 from slurm_cluster import ROOT, SlurmCluster
+from storing import push
 
 PROFILES = {"n1": "genoa-h200", "n2": "skylake-v100"}
+PORT = 5031
 GUIDE = ROOT / "docs/how-to/set-up-slurm.md"
 VARIANTS = {"znver4": ("90", "550.163.01", ["avx512f"]), "skylake": ("70", "535.261.03", ["avx2"])}
 
@@ -29,9 +33,31 @@ def program(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def image_layout(tmp_path_factory):
+def image_layout(program, tmp_path_factory):  # noqa: ARG001 - for what ci/slurm makes
     """An OCI layout with both variants of training:v1, each a Debian that can say which it is."""
-    base = (ROOT / ".cache/bases/trixie.tar").read_bytes()
+    return _layout(_variants(".cache/bases/trixie.tar"), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def mpi_layout(program, tmp_path_factory):  # noqa: ARG001 - as above
+    """An OCI layout with the same variants, which have Open MPI."""
+    return _layout(_variants(".cache/slurm/mpi.tar"), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def published(cluster, tmp_path_factory):
+    """The name of training:v1 in a registry that both nodes reach."""
+    data = tmp_path_factory.mktemp("registry")
+    filling = Registry(SimpleNamespace(inside=()), PORT, data=data)
+    name = push(filling, *_variants(".cache/bases/trixie.tar"))
+    filling.remove()
+    serving = Registry(SimpleNamespace(inside=cluster.in_network), PORT, data=data)
+    yield name
+    serving.remove()
+
+
+def _variants(base):
+    """Return an image for each of VARIANTS, with its tag."""
     made = []
     for march, (compute, driver, flags) in VARIANTS.items():
         variant: dict[str, Any] = {
@@ -42,13 +68,17 @@ def image_layout(tmp_path_factory):
         }
         variant |= {"march": march, "cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
         own = labels_of(march, VARIANT=json.dumps(variant))
-        layers = (base, tar(("etc/variant", f"{march}\n".encode())))
+        layers = ((ROOT / base).read_bytes(), tar(("etc/variant", f"{march}\n".encode())))
         quick = partial(gzip.compress, compresslevel=1, mtime=0)
         made.append((Parts(*layers, labels=own, env=["OWN=image"], packed=quick), tag(own)))
-    names = [{"org.opencontainers.image.ref.name": name} for _, name in made]
-    entries = [parts.entry(annotations=name) for (parts, _), name in zip(made, names, strict=True)]
-    folder = tmp_path_factory.mktemp("layout") / "training"
-    return layout(folder, *(parts for parts, _ in made), entries=entries)
+    return made
+
+
+def _layout(images, factory):
+    """Write an OCI layout with images by their tags; return its path."""
+    names = [{"org.opencontainers.image.ref.name": name} for _, name in images]
+    entries = [parts.entry(annotations=name) for (parts, _), name in zip(images, names, strict=True)]
+    return layout(factory.mktemp("layout") / "training", *(parts for parts, _ in images), entries=entries)
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +95,7 @@ def cluster(program, image_layout):
     try:
         made.enter()
         for name in PROFILES:
-            said = made.imagematrix("slurm", "node-config", "--to", "/etc/slurm", node=name)
+            said = made.imagematrix("slurm", "node-config", "--to", "/etc/slurm", "--shards", "2", node=name)
             made.lines[name] = said.stdout.strip()
             made.imagematrix("slurm", "node-config", "--save", node=name)
         made.start()

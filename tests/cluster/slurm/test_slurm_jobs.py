@@ -1,6 +1,7 @@
 """Jobs of a real Slurm, each task in a container of the image that fits its node."""
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -253,6 +254,56 @@ def test_arguments_keep_quotes_and_lines(cluster):
     out = srun(cluster, "--gpus=1", IMAGE, "sh", "-c", script, "sh", *words)
     assert out == "".join(f"<{word}>" for word in words)
     assert not (cluster.shared / "home/evil").exists()
+
+
+def test_jobs_share_a_gpu_by_shards(cluster):
+    script = f"{GPUS}; sleep 2"
+    jobs = [cluster.popen("srun", "-w", "n1", "--gres=shard:1", IMAGE, "sh", "-c", script) for _ in range(2)]
+    # Slurm fills a GPU with shards before it takes another.
+    assert [job.communicate() for job in jobs] == [("nvidia0\n", "")] * 2
+
+
+def test_a_container_survives_its_slurmd(cluster):
+    job = cluster.popen("srun", "-w", "n2", "--gpus=1", IMAGE, "sh", "-c", "echo ready; sleep 4; echo done")
+    assert job.stdout.readline() == "ready\n"
+    cluster.stop("slurmd-n2")
+    cluster.start_slurmd("n2")
+    assert job.communicate() == ("done\n", "")
+    assert job.returncode == 0
+
+
+def test_a_node_that_is_drained_ends_what_runs_there(cluster):
+    job = cluster.popen("srun", "-w", "n2", "--gpus=1", IMAGE, "sh", "-c", "echo ready; sleep 2; echo done")
+    assert job.stdout.readline() == "ready\n"
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test", user=False)
+    try:
+        assert job.communicate() == ("done\n", "")
+        assert srun(cluster, "-N1", "--gpus=1", IMAGE, "cat", "/etc/variant") == "znver4\n"
+    finally:
+        cluster.run("scontrol", "update", "nodename=n2", "state=resume", user=False)
+
+
+def test_two_hundred_tasks_start_at_once_on_a_cold_store(cluster, published):
+    """Each fetches the image if need be: one does, and the others wait for it."""
+    own = "IMAGEMATRIX_STORE=/home/user/store,IMAGEMATRIX_GANG=off"
+    words = ("-N2", "-n200", "--overcommit", "--gpus-per-node=2", f"--export=ALL,{own}")
+    out = srun(cluster, *words, f"--container={published}", "cat", "/etc/variant", timeout=900)
+    assert sorted(out.split()) == ["skylake"] * 100 + ["znver4"] * 100
+    assert len([*(cluster.shared / "home/store/images").iterdir()]) == 2
+
+
+def test_ranks_of_open_mpi_meet_across_nodes(cluster, mpi_layout):
+    subprocess.run(["cp", "-a", mpi_layout, cluster.shared / "srv/mpi-layout"], check=True)
+    for name in cluster.nodes:
+        pull = ("pull", "training:v1", "--catalog", "oci:/srv/mpi-layout", "--to", "/srv/mpi")
+        cluster.imagematrix(*pull, node=name)
+    program = (
+        "from mpi4py import MPI; c = MPI.COMM_WORLD; v = open('/etc/variant').read().strip(); "
+        "n = c.allreduce(c.rank); a = c.gather(v); c.rank or print(c.size, n, *sorted(a))"
+    )
+    words = ("-N2", "-n4", "--mpi=pmix", "--gpus-per-node=2", "--export=ALL,IMAGEMATRIX_STORE=/srv/mpi")
+    out = srun(cluster, *words, IMAGE, "python3", "-c", program)
+    assert out == "4 6 skylake skylake znver4 znver4\n"
 
 
 class TestANodeThatChanged:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import docker.errors
 import pytest
+import requests
 
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.slurm import containers
@@ -27,7 +28,9 @@ class Api:
         assert v
         assert force
         if status := self.stuck.get(identifier):
-            raise docker.errors.APIError("no", SimpleNamespace(status_code=status, reason="", url=""))
+            response = requests.Response()
+            response.status_code = status
+            raise docker.errors.APIError("no", response)
         self.removed.append(identifier)
 
 
