@@ -66,6 +66,11 @@ CALLS = (
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),
     (f"swarm node-config --dry-run --file daemon.json --host {HOST} --vram 4G", 0),
+    (f"slurm node-config --host {HOST} --node n1 --program /usr/local/bin/imagematrix", 0),
+    ("slurm importer get docker://training:v1", 2),  # the name has no registry
+    ("slurm epilog", 2),  # no job
+    ("oci-task training:v1 none none -- true", 2),  # no file of variables
+    (f"select training:v1 --catalog catalog.json --gang {HOST}", 0),
     ("verify training:v1", NO_ENGINE),
     ("trim --compute 9.0 --dry-run .", 0),
     ("adopt torch:2.8 --as torch:v1", NO_ENGINE),
