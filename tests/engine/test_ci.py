@@ -71,6 +71,7 @@ def test_bake_builds_the_same_image_from_an_empty_cache(engine, project, tmp_pat
     assert own.pop(labels.CONTENT), "set when all other labels are known"
     variant = json.loads(own[labels.VARIANT])
     assert variant.pop("facts") == {"cubins": "bytes", "driver": "bytes"}, "bake does not audit"
+    assert variant.pop("libraries") == {}
     assert own | {labels.VARIANT: json.dumps(variant, separators=(",", ":"))} == config["config"]["Labels"]
     assert manifest["annotations"] == {
         key: value for key, value in config["config"]["Labels"].items() if key in labels.ANNOTATED

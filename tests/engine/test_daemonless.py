@@ -17,9 +17,8 @@ USER = 20_000 + os.getpid() % 40_000  # its processes are counted and killed, so
 CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
 HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
 # `make test-apptainer` runs the tests where there is an Apptainer.
-NO_APPTAINER = pytest.mark.skipif(not shutil.which("apptainer"), reason="needs Apptainer")
 ENGINES = {"runc": "oci", "bwrap": "oci", "ch-run": "charliecloud", "apptainer": "apptainer"}
-RUNTIMES = ("runc", "bwrap", "ch-run", pytest.param("apptainer", marks=NO_APPTAINER))
+RUNTIMES = ("runc", "bwrap", "ch-run", *(["apptainer"] if shutil.which("apptainer") else []))
 # The user may read this clone and its interpreter, wherever they are, and has no other right.
 AS_USER = (
     "setpriv",
@@ -192,30 +191,33 @@ def test_nothing_of_the_caller_s_environment_is_passed_on(user, folder):
     assert {"none", "A=$(id) `id` '\"\\", "EMPTY=", "LINES=1", "2", "HOME=/root"} <= {*out.splitlines()}
 
 
-@NO_APPTAINER
-@pytest.mark.usefixtures("stored", "_usable")
-def test_apptainer_adds_no_driver_of_the_node(folder):
-    user = OrdinaryUser(folder, "apptainer")
-    settings = Path("/etc/apptainer/apptainer.conf")
-    changed = folder / "apptainer.conf"
+if "apptainer" in RUNTIMES:
 
-    def imagematrix(text, *words, code=0):
-        """Run the program where the settings have another line."""
-        changed.write_text(f"{settings.read_text()}\n{text}\n")
-        changed.chmod(0o644)
-        subprocess.run(["mount", "--bind", changed, settings], check=True)
-        try:
-            return user.imagematrix(*words, code=code)
-        finally:
-            subprocess.run(["umount", settings], check=True)
+    @pytest.mark.usefixtures("stored", "_usable")
+    def test_apptainer_adds_no_driver_of_the_node(folder):
+        user = OrdinaryUser(folder, "apptainer")
+        settings = Path("/etc/apptainer/apptainer.conf")
+        changed = folder / "apptainer.conf"
 
-    run = ("run", *HOST, "--gpus", "1", "training:v1", "sh", "-c")
-    script = "ls /.singularity.d 2> /dev/null; ls /dev | grep -c 'nvidia[0-9]'"
-    assert imagematrix("always use nv = yes", *run, script) == "1\n"
-    found = json.loads(imagematrix("always use nv = yes", "doctor", "--json", code=None))["findings"]
-    (warning,) = (one for one in found if one["check"] == "without-daemon" and one["severity"] == "warning")
-    assert "always use nv = yes" in warning["saw"]
-    assert "`mount dev = no`" in imagematrix("mount dev = no", *run, "true", code=8)
+        def imagematrix(text, *words, code=0):
+            """Run the program where the settings have another line."""
+            changed.write_text(f"{settings.read_text()}\n{text}\n")
+            changed.chmod(0o644)
+            subprocess.run(["mount", "--bind", changed, settings], check=True)
+            try:
+                return user.imagematrix(*words, code=code)
+            finally:
+                subprocess.run(["umount", settings], check=True)
+
+        run = ("run", *HOST, "--gpus", "1", "training:v1", "sh", "-c")
+        script = "ls /.singularity.d 2> /dev/null; ls /dev | grep -c 'nvidia[0-9]'"
+        assert imagematrix("always use nv = yes", *run, script) == "1\n"
+        found = json.loads(imagematrix("always use nv = yes", "doctor", "--json", code=None))["findings"]
+        (warning,) = (
+            one for one in found if one["check"] == "without-daemon" and one["severity"] == "warning"
+        )
+        assert "always use nv = yes" in warning["saw"]
+        assert "`mount dev = no`" in imagematrix("mount dev = no", *run, "true", code=8)
 
 
 def test_exit_codes_are_docker_s(user):
