@@ -33,9 +33,15 @@ def program(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def image_layout(tmp_path_factory):
+def image_layout(program, tmp_path_factory):  # noqa: ARG001 - for what ci/slurm makes
     """An OCI layout with both variants of training:v1, each a Debian that can say which it is."""
-    return _layout(_variants(), tmp_path_factory)
+    return _layout(_variants(".cache/bases/trixie.tar"), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def mpi_layout(program, tmp_path_factory):  # noqa: ARG001 - as above
+    """An OCI layout with the same variants, which have Open MPI."""
+    return _layout(_variants(".cache/slurm/mpi.tar"), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -43,16 +49,15 @@ def published(cluster, tmp_path_factory):
     """The name of training:v1 in a registry that both nodes reach."""
     data = tmp_path_factory.mktemp("registry")
     filling = Registry(SimpleNamespace(inside=()), PORT, data=data)
-    name = push(filling, *_variants())
+    name = push(filling, *_variants(".cache/bases/trixie.tar"))
     filling.remove()
     serving = Registry(SimpleNamespace(inside=cluster.in_network), PORT, data=data)
     yield name
     serving.remove()
 
 
-def _variants():
+def _variants(base):
     """Return an image for each of VARIANTS, with its tag."""
-    base = (ROOT / ".cache/bases/trixie.tar").read_bytes()
     made = []
     for march, (compute, driver, flags) in VARIANTS.items():
         variant: dict[str, Any] = {
@@ -63,7 +68,7 @@ def _variants():
         }
         variant |= {"march": march, "cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
         own = labels_of(march, VARIANT=json.dumps(variant))
-        layers = (base, tar(("etc/variant", f"{march}\n".encode())))
+        layers = ((ROOT / base).read_bytes(), tar(("etc/variant", f"{march}\n".encode())))
         quick = partial(gzip.compress, compresslevel=1, mtime=0)
         made.append((Parts(*layers, labels=own, env=["OWN=image"], packed=quick), tag(own)))
     return made

@@ -1,6 +1,7 @@
 """Jobs of a real Slurm, each task in a container of the image that fits its node."""
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -289,6 +290,22 @@ def test_two_hundred_tasks_start_at_once_on_a_cold_store(cluster, published):
     out = srun(cluster, *words, f"--container={published}", "cat", "/etc/variant", timeout=900)
     assert sorted(out.split()) == ["skylake"] * 100 + ["znver4"] * 100
     assert len([*(cluster.shared / "home/store/images").iterdir()]) == 2
+
+
+def test_ranks_of_open_mpi_meet_across_nodes(cluster, mpi_layout):
+    """With Charliecloud, in whose containers a task has its user's number, as the server of PMIx expects."""
+    subprocess.run(["cp", "-a", mpi_layout, cluster.shared / "srv/mpi-layout"], check=True)
+    for name in cluster.nodes:
+        pull = ("pull", "training:v1", "--catalog", "oci:/srv/mpi-layout", "--to", "/srv/mpi")
+        cluster.imagematrix(*pull, node=name)
+    program = (
+        "from mpi4py import MPI; c = MPI.COMM_WORLD; v = open('/etc/variant').read().strip(); "
+        "n = c.allreduce(c.rank); a = c.gather(v); c.rank or print(c.size, n, *sorted(a))"
+    )
+    own = "IMAGEMATRIX_STORE=/srv/mpi,IMAGEMATRIX_ENGINE=charliecloud"
+    words = ("-N2", "--ntasks-per-node=2", "--mpi=pmix", "--gpus-per-node=2", f"--export=ALL,{own}")
+    out = srun(cluster, *words, IMAGE, "python3", "-c", program)
+    assert out == "4 6 skylake skylake znver4 znver4\n"
 
 
 class TestANodeThatChanged:
