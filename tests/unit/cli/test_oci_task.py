@@ -28,11 +28,11 @@ def run(started, tmp_path, monkeypatch, filled_store):
     monkeypatch.chdir(tmp_path)
     spool = tmp_path / "spool"
     spool.mkdir()
+    before = dict(os.environ)
     kept = {"IMAGEMATRIX_STORE": filled_store.path, "IMAGEMATRIX_LOCKS": os.environ["IMAGEMATRIX_LOCKS"]}
 
     def call(environment, *program, image=IMAGE, variants=None):
-        for name in [*os.environ]:
-            monkeypatch.delenv(name)  # whatever the command sets is undone by this, too
+        os.environ.clear()
         monkeypatch.setenv("HOME", "/root")
         variables = (
             kept | {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_STEP_GPUS": "0"} | environment
@@ -43,7 +43,9 @@ def run(started, tmp_path, monkeypatch, filled_store):
             "oci-task", image, str(path), str(spool), "--", *(program or ("train", "-x")), variants=variants
         )
 
-    return call
+    yield call
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_the_task_gets_the_gpus_that_it_may_open_and_the_job_s_variables(run, tmp_path, capfd):
