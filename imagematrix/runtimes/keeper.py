@@ -6,11 +6,10 @@ need to see (see `imagematrix.image_store.folder.Lease`).
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
-
-from imagematrix.launcher.foreground import end_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keep"]
 
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 RENEW_S = 30.0  # another machine believes in a lease for 120 s after a sign of life
 DESCRIPTORS = 1 << 16  # more than a process has open
 
@@ -34,15 +34,16 @@ def keep(lease: Lease) -> None:
 
 
 def _renew(lease: Lease, parent: int) -> Never:
+    # The terminal's signals are for the container, and its pipes end with it.
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for descriptor in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    os.closerange(3, DESCRIPTORS)
     try:
-        # The terminal's signals are for the container, and its pipes end with it.
-        os.setsid()
         signal.signal(signal.SIGTERM, _ended)
-        for descriptor in range(3):
-            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-        os.closerange(3, DESCRIPTORS)
-        end_with_parent()
-        while os.getppid() == parent:  # it may have ended before
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        while os.getppid() == parent:  # it may have ended before prctl
             time.sleep(RENEW_S)
             lease.renew()
     except SystemExit:
