@@ -110,6 +110,12 @@ class Site(Record):
             )
         return given
 
+    @property
+    def max_bytes(self) -> int | None:
+        """`max_size` in bytes, None without one."""
+        amount = amounts.parse(self.max_size or "")
+        return int(amount) if amount else None
+
     def full(self, image: str) -> str:
         """Return the name of an image with the site's registry, if it names none."""
         return f"{self.registry}/{image}" if self.registry and not names_registry(image) else image

@@ -9,7 +9,6 @@ import os
 import shlex
 from contextlib import ExitStack
 
-from imagematrix import amounts
 from imagematrix.catalog.sources import open_catalog, require_signed
 from imagematrix.catalog.store import stored
 from imagematrix.cli.choosing import node_of, path_of
@@ -135,8 +134,7 @@ class DaemonlessLaunch:
         from imagematrix.cli.storing import fetched
         from imagematrix.image_store.fetching import FetchOptions
 
-        largest = amounts.parse(self._site.max_size or "")
-        how = FetchOptions(max_size=int(largest) if largest else None)
+        how = FetchOptions(max_size=self._site.max_bytes)
         part = split(self._image)[1] not in (None, chosen.version)
         with PullDisplay(variant.reference) as display:
             return fetched(chosen, self.store, self._args.catalog, self._policy, how, display, part=part)

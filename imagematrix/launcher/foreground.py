@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-__all__ = ["end_with_parent", "run"]
+__all__ = ["run"]
 
 # These include job control: docker's command forwards it to the container and does not stop itself.
 FORWARDED = frozenset(
@@ -61,7 +61,7 @@ def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> 
 
     def prepare() -> None:
         # Without this process, nobody would forward a signal, or diagnose the container.
-        end_with_parent()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         # Docker's command would inherit the blocked signals (execve(2)).
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -85,11 +85,6 @@ def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return SIGNALLED - code if code < 0 else code
-
-
-def end_with_parent() -> None:
-    """Let this process get SIGTERM when its parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop_with(process: subprocess.Popen[bytes]) -> None:

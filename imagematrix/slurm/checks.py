@@ -10,6 +10,7 @@ from pathlib import Path
 
 from imagematrix.record import Record
 from imagematrix.slurm.configuration import node_options, options, read, settings
+from imagematrix.slurm.features import PREFIX
 from imagematrix.text import line
 
 TYPE_CHECKING = False
@@ -121,14 +122,9 @@ def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[S
             what=f"slurm.conf does not name {node}", remedy=f"add {ours.strip()}, with its CPUs"
         )
         return
-    missing = [
-        feature for feature in wanted.get("features", "").split(",") if feature not in _features(present)
-    ]
-    stale = [
-        feature
-        for feature in _features(present)
-        if feature.startswith("im-") and feature not in wanted.get("features", "").split(",")
-    ]
+    told, own = _features(present), _features(wanted)
+    missing = [feature for feature in own if feature not in told]
+    stale = [feature for feature in told if feature.startswith(PREFIX) and feature not in own]
     if missing or stale:
         yield SlurmFinding(
             what=f"the features of {node} are not what it has: {', '.join([*stale, *missing])}",

@@ -69,7 +69,8 @@ def options(line: str) -> dict[str, str]:
 
 def settings(lines: Iterable[str]) -> dict[str, str]:
     """Return the settings of the whole cluster, those of lines with one key."""
-    return {key: value for line in lines for key, value in options(line).items() if len(options(line)) == 1}
+    alone = (found for line in lines if len(found := options(line)) == 1)
+    return {key: value for found in alone for key, value in found.items()}
 
 
 def node_options(lines: Iterable[str], node: str) -> dict[str, str] | None:

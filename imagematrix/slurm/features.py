@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Host
 
-__all__ = ["NodeChangedError", "features", "require_unchanged"]
+__all__ = ["PREFIX", "NodeChangedError", "features", "require_unchanged"]
 
 PREFIX = "im-"
 DRIVER, CUDA, GPUS, GPU, COMPUTE = (
@@ -59,14 +59,15 @@ def require_unchanged(node: str, told: Iterable[str], host: Host) -> None:
     GPU that is hidden from this process only its existence counts, as its other facts may be hidden, too.
     """
     line = [feature for feature in told if feature.startswith(PREFIX)]
-    seen = replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.usable))
-    same = all(_of(line, kind) in ([], _of(features(host), kind)) for kind in EXACT) and all(
-        not _of(line, kind) or set(_of(features(seen), kind)).issubset(line) for kind in AMONG
+    own = features(host)
+    seen = features(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.usable)))
+    same = all(_of(line, kind) in ([], _of(own, kind)) for kind in EXACT) and all(
+        not _of(line, kind) or set(_of(seen, kind)).issubset(line) for kind in AMONG
     )
     if not same:
         raise NodeChangedError(
             f"node {node} is not what Slurm says: Features={','.join(line)}, but it has "
-            f"{','.join(features(host)) or 'none of these'}",
+            f"{','.join(own) or 'none of these'}",
             remedy="the administrator updates the line (imagematrix slurm node-config), or drains the node",
         )
 

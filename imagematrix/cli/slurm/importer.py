@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import amounts
 from imagematrix.cli.options import AllowCpu, CatalogName, Policy, Where
 from imagematrix.cli.output import print_text
 from imagematrix.errors import UsageError
@@ -94,7 +93,6 @@ def _get(
 
     site = read_site()
     images = ImageStore(Path(store_folder(site, store), FOLDER))
-    largest = amounts.parse(site.max_size or "")
     image = site.full(image)
     require_source(image, catalog)
     selection = choose(
@@ -107,7 +105,7 @@ def _get(
         policy=policy,
     )
     part = split(image)[1] not in (None, selection.version)
-    how = FetchOptions(max_size=int(largest) if largest else None, added=enroot.layer)
+    how = FetchOptions(max_size=site.max_bytes, added=enroot.layer)
     with PullDisplay(str(selection.selected)) as display:
         stored = fetched(selection, images, catalog, policy, how, display, part=part)
     images.lease(stored.digest, os.getppid())
