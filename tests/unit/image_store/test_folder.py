@@ -263,7 +263,7 @@ def test_the_default_store_is_that_of_the_environment(monkeypatch, environment, 
 def test_without_a_home_there_is_no_default_store(monkeypatch):
     for name in ("IMAGEMATRIX_STORE", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(UsageError, match="no folder for a store"):
         store_folder(Site())
