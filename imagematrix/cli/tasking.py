@@ -10,7 +10,7 @@ import socket
 from contextlib import ExitStack
 
 from imagematrix.cli.output import info, warn
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineError, UsageError
 from imagematrix.gpu_request.spec import NONE
 from imagematrix.site import DOCKER, read_site
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.options import RunArgs
     from imagematrix.node.host import Host
     from imagematrix.runtimes.options import Bind
+    from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
     from imagematrix.slurm.task import SlurmTask
 
@@ -31,6 +32,7 @@ __all__ = ["start"]
 USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
 DEFAULT = "oci"  # of the engines without a daemon
 WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"
+MPI = frozenset(("mpi", "pmix"))  # libraries of an image that ask the server of PMIx
 SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -66,7 +68,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     from imagematrix.launcher.options import RunArgs
     from imagematrix.node.probe import probe
     from imagematrix.runtimes.options import Bind, ContainerOptions, site_binds
-    from imagematrix.runtimes.start import runtime_of
+    from imagematrix.runtimes.start import as_root, runtime_of
     from imagematrix.selection.question import parse
     from imagematrix.slurm.task import gpus_of
 
@@ -103,8 +105,12 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     chosen, launch = made.requested(host, wanted, _agreed(task, site, args, made, (host, wanted))).first()
     require_usable(launch, args)
     runtime = runtime_of(
-        DEFAULT if engine == DOCKER else engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")
+        DEFAULT if engine == DOCKER else engine,
+        site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"),
+        of_user=task.rank,
     )
+    if task.rank and as_root(runtime):
+        _require_no_mpi(chosen, runtime)
     if chosen.doubt:
         warn(chosen.doubt)
     with ExitStack() as stack:
@@ -131,6 +137,21 @@ def _agreed(
     return selection(
         step, agreed, host, made.catalog, gpus=gpus, where=args.where, allow_cpu=args.allow_cpu
     ).decision.catalog
+
+
+def _require_no_mpi(chosen: Selection, runtime: str) -> None:
+    """Raise EngineError if a rank with a server of PMIx uses MPI, and warn if that is unknown.
+
+    The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7 then
+    leaves the rank waiting (connection_hdlr.c).
+    """
+    problem = f"a task is root in a container of {runtime}, so the server of PMIx leaves MPI_Init waiting"
+    remedy = "install bubblewrap or charliecloud on the node, or start the step with --mpi=none"
+    libraries = chosen.variant.libraries if chosen.variant else None
+    if libraries is None:
+        warn(f"{problem}, if the program uses it; {remedy}")
+    elif not MPI.isdisjoint(dict(libraries)):
+        raise EngineError(problem, remedy=remedy)
 
 
 def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) -> None:

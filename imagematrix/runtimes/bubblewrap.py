@@ -23,15 +23,18 @@ def command(container: ContainerSpec, root: str, user: int, group: int) -> list[
 
     The process is the caller, with its ids `user` and `group`. It has the variables that bwrap is given.
     """
+    own = container.own_processes
     return [
         "bwrap",
         *("--ro-bind" if container.read_only else "--bind", root, "/"),
-        *("--proc", "/proc", "--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
+        *(("--proc", "/proc") if own else ("--bind", "/proc", "/proc")),
+        *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
         *("--ro-bind", "/sys", "/sys"),
         *(word for path in container.devices for word in ("--dev-bind", path, path)),
         *_binds(container),
         *("--unshare-user", "--uid", str(user), "--gid", str(group)),
-        *("--unshare-pid", "--as-pid-1", "--die-with-parent"),
+        *(("--unshare-pid", "--as-pid-1") if own else ()),
+        "--die-with-parent",
         *("--chdir", container.folder, "--", *container.args),
     ]
 

@@ -23,23 +23,24 @@ if TYPE_CHECKING:
     from imagematrix.image_store.folder import ImageStore, StoredImage
     from imagematrix.runtimes.container import ContainerSpec
 
-__all__ = ["command_of", "installed", "runtime_of", "start"]
+__all__ = ["as_root", "command_of", "installed", "runtime_of", "start"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 FREE = 100  # first number for descriptors that move
 BWRAP, CH_RUN = "bwrap", "ch-run"
 GET_APPTAINER = "install it: https://apptainer.org/docs/admin/latest/installation.html"
+OF_USER = (BWRAP, CH_RUN)  # in whose containers the process has its user's number
 PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: apptainer.PROGRAM}  # of engines that have only one
 
 
-def runtime_of(engine: str, wanted: str | None) -> str:
+def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> str:
     """Return the program with which an engine starts containers.
 
-    Of OCI runtimes it is the `wanted` one, or else the first that this node has. Raises EngineError if it is
-    not installed, or if its settings do not let it start one.
+    Of OCI runtimes it is the `wanted` one, or else the first that this node has: with `of_user`, one of OF_USER
+    before any other. Raises EngineError if it is not installed, or if its settings do not let it start one.
     """
     wanted = PROGRAMS.get(engine, wanted)
-    for name in (wanted,) if wanted else RUNTIMES:
+    for name in (wanted,) if wanted else (*(OF_USER if of_user else ()), *RUNTIMES):
         path = installed(name)
         if path and (wanted or name != "crun" or not os.path.isdir(HYBRID)):  # noqa: PTH112
             if name == apptainer.PROGRAM:
@@ -53,6 +54,11 @@ def runtime_of(engine: str, wanted: str | None) -> str:
         if wanted == apptainer.PROGRAM
         else f"install one, such as by `apt install {package}`",
     )
+
+
+def as_root(runtime: str) -> bool:
+    """Whether the process is root in the containers of a runtime, as OCI runtimes need it, or its own user."""
+    return runtime not in (*OF_USER, apptainer.PROGRAM)
 
 
 def installed(name: str) -> str | None:
@@ -109,7 +115,7 @@ def _run(
     container: ContainerSpec, runtime: str, root: str, at: str, ids: tuple[int, int], leases: Sequence[int]
 ) -> int:
     """Run a container with a `runtime`; with bwrap or Apptainer and no terminal, this process remains."""
-    if runtime not in (BWRAP, CH_RUN, apptainer.PROGRAM):
+    if as_root(runtime):
         folder, own = oci.bundle(at, container, root), container.own_processes
         words = oci.command(runtime, folder, container.name, len(leases), own_processes=own)
         _arrange(leases)

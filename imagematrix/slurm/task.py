@@ -3,7 +3,7 @@
 See oci.conf(5), and srun(1) for the variables of a task.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH123
+# ruff: noqa: PTH112, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ MARK = "# task: "
 # A quote in an argument between quotes. Releases of Slurm write one too many at its end (24.11.5 does).
 QUOTES = ("'\"'\"''", "'\"'\"'")
 REMEDY = "write oci.conf anew, on all nodes: imagematrix slurm node-config"
+NAMESPACE = "PMIX_NAMESPACE"
 BATCH_SCRIPT = "slurm_script"  # in a folder of slurmd for the job
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -68,12 +69,21 @@ class SlurmTask(Record):
         return {name: value for name, value in self._passed.items() if not OF_TASK.match(name)}
 
     @property
+    def rank(self) -> bool:
+        """Whether a server of PMIx waits for the task (`srun --mpi=pmix`)."""
+        return NAMESPACE in self.environment
+
+    @property
     def folders(self) -> tuple[str, ...]:
-        """The folders that the task's program needs: of the batch script, and of the server of PMIx."""
+        """The folders that the task's program needs: of the step, and of the batch script.
+
+        The server of PMIx has its folders in that of the step, in which the task's own is before Slurm 25.05.
+        """
         script, name = os.path.split(self.program[0])
-        own = script if name == BATCH_SCRIPT else ""
-        named = (self.spool, own, self.environment.get("PMIX_SERVER_TMPDIR", ""))
-        return tuple(dict.fromkeys(path for path in named if path.startswith("/") and os.path.isdir(path)))  # noqa: PTH112
+        spool, server = map(os.path.normpath, (self.spool, self.environment.get("PMIX_SERVER_TMPDIR", "")))
+        above = os.path.dirname(spool)
+        named = (above if os.path.dirname(server) == above else spool, script if name == BATCH_SCRIPT else "")
+        return tuple(dict.fromkeys(path for path in named if path.startswith("/") and os.path.isdir(path)))
 
     @property
     def _passed(self) -> Mapping[str, str]:

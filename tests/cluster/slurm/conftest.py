@@ -41,7 +41,7 @@ def image_layout(program, tmp_path_factory):  # noqa: ARG001 - for what ci/slurm
 @pytest.fixture(scope="session")
 def mpi_layout(program, tmp_path_factory):  # noqa: ARG001 - as above
     """An OCI layout with the same variants, which have Open MPI."""
-    return _layout(_variants(".cache/slurm/mpi.tar"), tmp_path_factory)
+    return _layout(_variants(".cache/slurm/mpi.tar", {"mpi": "5.0.7", "pmix": "5.0.7"}), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def published(cluster, tmp_path_factory):
     serving.remove()
 
 
-def _variants(base):
+def _variants(base, libraries=None):
     """Return an image for each of VARIANTS, with its tag."""
     made = []
     for march, (compute, driver, flags) in VARIANTS.items():
@@ -64,7 +64,7 @@ def _variants(base):
             "platform": "linux/amd64",
             "cuda": "12.2",
             "cubins": [compute],
-            "libraries": {},
+            "libraries": libraries or {},
         }
         variant |= {"march": march, "cpu_flags": flags, "driver": {"mode": "exact", "version": driver}}
         own = labels_of(march, VARIANT=json.dumps(variant))

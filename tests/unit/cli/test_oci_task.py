@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import daemonless_starts
 import pytest
 from daemonless_starts import DIGESTS, HOST
 
@@ -108,6 +109,27 @@ def test_the_job_s_folder_is_the_container_s_where_it_is_mounted(run, tmp_path, 
 def test_the_site_s_engine_starts_tasks_unless_it_needs_a_daemon(run, engine, expected):
     Path(site.FILE).write_text(f'engine = "{engine}"\n')
     assert run({})[1][0][2] == expected
+
+
+def test_a_rank_keeps_the_number_of_its_user(run, monkeypatch, capfd):
+    """For the server of PMIx, which compares it."""
+    rank = {"PMIX_NAMESPACE": "slurm.pmix.7.0"}
+    assert run({})[1][0][2] == "oci"
+    assert run(rank)[1][0][2] == "bwrap"
+    assert "PMIx" not in capfd.readouterr().err
+    Path(site.FILE).write_text('runtime = "runc"\n')
+    assert run(rank)[1][0][2] == "runc"
+    assert "MPI_Init waiting, if the program uses it; install bubblewrap" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("libraries", "code"), [({"pmix": "5.0.7"}, 8), ({"mpi": None}, 8), ({}, 7)])
+def test_a_rank_that_uses_mpi_is_refused_where_it_would_be_root(run, monkeypatch, capfd, libraries, code):
+    Path(site.FILE).write_text('runtime = "runc"\n')
+    own = replace(daemonless_starts.variant("gpu"), libraries=tuple(libraries.items()))
+    monkeypatch.setattr(daemonless_starts, "variant", lambda _: own)
+    assert run({"PMIX_NAMESPACE": "slurm.pmix.7.0"}, variants=("gpu",))[0] == code
+    assert ("leaves MPI_Init waiting\n" in capfd.readouterr().err) == (code != 7)
+    assert run({}, variants=("gpu",))[0] == 7
 
 
 def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, capfd):

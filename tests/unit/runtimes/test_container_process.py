@@ -113,6 +113,9 @@ def test_a_container_among_the_node_s_processes_has_its_proc():
         assert "/proc/sysrq-trigger" in document["linux"]["readonlyPaths"]
         assert ("--log" in oci.command("runc", "/at", "job", own_processes=own)) is not own
         assert "--log" not in oci.command("crun", "/at", "job", own_processes=own)
+        words = bubblewrap.command(replace(given, own_processes=own), "/at/root", 1000, 100)
+        assert ("--unshare-pid" in words, "--as-pid-1" in words) == (own, own)
+        assert ("--proc /proc " if own else "--bind /proc /proc ") in shlex.join(words)
 
 
 def test_bubblewrap_gets_the_same(tmp_path):

@@ -263,6 +263,22 @@ def test_the_first_runtime_that_works_is_taken(programs, monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("installed", "found", "root"),
+    [
+        (("runc", "ch-run", "bwrap"), "bwrap", False),
+        (("runc", "ch-run"), "ch-run", False),
+        (("runc",), "runc", True),
+    ],
+)
+def test_a_process_keeps_its_user_s_number_where_a_runtime_lets_it(programs, installed, found, root):
+    programs(**dict.fromkeys(installed, ""))
+    assert start.runtime_of("oci", None, of_user=True) == found
+    assert start.runtime_of("oci", "runc", of_user=True) == "runc"
+    assert start.runtime_of("oci", None) == "runc"
+    assert start.as_root(found) is root
+
+
+@pytest.mark.parametrize(
     ("engine", "wanted", "missing", "package"),
     [
         ("oci", None, "runc, crun, bwrap", "runc"),

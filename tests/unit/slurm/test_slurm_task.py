@@ -203,17 +203,32 @@ def test_variables_of_the_node_do_not_reach_the_container(name):
     assert (made.own, made.inherited) == ({}, {})
 
 
-def test_the_folders_of_the_step_the_script_and_pmix_are_mounted(tmp_path):
-    for name in ("step", "job00001", "pmix"):
-        (tmp_path / name).mkdir()
-    made = task(
-        {"PMIX_SERVER_TMPDIR": f"{tmp_path}/pmix"},
-        (f"{tmp_path}/job00001/slurm_script", "a"),
-        f"{tmp_path}/step",
-    )
-    assert made.folders == (f"{tmp_path}/step", f"{tmp_path}/job00001", f"{tmp_path}/pmix")
+def test_the_folders_of_the_step_and_the_script_are_mounted(tmp_path):
+    for name in ("step/task-0", "job00001"):
+        (tmp_path / name).mkdir(parents=True)
+    made = task({}, (f"{tmp_path}/job00001/slurm_script", "a"), f"{tmp_path}/step/task-0")
+    assert made.folders == (f"{tmp_path}/step/task-0", f"{tmp_path}/job00001")
     assert task({}, (f"{tmp_path}/job00001/other",), f"{tmp_path}/missing").folders == ()
-    assert task({"PMIX_SERVER_TMPDIR": "relative"}, ("slurm_script",), ".").folders == ()
+    assert task({}, ("slurm_script",), ".").folders == ()
+
+
+@pytest.mark.parametrize(
+    ("spool", "server", "expected"),
+    [
+        ("step/task-0", "step//pmix.1.0/", "step"),
+        ("step", "step/pmix.1.0", "step"),  # from Slurm 25.05 on
+        ("step/task-0", "pmix.1.0", "step/task-0"),
+        ("step/task-0", "", "step/task-0"),
+    ],
+)
+def test_a_rank_gets_the_folder_of_the_step_in_which_the_server_of_pmix_has_its_own(
+    tmp_path, spool, server, expected
+):
+    (tmp_path / "step/task-0").mkdir(parents=True)
+    variables = {"PMIX_SERVER_TMPDIR": f"{tmp_path}/{server}"} if server else {}
+    assert task(variables, ("train",), f"{tmp_path}/{spool}").folders == (f"{tmp_path}/{expected}",)
+    assert task(variables | {"PMIX_NAMESPACE": "slurm.pmix.1.0"}, ("train",), "/").rank
+    assert not task(variables, ("train",), "/").rank
 
 
 def test_the_gpus_of_a_task_are_those_that_it_may_open(openable):
