@@ -292,33 +292,33 @@ def test_two_hundred_tasks_start_at_once_on_a_cold_store(cluster, published):
     assert len([*(cluster.shared / "home/store/images").iterdir()]) == 2
 
 
-class TestRanksOfOpenMpi:
-    """Two on each node, with a variant of its own."""
+@pytest.fixture(scope="module")
+def ranks(cluster, mpi_layout):
+    """The options of a step with two ranks on each node, for which training:v1 has Open MPI in /srv/mpi."""
+    subprocess.run(["cp", "-a", mpi_layout, cluster.shared / "srv/mpi-layout"], check=True)
+    for name in cluster.nodes:
+        pull = ("pull", "training:v1", "--catalog", "oci:/srv/mpi-layout", "--to", "/srv/mpi")
+        cluster.imagematrix(*pull, node=name)
+    return ("-N2", "--ntasks-per-node=2", "--mpi=pmix", "--gpus-per-node=2")
 
-    @pytest.fixture(scope="class")
-    def ranks(self, cluster, mpi_layout):
-        subprocess.run(["cp", "-a", mpi_layout, cluster.shared / "srv/mpi-layout"], check=True)
-        for name in cluster.nodes:
-            pull = ("pull", "training:v1", "--catalog", "oci:/srv/mpi-layout", "--to", "/srv/mpi")
-            cluster.imagematrix(*pull, node=name)
-        return ("-N2", "--ntasks-per-node=2", "--mpi=pmix", "--gpus-per-node=2")
 
-    @pytest.mark.parametrize("own", ["", ",IMAGEMATRIX_ENGINE=charliecloud"])
-    def test_meet_across_nodes(self, cluster, ranks, own):
-        """The default runtime is bwrap then. Two ranks on a node pass each other more than a message holds."""
-        program = (
-            "from mpi4py import MPI; c = MPI.COMM_WORLD; v = open('/etc/variant').read().strip(); "
-            "n = c.allreduce(c.rank); m = c.sendrecv('x' * (4 << 20), c.rank ^ 1, source=c.rank ^ 1); "
-            "a = c.gather(v); c.rank or print(c.size, n, len(m), *sorted(a))"
-        )
-        exported = f"--export=ALL,IMAGEMATRIX_STORE=/srv/mpi{own}"
-        out = srun(cluster, *ranks, exported, IMAGE, "python3", "-c", program)
-        assert out == f"4 6 {4 << 20} skylake skylake znver4 znver4\n"
+@pytest.mark.parametrize("own", ["", ",IMAGEMATRIX_ENGINE=charliecloud"])
+def test_ranks_of_open_mpi_meet_across_nodes(cluster, ranks, own):
+    """The default runtime is bwrap then. Two ranks on a node pass each other more than a message holds."""
+    program = (
+        "from mpi4py import MPI; c = MPI.COMM_WORLD; v = open('/etc/variant').read().strip(); "
+        "n = c.allreduce(c.rank); m = c.sendrecv('x' * (4 << 20), c.rank ^ 1, source=c.rank ^ 1); "
+        "a = c.gather(v); c.rank or print(c.size, n, len(m), *sorted(a))"
+    )
+    exported = f"--export=ALL,IMAGEMATRIX_STORE=/srv/mpi{own}"
+    out = srun(cluster, *ranks, exported, IMAGE, "python3", "-c", program)
+    assert out == f"4 6 {4 << 20} skylake skylake znver4 znver4\n"
 
-    def test_are_refused_with_runc_in_which_they_would_hang(self, cluster, ranks):
-        exported = "--export=ALL,IMAGEMATRIX_STORE=/srv/mpi,IMAGEMATRIX_RUNTIME=runc"
-        error = refused(cluster, *ranks, exported, IMAGE, "true", code=8)
-        assert "leaves MPI_Init waiting" in error
+
+def test_ranks_are_refused_with_runc_in_which_they_would_hang(cluster, ranks):
+    exported = "--export=ALL,IMAGEMATRIX_STORE=/srv/mpi,IMAGEMATRIX_RUNTIME=runc"
+    error = refused(cluster, *ranks, exported, IMAGE, "true", code=8)
+    assert "leaves MPI_Init waiting" in error
 
 
 class TestANodeThatChanged:
