@@ -34,7 +34,7 @@ PROCESS = {"user": {"uid": 0, "gid": 0}, "args": ["true"], "env": ["PATH=/usr/bi
 
 
 def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
-    """Yield the time of a container that does nothing, from a squashfs and from a folder."""
+    """Yield the time of a container that does nothing, from a squashfs or a folder, or as a task."""
     for name in ("templates", "context"):
         (folder / name).mkdir()
     (folder / "templates" / "run.j2").write_text("FROM debian:trixie\n")
@@ -48,14 +48,28 @@ def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         store = folder / kind
         pull = [IMAGEMATRIX, "pull", IMAGE, "--catalog", archive, "--to", store, "--gpus", "none", *options]
         subprocess.run(pull, check=True, capture_output=True)
-        ours = [str(IMAGEMATRIX), "run", "--engine", "oci", "--store", str(store)]
-        ours += ["--gpus", "none", IMAGE, "true"]
+        launch = [str(IMAGEMATRIX), "run", "--engine", "oci", "--store", str(store)]
+        launch += ["--gpus", "none", IMAGE, "true"]
         (image,) = ImageStore(store).images()
         with _Mounted(folder, image.root, squashed=kind == "squashfs") as bare:
-            taken = pairs(partial(_wall, ours), partial(_wall, bare.command), rounds)
-            yield overhead(f"`run --engine oci`, warm, from a {kind}", taken, INSTEAD, BAR, pace)
+            for command, ours in (("run --engine oci", launch), ("oci-task", _task(folder, store))):
+                taken = pairs(partial(_wall, ours), partial(_wall, bare.command), rounds)
+                yield overhead(f"`{command}`, warm, from a {kind}", taken, INSTEAD, BAR, pace)
             if kind == "squashfs":
                 yield Row(what="mount of the squashfs, in it", ours=duration(bare.mount_time))
+
+
+def _task(folder: Path, store: Path) -> list[str]:
+    """Return the command that Slurm runs for a task, with no variables but those in a file."""
+    job = {
+        "IMAGEMATRIX_STORE": store,
+        "IMAGEMATRIX_ALLOW_CPU": "1",
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+    }
+    path = folder / f"{store.name}.environment"
+    path.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in job.items()))
+    return ["env", "-i", str(IMAGEMATRIX), "oci-task", IMAGE, str(path), str(folder), "--", "true"]
 
 
 class _Mounted:

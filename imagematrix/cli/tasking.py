@@ -142,8 +142,8 @@ def _agreed(
 def _require_no_mpi(chosen: Selection, runtime: str) -> None:
     """Raise EngineError if a rank with a server of PMIx uses MPI, and warn if that is unknown.
 
-    The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7 then
-    leaves the rank waiting (connection_hdlr.c).
+    The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7
+    then leaves the rank waiting (connection_hdlr.c).
     """
     problem = f"a task is root in a container of {runtime}, so the server of PMIx leaves MPI_Init waiting"
     remedy = "install bubblewrap or charliecloud on the node, or start the step with --mpi=none"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.image_store.folder import ImageStore, StoredImage
     from imagematrix.runtimes.container import ContainerSpec
 
-__all__ = ["as_root", "command_of", "installed", "runtime_of", "start"]
+__all__ = ["OF_USER", "as_root", "command_of", "installed", "runtime_of", "start"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 FREE = 100  # first number for descriptors that move
@@ -36,11 +36,13 @@ PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: apptainer.PROGRAM}  # of engines th
 def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> str:
     """Return the program with which an engine starts containers.
 
-    Of OCI runtimes it is the `wanted` one, or else the first that this node has: with `of_user`, one of OF_USER
-    before any other. Raises EngineError if it is not installed, or if its settings do not let it start one.
+    Of OCI runtimes it is the `wanted` one, or else the first that this node has, with `of_user` one of
+    OF_USER before others. Raises EngineError if it is not installed, or if its settings do not let it start
+    one.
     """
     wanted = PROGRAMS.get(engine, wanted)
-    for name in (wanted,) if wanted else (*(OF_USER if of_user else ()), *RUNTIMES):
+    usual = OF_USER + RUNTIMES if of_user else RUNTIMES
+    for name in (wanted,) if wanted else usual:
         path = installed(name)
         if path and (wanted or name != "crun" or not os.path.isdir(HYBRID)):  # noqa: PTH112
             if name == apptainer.PROGRAM:
@@ -57,7 +59,7 @@ def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> str
 
 
 def as_root(runtime: str) -> bool:
-    """Whether the process is root in the containers of a runtime, as OCI runtimes need it, or its own user."""
+    """Whether a process is root in the containers of a runtime, as OCI runtimes need it, or its own user."""
     return runtime not in (*OF_USER, apptainer.PROGRAM)
 
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from imagematrix.record import Record
+from imagematrix.runtimes.start import OF_USER, installed
 from imagematrix.slurm.configuration import node_options, options, read, settings
 from imagematrix.slurm.features import PREFIX
 from imagematrix.text import line
@@ -53,6 +54,7 @@ def findings(
     found += _settings(values, shards=shards)
     found += _cgroup(folder / "cgroup.conf", values)
     found += _spool(values.get("slurmdspooldir", SPOOL))
+    found += _ranks(values)
     return found
 
 
@@ -195,6 +197,14 @@ def _spool(spool: str) -> Iterator[SlurmFinding]:
                 what=f"SlurmdSpoolDir: users cannot reach files in {folder}, where batch scripts are",
                 remedy=f"chmod o+x {folder}",
             )
+
+
+def _ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
+    if values.get("mpidefault", "").lower().startswith("pmix") and not any(map(installed, OF_USER)):
+        yield SlurmFinding(
+            what="MpiDefault is PMIx, and images with MPI need a runtime other than runc and crun",
+            remedy="install bubblewrap or charliecloud on the nodes",
+        )
 
 
 def _file_system(path: Path) -> str:

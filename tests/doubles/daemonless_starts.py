@@ -84,7 +84,9 @@ def started(monkeypatch, tmp_path, filled_store):
     monkeypatch.setattr(daemonless, "check", lambda _: ())
     monkeypatch.setattr("imagematrix.launcher.request.require", lambda _: None)
     monkeypatch.setattr("imagematrix.allocation.survey.survey_without_daemon", lambda *_: {})
-    monkeypatch.setattr(start, "runtime_of", lambda engine, wanted, of_user=False: wanted or ("bwrap" if of_user else engine))
+    monkeypatch.setattr(
+        start, "runtime_of", lambda engine, wanted, of_user=False: wanted or ("bwrap" if of_user else engine)
+    )
     monkeypatch.setattr(start, "start", lambda *words: calls.append(words) or 7)
 
     def call(*words, variants=None):

@@ -111,7 +111,7 @@ def test_the_site_s_engine_starts_tasks_unless_it_needs_a_daemon(run, engine, ex
     assert run({})[1][0][2] == expected
 
 
-def test_a_rank_keeps_the_number_of_its_user(run, monkeypatch, capfd):
+def test_a_rank_keeps_the_number_of_its_user(run, capfd):
     """For the server of PMIx, which compares it."""
     rank = {"PMIX_NAMESPACE": "slurm.pmix.7.0"}
     assert run({})[1][0][2] == "oci"

@@ -204,6 +204,18 @@ def test_users_must_reach_the_spool_folder(folder, host):
     assert found(folder, host) == []
 
 
+def test_ranks_of_mpi_need_a_runtime_of_their_own(folder, host, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert found(folder, host) == []
+    with (folder / "slurm.conf").open("a") as file:
+        file.write("MpiDefault=pmix_v5\n")
+    (finding,) = found(folder, host)
+    assert "MpiDefault is PMIx" in finding.what
+    (tmp_path / "bwrap").write_text("")
+    (tmp_path / "bwrap").chmod(0o755)
+    assert found(folder, host) == []
+
+
 def test_the_spool_folder_is_the_node_s_own(folder, host, tmp_path, monkeypatch):
     table = tmp_path / "mounts"
     table.write_text(f"disk / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
