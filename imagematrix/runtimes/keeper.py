@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
+
+from imagematrix.launcher.foreground import PR_SET_PDEATHSIG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["keep"]
 
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 RENEW_S = 30.0  # another machine believes in a lease for 120 s after a sign of life
 DESCRIPTORS = 1 << 16  # more than a process has open
 
@@ -29,29 +29,31 @@ def keep(lease: Lease) -> None:
     if lease.path is None:
         return
     parent = os.getpid()
-    if os.fork() == 0:
-        _renew(lease, parent)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        if os.fork() == 0:
+            _renew(lease, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _renew(lease: Lease, parent: int) -> Never:
-    # The terminal's signals are for the container, and its pipes end with it.
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for descriptor in range(3):
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    os.closerange(3, DESCRIPTORS)
+    """Renew the lease until SIGTERM, and release it; all signals are blocked.
+
+    The kernel sends SIGTERM once for each thread of the parent that ends, so no handler may raise an error.
+    """
     try:
-        signal.signal(signal.SIGTERM, _ended)
+        # The terminal's signals are for the container, and its pipes end with it.
+        os.setsid()
+        for descriptor in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        os.closerange(3, DESCRIPTORS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that is ignored cannot be waited for
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         while os.getppid() == parent:  # it may have ended before prctl
-            time.sleep(RENEW_S)
+            if signal.sigtimedwait({signal.SIGTERM}, RENEW_S):
+                break
             lease.renew()
-    except SystemExit:
-        pass
-    finally:
         lease.release()
+    finally:
         os._exit(0)
-
-
-def _ended(*_: object) -> Never:
-    raise SystemExit

@@ -1,5 +1,6 @@
 """Namespaces, mounts and the start of a runtime, without the kernel's part: tests/engine has that."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -505,3 +506,30 @@ def test_a_lease_is_kept_until_the_process_ends(tmp_path, monkeypatch):
     while path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_lease_ends_though_the_end_is_told_many_times(tmp_path):
+    """The kernel tells it for each thread of the process."""
+    for number in range(20):
+        path = tmp_path / f"lease{number}"
+        path.write_text("")
+        child = os.fork()
+        if child == 0:
+            keeper.keep(Lease(path=str(path)))
+            time.sleep(60)
+        (kept,) = wait_for(lambda: Path(f"/proc/{child}/task/{child}/children").read_text().split())  # noqa: B023
+        for _ in range(3000):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(kept), signal.SIGTERM)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        wait_for(lambda: not path.exists())  # noqa: B023
+
+
+def wait_for(condition):
+    """Return what the condition is once it holds, at the latest after 30 s."""
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
