@@ -7,6 +7,7 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
+# make test-long    run the engine tests that take minutes each
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
 # make test-apptainer run the tests without a daemon with Apptainer
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
@@ -26,7 +27,7 @@ NAMES := docker-forky docker-29 podman-forky
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -82,7 +83,11 @@ fuzz: $(VENV)/.dev
 
 # Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
 engine: bases $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m "not long" tests/engine
+
+# Not part of `make test`.
+test-long: bases $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m long tests/engine
 
 gpu: $(VENV)/.dev
 	ci/gpu-check if-any

@@ -11,6 +11,8 @@ import threading
 import pytest
 from processes import END_WITH_US
 
+pytestmark = pytest.mark.long
+
 MATRIX = """\
 schema: imagematrix.matrix/v1
 images:

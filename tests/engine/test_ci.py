@@ -5,6 +5,8 @@ import subprocess
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from imagematrix.catalog import labels
 
 CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3", "x86-64-v4"]}
@@ -39,6 +41,7 @@ def test_concurrent_shards_build_every_cell_once(engine, project):
     assert "no document for the shards: 2/2" in alone.stderr
 
 
+@pytest.mark.long
 def test_bake_builds_the_same_image_from_an_empty_cache(engine, project, tmp_path):
     folder = project(GPU, image="baked")
     (first,) = build(engine, folder)

@@ -239,7 +239,7 @@ def test_signals_reach_the_process(user):
 
 def test_gpus_are_free_again_when_the_container_has_ended(user):
     every = ("--gpus", "all", "training:v1", "sh", "-c")
-    process = user.start("run", *HOST, *every, "echo ready; sleep 60")
+    process = user.start("run", *HOST, *every, "echo ready; exec sleep 60")
     assert process.stdout.readline() == "ready\n"
     assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
     assert squashfuses()

@@ -18,6 +18,8 @@ from gpu_node import GpuNode, profiles
 
 from imagematrix.catalog import index, labels
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests/doubles"
 LIMIT = 60 * 2**20

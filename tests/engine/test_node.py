@@ -110,6 +110,7 @@ def test_the_doctor_finds_no_problem(node):
     assert {"library", "device-nodes", "engine", "locks", "image"} <= {one["check"] for one in findings}
 
 
+@pytest.mark.long
 def test_all_checks_of_the_gpu_bundle_run(node, tmp_path):
     subprocess.run([sys.executable, ROOT / "ci/gpu_bundle", "--here", tmp_path / "bundle"], check=True)
     words = [*node.inside, tmp_path / "bundle/check", "--steps", "2", "--report", tmp_path / "report.md"]

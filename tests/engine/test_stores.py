@@ -175,6 +175,7 @@ def test_an_ordinary_user_gets_the_files_of_a_distribution(registry, debian, hom
     assert {path for path, what in again.items() if int(what[0], 8) & 0o6000} == set()
 
 
+@pytest.mark.long
 def test_a_squashfs_has_the_same_bytes_on_one_processor_and_on_all(debian, home):
     image, _ = variant("cpu", debian)
     folder = layout(home / "layout", image)

@@ -108,6 +108,7 @@ echo "$version" > /out/version
 """
 
 
+@pytest.mark.long
 def test_an_installer_and_a_folder_with_the_same_files_give_the_same_image(engine, tmp_path):
     for folder in ("files", "templates"):
         (tmp_path / folder).mkdir()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 CODE = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"
 PYTHONS = {"3.11": "bookworm", "3.13": "trixie"}
