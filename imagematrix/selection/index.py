@@ -58,7 +58,7 @@ class Index:
             (rule, [group for needed, group in groups[rule.need].items() if needed is not None])
             for rule in RULES
         ]
-        self._panels = Panels(applying)
+        self._panels = Panels([(rule, some) for rule, some in applying if some])
         self._criteria = {criterion: list(groups[criterion.need].values()) for criterion in criteria}
         self._axes = list(_groups(attrgetter("axes"), self._variants, singles).values())
         self._for_gpus = sum(1 << index for index, variant in enumerate(self._variants) if variant.gpu)
@@ -72,7 +72,8 @@ class Index:
         """Return the variants for which every rule holds."""
         remaining = self.everything
         for verdicts in self._panels.verdicts(target):
-            remaining &= ~verdicts.failing(target, remaining)
+            failing = verdicts.failing(target, remaining)
+            remaining = remaining & ~failing if failing else remaining
         return remaining
 
     def nearest(self, target: Target) -> Variant:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Panels", "Verdicts"]
 
-KEPT = 4096  # targets that a panel keeps verdicts for
+KEPT = 256  # kinds of targets that a panel keeps verdicts for
+NOTHING = (0, 0)
 
 
 class Verdicts:
@@ -36,18 +37,18 @@ class Verdicts:
     def __init__(self, rule: Rule, groups: Sequence[Group]) -> None:
         self._rule = rule
         self._groups = groups
-        self._known = (0, 0)  # the variants with a verdict, and the ones for which the rule does not hold
-        self._gaps: dict[int, Gap] = {}
+        self._known = NOTHING  # the variants with a verdict, and the ones for which the rule does not hold
+        self._gaps: dict[int, Gap] | None = None  # by the place of a group; few targets need any
 
     def failing(self, target: Target, among: int) -> int:
         """Return variants for which the rule does not hold: all of those `among` these, and maybe others."""
         known, failing = self._known
-        new = among & ~known
+        new = among & ~known if known else among  # equal masks of many targets are one object
         if new:
             for example, members in self._groups:
                 if members & new and not self._rule.holds(target, example):
-                    failing |= members
-            self._known = known | new, failing
+                    failing = failing | members if failing else members
+            self._known = known | new if known else new, failing
         return failing
 
     def gaps(self, target: Target, among: int) -> list[tuple[Gap, int]]:
@@ -55,7 +56,9 @@ class Verdicts:
 
         The least gap is that of variants for which the rule holds, or to which it does not apply.
         """
-        found = []
+        found: list[tuple[Gap, int]] = []
+        if self._gaps is None:
+            self._gaps = {}
         for number, (example, members) in enumerate(self._groups):
             own = members & among
             if own:
