@@ -13,7 +13,7 @@ from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable
     from typing import Any
 
     from imagematrix.node.host import Gpu, Host
@@ -26,7 +26,7 @@ LABEL = frozenset({"gpus.index", "gpus.name"})  # any reason may read these, thr
 FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
 DRIVER, GPUS = "driver.", "gpus."
 FLAGS = "cpu.flags"
-SETS = frozenset({FLAGS, "accelerators"})  # facts with members, of which only those count that rules name
+SIGNS = "accelerators"
 
 
 def _facts(names: Iterable[str], owner: str = "") -> Callable[[Any], Hashable]:
@@ -61,28 +61,33 @@ def hardware(
     return _host(host), has, driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
 
 
-def reading(facts: Iterable[str], named: Mapping[str, frozenset[str]]) -> Callable[[Target], Hashable]:
-    """Return a function that returns what rules with these facts can tell about a target.
+def reading(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Target], Hashable]:
+    """Return a function that returns what rules with these facts, and these `flags`, can tell of a target.
 
-    `named` are the members that they name of facts that are sets, as in `turns`.
+    As their `turns` say, they compare no flags but these, and see only whether there are `accelerators`.
     """
     some = frozenset(facts)
-    host, driver, gpu = _host_facts(some - SETS), _facts(some, DRIVER), _facts(some, GPUS)
-    sets = [(attrgetter(fact), named.get(fact, frozenset())) for fact in sorted(some & SETS)]
-    about_gpus = any(fact.startswith(GPUS) for fact in some)
+    single = _host_facts(some - {FLAGS, SIGNS})
+    driver, gpu = _facts(some, DRIVER), _facts(some, GPUS)
+    of_gpus = any(fact.startswith(GPUS) for fact in some)
 
     def read(target: Target) -> Hashable:
-        own = target.host
-        counted = tuple([_counted(members(own), those) for members, those in sets])
-        loaded = own.driver and driver(own.driver)
-        return target.allow_cpu, host(own), counted, loaded, about_gpus and tuple(map(gpu, target.gpus))
+        host, loaded = target.host, target.host.driver
+        return (
+            target.allow_cpu,
+            single(host),
+            FLAGS in some and _counted(host.cpu.flags, flags),
+            SIGNS in some and bool(host.accelerators),
+            loaded and driver(loaded),
+            of_gpus and tuple(map(gpu, target.gpus)),
+        )
 
     return read
 
 
-def _counted(members: Collection[str], named: frozenset[str]) -> Hashable:
-    """Return whether a set has members, and which of those that are named it lacks, which are usually few."""
-    return bool(members), named and named.difference(members)
+def _counted(flags: frozenset[str], among: frozenset[str]) -> Hashable:
+    """Return whether there are flags at all, and which are missing `among` these: usually few."""
+    return bool(flags), among - flags
 
 
 def ranking(target: Target) -> Hashable:

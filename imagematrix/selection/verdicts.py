@@ -7,11 +7,11 @@ that share facts.
 
 from __future__ import annotations
 
-from imagematrix.selection.hardware import FLAGS, SETS, reading
+from imagematrix.selection.hardware import FLAGS, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Rule
@@ -77,10 +77,9 @@ class Panels:
 
     def __init__(self, decided: Decided) -> None:
         """Take what each rule decides on."""
-        named = _named(decided)
-        self.flags = named.get(FLAGS, frozenset())
+        self.flags = _flags(decided)
         panels = _sharing([rule for rule, _ in decided])
-        self._panels = [_Panel([decided[place] for place in places], named) for places in panels]
+        self._panels = [_Panel([decided[place] for place in places], self.flags) for places in panels]
         order = [place for places in panels for place in places]
         self._order = sorted(range(len(order)), key=order.__getitem__)
 
@@ -93,9 +92,9 @@ class Panels:
 class _Panel:
     __slots__ = ("_decided", "_kept", "_read")
 
-    def __init__(self, decided: Decided, named: Mapping[str, frozenset[str]]) -> None:
+    def __init__(self, decided: Decided, flags: frozenset[str]) -> None:
         self._decided = decided
-        self._read = reading((fact for rule, _ in decided for fact in rule.facts), named)
+        self._read = reading((fact for rule, _ in decided for fact in rule.facts), flags)
         self._kept: dict[Hashable, tuple[Verdicts, ...]] = {}
 
     def verdicts(self, target: Target) -> tuple[Verdicts, ...]:
@@ -121,13 +120,8 @@ def _sharing(rules: Sequence[Rule]) -> list[list[int]]:
     return [places for _, places in panels]
 
 
-def _named(decided: Decided) -> dict[str, frozenset[str]]:
-    """Return the members that rules name of facts that are sets."""
-    named: dict[str, set[str]] = {}
-    for rule, groups in decided:
-        if not SETS.isdisjoint(rule.facts):
-            for example, _ in groups:
-                for fact, values in rule.turns(example).items():
-                    if fact in SETS:
-                        named.setdefault(fact, set()).update(map(str, values))
-    return {fact: frozenset(values) for fact, values in named.items()}
+def _flags(decided: Decided) -> frozenset[str]:
+    """Return the CPU flags that rules compare."""
+    reading = [(rule, groups) for rule, groups in decided if FLAGS in rule.facts]
+    turns = [rule.turns(example).get(FLAGS, ()) for rule, groups in reading for example, _ in groups]
+    return frozenset(str(flag) for flags in turns for flag in flags)
