@@ -1,6 +1,7 @@
 """Reading many saved hosts: from files, from folders of them, and from a stream.
 
-Nodes of one kind differ only in UUIDs, so everything else of their documents is parsed once.
+Nodes of one kind differ only in UUIDs and PCI addresses, and nodes of many kinds have the same CPU. So the
+list of CPU flags, which is most of a document, and all else but these identities are parsed once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO
 
-    from imagematrix.node.host import Cpu, Gpu, MigDevice
+    from imagematrix.node.host import Accelerator, Cpu, Gpu, MigDevice
 
 __all__ = ["STREAM", "HostReader", "load_hosts"]
 
@@ -30,9 +31,12 @@ STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
-# A whole JSON string: inside another string the quotes are escaped.
-UUID = re.compile(rb'"((?:GPU|MIG)-[0-9A-Za-z/-]{8,64})"')
+# Whole strings in a document without backslashes, where no quotes are inside another string. Of addresses,
+# those that are written as a Host has them.
+IDENTITY = re.compile(rb'"((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"')
+FLAGS = b'"flags"'
 CACHED = 4096  # kinds of documents
+LISTS = 1024  # lists of flags
 SHOWN = 20  # invalid documents that are listed; further ones are counted
 ADVICE = "write one host per line, as `jq -c . FILE...` does"
 
@@ -64,41 +68,75 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
 
 
 class HostReader:
-    """Reads Host documents, and caches the result for documents that differ only in UUIDs."""
+    """Reads Host documents, and caches what it reads for documents that differ only in flags or identities.
 
-    __slots__ = ("_cache", "_cpus")
+    Identities are the UUIDs and PCI addresses of GPUs, MIG devices and other accelerators.
+    """
+
+    __slots__ = ("_cache", "_cpus", "_flags")
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[bytes, ...], tuple[Host, tuple[int, ...]]] = {}
+        self._cache: dict[tuple[bytes, ...], tuple[Host, tuple[str, ...]]] = {}
         self._cpus: dict[Cpu, Cpu] = {}
+        self._flags: dict[bytes, frozenset[str]] = {}
 
     def read(self, raw: bytes, where: str) -> Host:
         """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > documents.LIMIT:
             raise UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-        parts = UUID.split(raw)
-        kind, uuids = tuple(parts[::2]), parts[1::2]
-        cached = self._cache.get(kind)
-        # A UUID that occurs twice is an error, which only reading the whole document reports.
-        if cached is not None and len({uuid.lower() for uuid in uuids}) == len(uuids):
-            host, positions = cached
-            return _with_uuids(host, [uuids[position].decode() for position in positions]) if uuids else host
-        host = self.share(Host.from_json(_parsed(raw, where), where))
-        if cached is None:
-            self._store(kind, host, [uuid.decode() for uuid in uuids])
-        return host
+        try:
+            return self._in_parts(raw, where)
+        except UsageError:  # the whole document has the precise error
+            return self.share(Host.from_json(_parsed(raw, where), where))
 
     def share(self, host: Host) -> Host:
         """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
         return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
 
-    def _store(self, kind: tuple[bytes, ...], host: Host, uuids: list[str]) -> None:
-        """Cache a host if each string that looks like a UUID is that of a GPU or of a MIG device."""
-        expected = _uuids(host)
-        if len(set(uuids)) == len(uuids) and sorted(uuids) == sorted(uuid for uuid in expected if uuid):
+    def _in_parts(self, raw: bytes, where: str) -> Host:
+        """Return the Host of a document, its flags read apart; raise UsageError if that may be wrong."""
+        before, _, after = raw.partition(FLAGS)
+        colon, opening, listed = after.partition(b"[")
+        flags, closing, after = listed.partition(b"]")
+        if colon.strip() != b":" or not closing or FLAGS in after or b"\\" in raw or not raw.isascii():
+            raise UsageError(f"{where}: the flags are not a plain list")
+        host = self._without_flags(b"".join([before, FLAGS, colon, opening, closing, after]), where)
+        return self.share(replace(host, cpu=replace(host.cpu, flags=self._listed(flags.lower()))))
+
+    def _without_flags(self, raw: bytes, where: str) -> Host:
+        """Return the Host of a document without backslashes that has no flags."""
+        parts = IDENTITY.split(raw)
+        kind, own = tuple(parts[::2]), parts[1::2]
+        cached = self._cache.get(kind)
+        # An identity that occurs twice is an error, which only reading the whole document reports.
+        if cached is not None and len({one.lower() for one in own}) == len(own):
+            host, known = cached
+            return _renamed(host, dict(zip(known, map(bytes.decode, own), strict=True))) if own else host
+        data = _parsed(raw, where)
+        host = Host.from_json(data, where)
+        if not isinstance(data, dict) or data["cpu"].get("flags") != []:
+            raise UsageError(f"{where}: the flags are those of something else")
+        if cached is None:
+            self._store(kind, host, tuple(map(bytes.decode, own)))
+        return host
+
+    def _listed(self, raw: bytes) -> frozenset[str]:
+        """Return the flags in a list in lower case."""
+        flags = self._flags.get(raw)
+        if flags is None:
+            if len(self._flags) >= LISTS:
+                self._flags.clear()
+            fields = documents.Fields({"flags": documents.parse(b"[%b]" % raw, "cpu")}, "cpu")
+            flags = self._flags[raw] = frozenset(fields.texts("flags"))
+        return flags
+
+    def _store(self, kind: tuple[bytes, ...], host: Host, own: tuple[str, ...]) -> None:
+        """Cache a host if each string that looks like an identity is one."""
+        expected = [one for one in _identities(host) if one and IDENTITY.fullmatch(f'"{one}"'.encode())]
+        if len(set(own)) == len(own) and sorted(own) == sorted(expected):
             if len(self._cache) >= CACHED:
                 self._cache.clear()
-            self._cache[kind] = host, tuple(uuids.index(uuid) for uuid in expected if uuid)
+            self._cache[kind] = host, own
 
 
 def _path(path: str | Path) -> Path:
@@ -201,20 +239,35 @@ def _joined(errors: list[UsageError]) -> UsageError:
     return UsageError(f"cannot read {len(errors)} hosts:\n  {listed}", remedy=remedy)
 
 
-def _uuids(host: Host) -> list[str | None]:
-    """Return the UUIDs of a host's GPUs, each followed by those of its MIG devices."""
-    return [uuid for gpu in host.gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig or ()))]
+def _identities(host: Host) -> list[str | None]:
+    """Return the identities of a host's GPUs, each followed by those of its MIG devices, then the others."""
+    of_gpus = (
+        one
+        for gpu in host.gpus
+        for one in (gpu.uuid, gpu.pci_bus_id, *(device.uuid for device in gpu.mig or ()))
+    )
+    return [*of_gpus, *(sign.where for sign in host.accelerators)]
 
 
-def _with_uuids(host: Host, uuids: list[str]) -> Host:
-    """Return `host` with its UUIDs replaced, in order."""
-    following = iter(uuids)
+def _renamed(host: Host, names: Mapping[str | None, str]) -> Host:
+    """Return `host` with other identities, by those that it has."""
 
     def new_gpu(old: Gpu) -> Gpu:
-        gpu = replace(old, uuid=next(following)) if old.uuid else old
-        return replace(gpu, mig=tuple(map(new_device, gpu.mig))) if gpu.mig else gpu
+        return replace(
+            old,
+            uuid=names.get(old.uuid, old.uuid),
+            pci_bus_id=names.get(old.pci_bus_id, old.pci_bus_id),
+            mig=old.mig and tuple(map(new_device, old.mig)),
+        )
 
     def new_device(old: MigDevice) -> MigDevice:
-        return replace(old, uuid=next(following)) if old.uuid else old
+        return replace(old, uuid=names.get(old.uuid, old.uuid))
 
-    return replace(host, gpus=tuple([new_gpu(gpu) for gpu in host.gpus]))
+    def new_sign(old: Accelerator) -> Accelerator:
+        return replace(old, where=names.get(old.where, old.where))
+
+    return replace(
+        host,
+        gpus=tuple([new_gpu(gpu) for gpu in host.gpus]),
+        accelerators=tuple([new_sign(sign) for sign in host.accelerators]),
+    )
