@@ -1,29 +1,32 @@
 """Reading many saved hosts: from files, from folders of them, and from a stream.
 
-Nodes of one kind differ only in UUIDs and PCI addresses, and nodes of many kinds have the same CPU. So the
-list of CPU flags, which is most of a document, and all else but these identities are parsed once.
+Nodes of one kind differ only in what names their GPUs, and nodes of many kinds have the same CPU. So the list
+of CPU flags, which is most of a document, is parsed apart, and all else but such facts once.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
+from collections import Counter
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.node.host import Host
+from imagematrix.node.host import Host, duplicate
 from imagematrix.record import replace
 from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import BinaryIO
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, BinaryIO
 
     from imagematrix.node.host import Accelerator, Cpu, Gpu, MigDevice
+
+    Kind = tuple[Host | None, tuple[str | int, ...]]
 
 __all__ = ["STREAM", "HostReader", "load_hosts"]
 
@@ -31,9 +34,17 @@ STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
-# Whole strings in a document without backslashes, where no quotes are inside another string. Of addresses,
-# those that are written as a Host has them.
-IDENTITY = re.compile(rb'"((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"')
+# In a document without backslashes, where no quotes are inside a string: UUIDs, PCI addresses as a Host has
+# them, minor numbers and amounts of memory. They decide nothing about a document, but that no
+# two GPUs are the same.
+OWN = re.compile(
+    rb'"(?:((?:minor|memory_mib)": ?)(0|[1-9][0-9]{0,8})(?![0-9.eE])'
+    rb'|((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")'
+)
+REST, NAMES, NUMBERS, TEXTS = (
+    slice(place, None, 4) for place in range(4)
+)  # of what OWN splits a document into
+MOST = 4096  # such facts in a document that is cached
 FLAGS = b'"flags"'
 CACHED = 4096  # kinds of documents
 LISTS = 1024  # lists of flags
@@ -68,15 +79,12 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
 
 
 class HostReader:
-    """Reads Host documents, and caches what it reads for documents that differ only in flags or identities.
+    """Reads Host documents, and caches what it reads for those that differ only in flags and facts of OWN."""
 
-    Identities are the UUIDs and PCI addresses of GPUs, MIG devices and other accelerators.
-    """
-
-    __slots__ = ("_cache", "_cpus", "_flags")
+    __slots__ = ("_cpus", "_flags", "_kinds")
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[bytes, ...], tuple[Host, tuple[str, ...]]] = {}
+        self._kinds: dict[Hashable, Kind | None] = {}  # None for a kind of which there was one document
         self._cpus: dict[Cpu, Cpu] = {}
         self._flags: dict[bytes, frozenset[str]] = {}
 
@@ -84,59 +92,90 @@ class HostReader:
         """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > documents.LIMIT:
             raise UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-        try:
-            return self._in_parts(raw, where)
-        except UsageError:  # the whole document has the precise error
-            return self.share(Host.from_json(_parsed(raw, where), where))
+        return self.share(self._known(raw) or Host.from_json(_parsed(raw, where), where))
 
     def share(self, host: Host) -> Host:
         """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
         return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
 
-    def _in_parts(self, raw: bytes, where: str) -> Host:
-        """Return the Host of a document, its flags read apart; raise UsageError if that may be wrong."""
+    def _known(self, raw: bytes) -> Host | None:
+        """Return the Host of a document of a known kind, or None, as for any that may be invalid."""
         before, _, after = raw.partition(FLAGS)
         colon, opening, listed = after.partition(b"[")
         flags, closing, after = listed.partition(b"]")
         if colon.strip() != b":" or not closing or FLAGS in after or b"\\" in raw or not raw.isascii():
-            raise UsageError(f"{where}: the flags are not a plain list")
-        host = self._without_flags(b"".join([before, FLAGS, colon, opening, closing, after]), where)
-        return self.share(replace(host, cpu=replace(host.cpu, flags=self._listed(flags.lower()))))
+            return None
+        host = self._without_flags(b"".join([before, FLAGS, colon, opening, closing, after]))
+        words = self._words(flags.lower()) if host else None
+        return None if host is None or words is None else replace(host, cpu=replace(host.cpu, flags=words))
 
-    def _without_flags(self, raw: bytes, where: str) -> Host:
-        """Return the Host of a document without backslashes that has no flags."""
-        parts = IDENTITY.split(raw)
-        kind, own = tuple(parts[::2]), parts[1::2]
-        cached = self._cache.get(kind)
-        # An identity that occurs twice is an error, which only reading the whole document reports.
-        if cached is not None and len({one.lower() for one in own}) == len(own):
-            host, known = cached
-            return _renamed(host, dict(zip(known, map(bytes.decode, own), strict=True))) if own else host
-        data = _parsed(raw, where)
-        host = Host.from_json(data, where)
-        if not isinstance(data, dict) or data["cpu"].get("flags") != []:
-            raise UsageError(f"{where}: the flags are those of something else")
-        if cached is None:
-            self._store(kind, host, tuple(map(bytes.decode, own)))
-        return host
+    def _without_flags(self, raw: bytes) -> Host | None:
+        """Return the Host of a document without flags, or None if its kind is new or not to be cached."""
+        parts = OWN.split(raw)
+        key = *parts[REST], *parts[NAMES]
+        if key not in self._kinds:  # many documents are the only ones of their kind
+            if len(self._kinds) >= CACHED:
+                self._kinds.clear()
+            self._kinds[key] = None
+            return None
+        host, known = self._kinds[key] = self._kinds[key] or _kind(parts)
+        if host is None or not known:
+            return host
+        own = [
+            text.decode() if text else int(number)
+            for number, text in zip(parts[NUMBERS], parts[TEXTS], strict=True)
+        ]
+        host = _with(host, dict(zip(known, own, strict=True)))
+        return None if duplicate(host.gpus) else host
 
-    def _listed(self, raw: bytes) -> frozenset[str]:
-        """Return the flags in a list in lower case."""
-        flags = self._flags.get(raw)
-        if flags is None:
+    def _words(self, listed: bytes) -> frozenset[str] | None:
+        """Return the words in a list, or None if it is not a list of strings."""
+        words = self._flags.get(listed)
+        if words is None:
+            try:
+                data = documents.parse(b'{"flags": [%b]}' % listed, "cpu")
+                words = frozenset(documents.Fields(data, "cpu").texts("flags"))
+            except UsageError:
+                return None
             if len(self._flags) >= LISTS:
                 self._flags.clear()
-            fields = documents.Fields({"flags": documents.parse(b"[%b]" % raw, "cpu")}, "cpu")
-            flags = self._flags[raw] = frozenset(fields.texts("flags"))
-        return flags
+            self._flags[listed] = words
+        return words
 
-    def _store(self, kind: tuple[bytes, ...], host: Host, own: tuple[str, ...]) -> None:
-        """Cache a host if each string that looks like an identity is one."""
-        expected = [one for one in _identities(host) if one and IDENTITY.fullmatch(f'"{one}"'.encode())]
-        if len(set(own)) == len(own) and sorted(own) == sorted(expected):
-            if len(self._cache) >= CACHED:
-                self._cache.clear()
-            self._cache[kind] = host, own
+
+def _kind(parts: Sequence[bytes]) -> Kind:
+    """Return a Host of a kind with facts of OWN of which no two are equal, and these facts.
+
+    The Host is None if the document is invalid, or has such facts elsewhere.
+    """
+    known: list[str | int] = []
+    written = [parts[0]]
+    for number, (name, text, rest) in enumerate(zip(parts[NAMES], parts[TEXTS], parts[4::4], strict=True)):
+        if name:
+            known.append(number)
+            written += [b'"', name, str(number).encode(), rest]
+        else:
+            instead = f"GPU-{number:08}" if text.startswith((b"GPU", b"MIG")) else f"{number:04x}:ff:ff.7"
+            known.append(instead)
+            written += [b'"', instead.encode(), b'"', rest]
+    try:
+        data = documents.parse(b"".join(written), "")
+        host = Host.from_json(data)
+    except UsageError:
+        return None, ()
+    found = Counter(fact for fact in _facts(host) if fact in {*known})
+    flags = data["cpu"].get("flags") if isinstance(data, dict) else None
+    usable = len(known) <= MOST and found == Counter(known) and flags == []
+    return host if usable else None, tuple(known)
+
+
+def _facts(host: Host) -> Iterator[str | int | None]:
+    """Yield what a host has of the facts that OWN describes."""
+    for gpu in host.gpus:
+        yield from (gpu.uuid, gpu.pci_bus_id, gpu.minor, gpu.memory_mib)
+        for device in gpu.mig or ():
+            yield from (device.uuid, device.memory_mib)
+    yield from (sign.where for sign in host.accelerators)
 
 
 def _path(path: str | Path) -> Path:
@@ -196,7 +235,7 @@ def _streamed(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple
     if first[1].lstrip().startswith(b"["):
         yield from _listed(first[1] + stream.read(documents.LIMIT), name, reader)
         return
-    for where, raw in itertools.chain([first], parsed):
+    for where, raw in chain([first], parsed):
         yield where, partial(reader.read, raw, where)
 
 
@@ -239,35 +278,25 @@ def _joined(errors: list[UsageError]) -> UsageError:
     return UsageError(f"cannot read {len(errors)} hosts:\n  {listed}", remedy=remedy)
 
 
-def _identities(host: Host) -> list[str | None]:
-    """Return the identities of a host's GPUs, each followed by those of its MIG devices, then the others."""
-    of_gpus = (
-        one
-        for gpu in host.gpus
-        for one in (gpu.uuid, gpu.pci_bus_id, *(device.uuid for device in gpu.mig or ()))
-    )
-    return [*of_gpus, *(sign.where for sign in host.accelerators)]
+def _with(host: Host, values: Mapping[str | int | None, Any]) -> Host:
+    """Return `host` with other facts, by those that it has."""
 
-
-def _renamed(host: Host, names: Mapping[str | None, str]) -> Host:
-    """Return `host` with other identities, by those that it has."""
-
-    def new_gpu(old: Gpu) -> Gpu:
+    def gpu(old: Gpu) -> Gpu:
         return replace(
             old,
-            uuid=names.get(old.uuid, old.uuid),
-            pci_bus_id=names.get(old.pci_bus_id, old.pci_bus_id),
-            mig=old.mig and tuple(map(new_device, old.mig)),
+            uuid=values.get(old.uuid, old.uuid),
+            pci_bus_id=values.get(old.pci_bus_id, old.pci_bus_id),
+            minor=values.get(old.minor, old.minor),
+            memory_mib=values.get(old.memory_mib, old.memory_mib),
+            mig=old.mig and tuple(map(device, old.mig)),
         )
 
-    def new_device(old: MigDevice) -> MigDevice:
-        return replace(old, uuid=names.get(old.uuid, old.uuid))
+    def device(old: MigDevice) -> MigDevice:
+        uuid, memory = values.get(old.uuid, old.uuid), values.get(old.memory_mib, old.memory_mib)
+        return replace(old, uuid=uuid, memory_mib=memory)
 
-    def new_sign(old: Accelerator) -> Accelerator:
-        return replace(old, where=names.get(old.where, old.where))
+    def sign(old: Accelerator) -> Accelerator:
+        return replace(old, where=values.get(old.where, old.where))
 
-    return replace(
-        host,
-        gpus=tuple([new_gpu(gpu) for gpu in host.gpus]),
-        accelerators=tuple([new_sign(sign) for sign in host.accelerators]),
-    )
+    gpus, accelerators = tuple(map(gpu, host.gpus)), tuple(map(sign, host.accelerators))
+    return replace(host, gpus=gpus, accelerators=accelerators)

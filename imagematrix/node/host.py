@@ -308,8 +308,11 @@ def identities(gpu: Gpu) -> list[tuple[str, object]]:
 
 def duplicate(gpus: Iterable[Gpu]) -> str | None:
     """Return a fact that identifies two of the GPUs or MIG devices, in words, or None."""
+    found = [identity for gpu in gpus for identity in identities(gpu)]
+    if len({*found}) == len(found):
+        return None
     seen = set()
-    for name, value in (identity for gpu in gpus for identity in identities(gpu)):
+    for name, value in found:
         if (name, value) in seen:
             return f"duplicate {name} {value}"
         seen.add((name, value))

@@ -97,7 +97,7 @@ def test_the_cache_is_bounded():
     reader = HostReader()
     for number in range(CACHED + 2):
         reader.read(line(document("GPU-00000001", warnings=[f"w{number}"])), "x")
-    assert len(reader._cache) <= CACHED
+    assert len(reader._kinds) <= CACHED
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):
