@@ -35,16 +35,15 @@ STREAM_NAME = "stdin"
 SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
 # In a document without backslashes, where no quotes are inside a string: UUIDs, PCI addresses as a Host has
-# them, minor numbers and amounts of memory. They decide nothing about a document, but that no
-# two GPUs are the same.
+# them, minor numbers and amounts of memory. A document is valid with any of them, unless two GPUs share one.
 OWN = re.compile(
     rb'"(?:((?:minor|memory_mib)": ?)(0|[1-9][0-9]{0,8})(?![0-9.eE])'
     rb'|((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")'
 )
-REST, NAMES, NUMBERS, TEXTS = (
-    slice(place, None, 4) for place in range(4)
-)  # of what OWN splits a document into
+# The parts that OWN splits a document into.
+REST, NAMES, NUMBERS, TEXTS = (slice(place, None, 4) for place in range(4))
 MOST = 4096  # such facts in a document that is cached
+UNKNOWN = None, ()
 FLAGS = b'"flags"'
 CACHED = 4096  # kinds of documents
 LISTS = 1024  # lists of flags
@@ -92,11 +91,14 @@ class HostReader:
         """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > documents.LIMIT:
             raise UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-        return self.share(self._known(raw) or Host.from_json(_parsed(raw, where), where))
+        return self._known(raw) or self.share(Host.from_json(_parsed(raw, where), where))
 
     def share(self, host: Host) -> Host:
         """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
-        return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
+        return replace(host, cpu=self._shared(host.cpu))
+
+    def _shared(self, cpu: Cpu) -> Cpu:
+        return self._cpus.setdefault(cpu, cpu)
 
     def _known(self, raw: bytes) -> Host | None:
         """Return the Host of a document of a known kind, or None, as for any that may be invalid."""
@@ -105,28 +107,26 @@ class HostReader:
         flags, closing, after = listed.partition(b"]")
         if colon.strip() != b":" or not closing or FLAGS in after or b"\\" in raw or not raw.isascii():
             return None
-        host = self._without_flags(b"".join([before, FLAGS, colon, opening, closing, after]))
+        parts = OWN.split(b"".join([before, FLAGS, colon, opening, closing, after]))
+        host, known = self._kind(parts)
         words = self._words(flags.lower()) if host else None
-        return None if host is None or words is None else replace(host, cpu=replace(host.cpu, flags=words))
+        if host is None or words is None:
+            return None
+        numbers, texts = parts[NUMBERS], parts[TEXTS]
+        own = [text.decode() if text else int(number) for number, text in zip(numbers, texts, strict=True)]
+        host = _with(host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True)))
+        return None if own and duplicate(host.gpus) else host
 
-    def _without_flags(self, raw: bytes) -> Host | None:
-        """Return the Host of a document without flags, or None if its kind is new or not to be cached."""
-        parts = OWN.split(raw)
+    def _kind(self, parts: Sequence[bytes]) -> Kind:
+        """Return what is known of a kind of documents: nothing if this is the first."""
         key = *parts[REST], *parts[NAMES]
         if key not in self._kinds:  # many documents are the only ones of their kind
             if len(self._kinds) >= CACHED:
                 self._kinds.clear()
             self._kinds[key] = None
-            return None
-        host, known = self._kinds[key] = self._kinds[key] or _kind(parts)
-        if host is None or not known:
-            return host
-        own = [
-            text.decode() if text else int(number)
-            for number, text in zip(parts[NUMBERS], parts[TEXTS], strict=True)
-        ]
-        host = _with(host, dict(zip(known, own, strict=True)))
-        return None if duplicate(host.gpus) else host
+            return UNKNOWN
+        kind = self._kinds[key] = self._kinds[key] or _kind(parts)
+        return kind
 
     def _words(self, listed: bytes) -> frozenset[str] | None:
         """Return the words in a list, or None if it is not a list of strings."""
@@ -162,11 +162,11 @@ def _kind(parts: Sequence[bytes]) -> Kind:
         data = documents.parse(b"".join(written), "")
         host = Host.from_json(data)
     except UsageError:
-        return None, ()
+        return UNKNOWN
     found = Counter(fact for fact in _facts(host) if fact in {*known})
     flags = data["cpu"].get("flags") if isinstance(data, dict) else None
     usable = len(known) <= MOST and found == Counter(known) and flags == []
-    return host if usable else None, tuple(known)
+    return (host, tuple(known)) if usable else UNKNOWN
 
 
 def _facts(host: Host) -> Iterator[str | int | None]:
@@ -278,8 +278,8 @@ def _joined(errors: list[UsageError]) -> UsageError:
     return UsageError(f"cannot read {len(errors)} hosts:\n  {listed}", remedy=remedy)
 
 
-def _with(host: Host, values: Mapping[str | int | None, Any]) -> Host:
-    """Return `host` with other facts, by those that it has."""
+def _with(host: Host, cpu: Cpu, values: Mapping[str | int | None, Any]) -> Host:
+    """Return `host` with another CPU, and with other facts, by those that it has."""
 
     def gpu(old: Gpu) -> Gpu:
         return replace(
@@ -298,5 +298,7 @@ def _with(host: Host, values: Mapping[str | int | None, Any]) -> Host:
     def sign(old: Accelerator) -> Accelerator:
         return replace(old, where=values.get(old.where, old.where))
 
-    gpus, accelerators = tuple(map(gpu, host.gpus)), tuple(map(sign, host.accelerators))
-    return replace(host, gpus=gpus, accelerators=accelerators)
+    gpus, accelerators = host.gpus, host.accelerators
+    if values:
+        gpus, accelerators = tuple(map(gpu, gpus)), tuple(map(sign, accelerators))
+    return replace(host, cpu=cpu, gpus=gpus, accelerators=accelerators)
