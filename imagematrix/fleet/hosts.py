@@ -15,7 +15,7 @@ from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.node.host import Host, duplicate
+from imagematrix.node.host import Host
 from imagematrix.record import replace
 from imagematrix.text import shortened
 
@@ -44,7 +44,7 @@ OWN = re.compile(
 REST, NAMES, NUMBERS, TEXTS = (slice(place, None, 4) for place in range(4))
 MOST = 4096  # such facts in a document that is cached
 UNKNOWN = None, ()
-FLAGS = b'"flags"'
+FLAGS, MINOR = b'"flags"', b"minor"
 CACHED = 4096  # kinds of documents
 LISTS = 1024  # lists of flags
 SHOWN = 20  # invalid documents that are listed; further ones are counted
@@ -112,10 +112,15 @@ class HostReader:
         words = self._words(flags.lower()) if host else None
         if host is None or words is None:
             return None
-        numbers, texts = parts[NUMBERS], parts[TEXTS]
-        own = [text.decode() if text else int(number) for number, text in zip(numbers, texts, strict=True)]
-        host = _with(host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True)))
-        return None if own and duplicate(host.gpus) else host
+        own = []
+        unique = []  # among the GPUs of a host
+        for name, number, text in zip(parts[NAMES], parts[NUMBERS], parts[TEXTS], strict=True):
+            own.append(int(number) if name else text.decode())
+            if not name or name.startswith(MINOR):
+                unique.append(number if name else text.lower())
+        if len({*unique}) < len(unique):
+            return None
+        return _with(host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True)))
 
     def _kind(self, parts: Sequence[bytes]) -> Kind:
         """Return what is known of a kind of documents: nothing if this is the first."""
