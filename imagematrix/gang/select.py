@@ -147,9 +147,8 @@ def _kind(selector: Selector, host: Host, choice: Choice, *, allow_cpu: bool) ->
     fitting: list[int] = []
     seen = 0
     for places in several:
-        target = sample(
-            Target(host=host, gpus=joined(choice.gpus[one] for one in places), allow_cpu=allow_cpu)
-        )
+        gpus = tuple([choice.gpus[one] for one in places])
+        target = sample(Target(host=host, gpus=gpus, allow_cpu=allow_cpu))
         fits = index.fitting(target) & ~seen
         if fits or not targets:
             targets.append(target)
