@@ -12,6 +12,7 @@ from collections import Counter
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from sys import intern
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
@@ -139,7 +140,7 @@ class HostReader:
         if words is None:
             try:
                 data = documents.parse(b'{"flags": [%b]}' % listed, "cpu")
-                words = frozenset(documents.Fields(data, "cpu").texts("flags"))
+                words = frozenset(map(intern, documents.Fields(data, "cpu").texts("flags")))
             except UsageError:
                 return None
             if len(self._flags) >= LISTS:
