@@ -121,13 +121,14 @@ class Record(metaclass=_Slots):
         return f"{type(self).__qualname__}({fields})"
 
     def __replace__(self, **changes: object) -> Self:
-        if not changes.keys() <= self._setters.keys():
-            return type(self)(**changes)  # which raises the precise error
         made, setters = object.__new__(type(self)), self._setters
         for put, value in zip(setters.values(), self._values, strict=True):
             put(made, value)
-        for name, value in changes.items():
-            setters[name](made, value)
+        try:
+            for name, value in changes.items():
+                setters[name](made, value)
+        except KeyError:
+            return type(self)(**changes)  # which raises the precise error
         return made
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
