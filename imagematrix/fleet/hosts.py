@@ -44,9 +44,9 @@ OWN = re.compile(
 )
 # The parts that OWN splits a document into.
 REST, NAMES, NUMBERS, TEXTS = (slice(place, None, 4) for place in range(4))
-MOST = 4096  # such facts in a document that is cached
 UNKNOWN = None, ()
 FLAGS, MINOR = b'"flags"', b"minor"
+LONGEST = 64 * 1024  # bytes of a document that is cached
 CACHED = 4096  # kinds of documents
 LISTS = 1024  # lists of flags
 SHOWN = 20  # invalid documents that are listed; further ones are counted
@@ -104,6 +104,8 @@ class HostReader:
 
     def _known(self, raw: bytes) -> Host | None:
         """Return the Host of a document of a known kind, or None, as for any that may be invalid."""
+        if len(raw) > LONGEST:
+            return None
         before, _, after = raw.partition(FLAGS)
         colon, opening, listed = after.partition(b"[")
         flags, closing, after = listed.partition(b"]")
@@ -171,8 +173,7 @@ def _kind(parts: Sequence[bytes]) -> Kind:
         return UNKNOWN
     found = Counter(fact for fact in _facts(host) if fact in {*known})
     flags = data["cpu"].get("flags") if isinstance(data, dict) else None
-    usable = len(known) <= MOST and found == Counter(known) and flags == []
-    return (host, tuple(known)) if usable else UNKNOWN
+    return (host, tuple(known)) if found == Counter(known) and flags == [] else UNKNOWN
 
 
 def _facts(host: Host) -> Iterator[str | int | None]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.fleet.hosts import CACHED, LISTS, HostReader, load_hosts
+from imagematrix.fleet.hosts import CACHED, LISTS, LONGEST, HostReader, load_hosts
 from imagematrix.node.host import Host
 
 HOSTS = Path(__file__).parents[2] / "hosts"
@@ -163,6 +163,16 @@ def test_the_cache_is_bounded():
         reader.read(line(changed), "x")
     assert len(reader._kinds) <= CACHED
     assert len(reader._flags) <= LISTS
+
+
+@pytest.mark.parametrize(("more", "kept"), [(0, 1), (1, 0)])
+def test_long_documents_are_not_kept(more, kept):
+    reader = HostReader()
+    data = document("GPU-00000001", warnings=[""])
+    data["warnings"] = ["x" * (LONGEST + more - len(line(data)))]
+    for _ in range(3):
+        assert reader.read(line(data), "x") == Host.from_json(data)
+    assert len(reader._kinds) == kept
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):
