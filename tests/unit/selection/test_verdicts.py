@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from strategies import FLAGS, SIGNS, allowed, catalogs, hosts
 
 from imagematrix.record import replace
+from imagematrix.selection import index as index_module
 from imagematrix.selection.hardware import hardware, sample
 from imagematrix.selection.index import Index
 from imagematrix.selection.order import order
@@ -85,3 +86,14 @@ def test_rules_that_share_no_fact_are_in_panels_of_their_own(make):
     host = make.host(make.gpu())
     verdicts = panels.verdicts(Target(host=host, gpus=host.gpus))
     assert [one._rule.name for one in verdicts] == [rule.name for rule, _ in decided]
+
+
+def test_leading_variants_are_kept_for_a_bounded_number_of_sets(make, monkeypatch):
+    monkeypatch.setattr(index_module, "KEPT", 2)
+    variants = tuple(make.variant(f"t:{number}", march=f"m{number}") for number in range(4))
+    index = Index(variants, order())
+    host = make.host(make.gpu())
+    target = Target(host=host, gpus=host.gpus)
+    for number, variant in enumerate(variants):
+        assert index.leading(target, 1 << number) == [variant]
+        assert len(index._leading) <= 2
