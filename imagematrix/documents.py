@@ -201,6 +201,8 @@ class Fields:
 
     def _elements(self, key: str, kind: type, name: str) -> list[Any]:
         items = self._list(key)
+        if {*map(type, items)} <= {kind}:
+            return items
         for position, item in enumerate(items):
             if type(item) is not kind:
                 raise UsageError(f"{self._where}: {key}[{position}]: expected {name}, found {_kind(item)}")

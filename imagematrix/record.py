@@ -55,6 +55,12 @@ class _DataclassFields:
         return {declaration.name: declaration for declaration in fields(made)}
 
 
+def _values(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    """Return a function that returns the values of fields."""
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda record: (get(record),)
+
+
 class _Slots(type):
     """Makes slots of the annotations in a class body; values assigned there are defaults."""
 
@@ -67,7 +73,7 @@ class _Slots(type):
         if kinds:
             body["__dataclass_fields__"] = _DataclassFields(kinds, defaults)
             body["_defaults"] = defaults
-            body["_values"] = property(attrgetter(*kinds))
+            body["_values"] = property(_values(tuple(kinds)))
         made = super().__new__(mcs, name, bases, body)
         if kinds:
             # `object.__setattr__` would look up the slot of each field again, for every record.
@@ -115,11 +121,14 @@ class Record(metaclass=_Slots):
         return f"{type(self).__qualname__}({fields})"
 
     def __replace__(self, **changes: object) -> Self:
-        if not changes.keys() <= self._setters.keys():
+        made, setters = object.__new__(type(self)), self._setters
+        for put, value in zip(setters.values(), self._values, strict=True):
+            put(made, value)
+        try:
+            for name, value in changes.items():
+                setters[name](made, value)
+        except KeyError:
             return type(self)(**changes)  # which raises the precise error
-        made = object.__new__(type(self))
-        for name, put in self._setters.items():
-            put(made, changes[name] if name in changes else getattr(self, name))
         return made
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:

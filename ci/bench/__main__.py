@@ -115,6 +115,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "start": lambda folder, _: selecting.started(folder, asked.rounds),
         "probe": lambda *_: probing.rows(asked.rounds),
         "select": lambda folder, pace: selecting.decided(folder, pace, asked.rounds),
+        "gang": selecting.ganged,
     }
     if asked.quick:
         return groups

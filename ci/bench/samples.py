@@ -6,12 +6,18 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.documents import dump
 from imagematrix.facts import marches
 from imagematrix.node.host import Host
 from imagematrix.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from imagematrix.node.host import Gpu
 
 ROOT = Path(__file__).parents[2]
 IMAGEMATRIX = ROOT / ".venv" / "bin" / "imagematrix"
@@ -117,22 +123,60 @@ def saved() -> dict[str, Path]:
     return {path.stem: path for path in sorted((ROOT / "tests" / "hosts").glob("*.json"))}
 
 
-def models(count: int) -> list[Host]:
+def models(count: int, names: Iterable[str] = ()) -> list[Host]:
     """Return nodes of `count` kinds of hardware: the saved nodes, each with a distinct CPU flag."""
-    hosts = [Host.load(path) for path in saved().values()]
     return [
         replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | {f"flag{number}"}))
-        for number, host in zip(range(count), itertools.cycle(hosts), strict=False)
+        for number, host in zip(range(count), _saved(names), strict=False)
     ]
 
 
-def fleet(size: int, kinds: int) -> list[Host]:
+def fleet(size: int, kinds: int, names: Iterable[str] = ()) -> list[Host]:
     """Return `size` nodes of `kinds` kinds of hardware, each with distinct GPUs."""
     hosts = []
-    for number, host in zip(range(size), itertools.cycle(models(kinds)), strict=False):
+    for number, host in zip(range(size), itertools.cycle(models(kinds, names)), strict=False):
         gpus = tuple(replace(gpu, uuid=f"GPU-{number:08}-{gpu.index}") for gpu in host.gpus)
         hosts.append(replace(host, gpus=gpus))
     return hosts
+
+
+def differing(size: int, names: Iterable[str] = ()) -> list[Host]:
+    """Return `size` nodes of which no two have the same CPU flags, addresses and memory of GPUs.
+
+    What a node lacks of the flags that tell the newest CPUs from x86-64-v3 is its number in binary.
+    """
+    flags = [marches.required(march, COMPILER) or frozenset() for march in ("sapphirerapids", "x86-64-v3")]
+    newest = sorted(flags[0] - flags[1])
+    nodes = []
+    for number, host in zip(range(size), _saved(names), strict=False):
+        lacking = {flag for place, flag in enumerate(newest) if number >> place & 1}
+        own = host.cpu.flags - lacking | {f"flag{number}"}
+        gpus = tuple(_of_node(gpu, number) for gpu in host.gpus)
+        nodes.append(replace(host, cpu=replace(host.cpu, flags=own), gpus=gpus))
+    return nodes
+
+
+def hosts(folder: Path, nodes: Iterable[Host]) -> Path:
+    """Write nodes, one on each line, and return their file."""
+    path = folder / "hosts.ndjson"
+    path.write_text("".join(f"{json.dumps(node.to_json())}\n" for node in nodes))
+    return path
+
+
+def _saved(names: Iterable[str]) -> Iterator[Host]:
+    """Return the saved nodes of these names, or all, again and again."""
+    hosts = [Host.load(path) for name, path in saved().items() if not names or name in names]
+    return itertools.cycle(hosts)
+
+
+def _of_node(gpu: Gpu, number: int) -> Gpu:
+    return replace(
+        gpu,
+        uuid=f"GPU-{number:08}-{gpu.index:04}",
+        minor=(gpu.index + number) % 250,
+        pci_bus_id=f"{number:04x}:{gpu.index + 1:02x}:00.0",
+        memory_mib=(gpu.memory_mib or 0) + number,
+    )
 
 
 def _gpu(release: str, driver: str, target: str, march: str) -> Variant:

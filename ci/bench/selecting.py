@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from measure import Pace
 
+    from imagematrix.node.host import Host
+
+PROCESSES = 5  # of the command for a gang
 LIBRARY_BAR, COMMAND_BAR = 5, 6  # times `python -c pass`
 NEW_BAR, KNOWN_BAR, FLEET_BAR, GANG_BAR = 1e-3, 10e-6, 2.0, 1.0  # seconds (see measure.REFERENCE)
 FLEET, GANG, KINDS = 100_000, 10_000, 200
@@ -33,6 +36,8 @@ import sys
 import imagematrix as im
 im.select(im.probe(nvml=False), im.open_catalog(sys.argv[1]), gpus="none")
 """
+# Nodes with the same driver, and GPUs of the same compute capability: one variant fits all of them.
+ALIKE = ("genoa-h200", "sapphirerapids-h100")
 PARSE = "import json, sys; json.loads(open(sys.argv[1], 'rb').read())"
 
 
@@ -73,6 +78,26 @@ def started(folder: Path, rounds: int) -> Iterator[Row]:
     yield row("`imagematrix select --catalog FILE --host FILE`", "command", typer, COMMAND_BAR)
 
 
+def ganged(folder: Path, pace: Pace) -> Iterator[Row]:
+    """Yield the time of the command for a gang, with the reading of its hosts."""
+    catalog = samples.catalog(folder)
+    command = Path(sys.executable).with_name("imagematrix")
+    for what, nodes in (
+        (f"of {KINDS} kinds", samples.fleet(GANG, KINDS, ALIKE)),
+        ("that all differ", samples.differing(GANG, ALIKE)),
+    ):
+        path = samples.hosts(folder, nodes)
+        options = ("--catalog", catalog, "--gang", path, "--alike", "cuda")
+        seconds = processes({"": (command, "select", "training:v1", *options)}, PROCESSES)[""].seconds
+        yield Row(
+            what=f"`imagematrix select --gang` of {GANG:,} nodes {what}",
+            ours=duration(seconds),
+            ratio=f"{seconds / pace.seconds:.0f} x pass",
+            bar=pace.told(GANG_BAR),
+            met=seconds <= pace.limit(GANG_BAR),
+        )
+
+
 def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     """Yield the time of a decision in a process that has loaded the catalog."""
     catalog = open_catalog(samples.catalog(folder))
@@ -87,10 +112,12 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         # A new catalog, for which nothing is cached yet.
         select_many(nodes, Catalog(image="training", version="v1", variants=catalog.variants))
 
-    def ganged(alike: str | None) -> None:
+    gangs = {f"of {KINDS} kinds": nodes[:GANG], "that all differ": samples.differing(GANG)}
+
+    def together(some: list[Host], alike: str | None) -> None:
         # No variant fits all: the largest gang is found.
         with contextlib.suppress(NothingFitsAll):
-            select_gang(nodes[:GANG], replace(catalog), alike=alike)
+            select_gang(some, replace(catalog), alike=alike)
 
     yield _timed("the first node of a catalog", calls(lambda: Selector(catalog).explain(model), rounds))
     yield _timed("a new kind of node", calls(lambda: selector.explain(next(new)), rounds * 10), NEW_BAR, pace)
@@ -98,9 +125,10 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         "a known kind of node", calls(lambda: selector.explain(model), rounds * 100), KNOWN_BAR, pace
     )
     yield _timed(f"{FLEET:,} nodes of {KINDS} kinds", calls(many, 3), FLEET_BAR, pace)
-    for what, alike in (("one variant", None), ("alike variants", "cuda")):
-        seconds = calls(partial(ganged, alike), 3)
-        yield _timed(f"{what} for {GANG:,} nodes of {KINDS} kinds", seconds, GANG_BAR, pace)
+    for kinds, some in gangs.items():
+        for what, alike in (("one variant", None), ("alike variants", "cuda")):
+            seconds = calls(partial(together, some, alike), 3)
+            yield _timed(f"{what} for {GANG:,} nodes {kinds}", seconds, GANG_BAR, pace)
 
 
 def _timed(what: str, seconds: float, bar: float | None = None, pace: Pace | None = None) -> Row:

@@ -1,15 +1,19 @@
 """Reading many saved hosts: from files, from folders of them, and from a stream.
 
-Nodes of one kind differ only in UUIDs, so everything else of their documents is parsed once.
+Nodes of one kind differ only in what names their GPUs, and nodes of many kinds have the same CPU. So the list
+of CPU flags, which is most of a document, is parsed apart, and all else but such facts once.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import re
+from collections import Counter
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from sys import intern
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
@@ -19,10 +23,12 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import BinaryIO
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, BinaryIO
 
-    from imagematrix.node.host import Cpu, Gpu, MigDevice
+    from imagematrix.node.host import Accelerator, Cpu, Gpu, MigDevice
+
+    Kind = tuple[Host | None, tuple[str | int, ...]]
 
 __all__ = ["STREAM", "HostReader", "load_hosts"]
 
@@ -30,9 +36,19 @@ STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
-# A whole JSON string: inside another string the quotes are escaped.
-UUID = re.compile(rb'"((?:GPU|MIG)-[0-9A-Za-z/-]{8,64})"')
+# In a document without backslashes, where no quotes are inside a string: UUIDs, PCI addresses as a Host has
+# them, minor numbers and amounts of memory. A document is valid with any of them, unless two GPUs share one.
+OWN = re.compile(
+    rb'"(?:((?:minor|memory_mib)": ?)(0|[1-9][0-9]{0,8})(?![0-9.eE])'
+    rb'|((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")'
+)
+# The parts that OWN splits a document into.
+REST, NAMES, NUMBERS, TEXTS = (slice(place, None, 4) for place in range(4))
+UNKNOWN = None, ()
+FLAGS, MINOR = b'"flags"', b"minor"
+LONGEST = 64 * 1024  # bytes of a document that is cached
 CACHED = 4096  # kinds of documents
+LISTS = 1024  # lists of flags
 SHOWN = 20  # invalid documents that are listed; further ones are counted
 ADVICE = "write one host per line, as `jq -c . FILE...` does"
 
@@ -64,41 +80,109 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
 
 
 class HostReader:
-    """Reads Host documents, and caches the result for documents that differ only in UUIDs."""
+    """Reads Host documents, and caches what it reads for those that differ only in flags and facts of OWN."""
 
-    __slots__ = ("_cache", "_cpus")
+    __slots__ = ("_cpus", "_flags", "_kinds")
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[bytes, ...], tuple[Host, tuple[int, ...]]] = {}
+        self._kinds: dict[Hashable, Kind | None] = {}  # None for a kind of which there was one document
         self._cpus: dict[Cpu, Cpu] = {}
+        self._flags: dict[bytes, frozenset[str]] = {}
 
     def read(self, raw: bytes, where: str) -> Host:
         """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > documents.LIMIT:
             raise UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-        parts = UUID.split(raw)
-        kind, uuids = tuple(parts[::2]), parts[1::2]
-        cached = self._cache.get(kind)
-        # A UUID that occurs twice is an error, which only reading the whole document reports.
-        if cached is not None and len({uuid.lower() for uuid in uuids}) == len(uuids):
-            host, positions = cached
-            return _with_uuids(host, [uuids[position].decode() for position in positions]) if uuids else host
-        host = self.share(Host.from_json(_parsed(raw, where), where))
-        if cached is None:
-            self._store(kind, host, [uuid.decode() for uuid in uuids])
-        return host
+        return self._known(raw) or self.share(Host.from_json(_parsed(raw, where), where))
 
     def share(self, host: Host) -> Host:
         """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
-        return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
+        return replace(host, cpu=self._shared(host.cpu))
 
-    def _store(self, kind: tuple[bytes, ...], host: Host, uuids: list[str]) -> None:
-        """Cache a host if each string that looks like a UUID is that of a GPU or of a MIG device."""
-        expected = _uuids(host)
-        if len(set(uuids)) == len(uuids) and sorted(uuids) == sorted(uuid for uuid in expected if uuid):
-            if len(self._cache) >= CACHED:
-                self._cache.clear()
-            self._cache[kind] = host, tuple(uuids.index(uuid) for uuid in expected if uuid)
+    def _shared(self, cpu: Cpu) -> Cpu:
+        return self._cpus.setdefault(cpu, cpu)
+
+    def _known(self, raw: bytes) -> Host | None:
+        """Return the Host of a document of a known kind, or None, as for any that may be invalid."""
+        if len(raw) > LONGEST:
+            return None
+        before, _, after = raw.partition(FLAGS)
+        colon, opening, listed = after.partition(b"[")
+        flags, closing, after = listed.partition(b"]")
+        if colon.strip() != b":" or not closing or FLAGS in after or b"\\" in raw or not raw.isascii():
+            return None
+        parts = OWN.split(b"".join([before, FLAGS, colon, opening, closing, after]))
+        host, known = self._kind(parts)
+        words = self._words(flags.lower()) if host else None
+        if host is None or words is None:
+            return None
+        own = []
+        unique = []  # among the GPUs of a host
+        for name, number, text in zip(parts[NAMES], parts[NUMBERS], parts[TEXTS], strict=True):
+            own.append(int(number) if name else text.decode())
+            if not name or name.startswith(MINOR):
+                unique.append(number if name else text.lower())
+        if len({*unique}) < len(unique):
+            return None
+        return _with(host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True)))
+
+    def _kind(self, parts: Sequence[bytes]) -> Kind:
+        """Return what is known of a kind of documents: nothing if this is the first."""
+        key = *parts[REST], *parts[NAMES]
+        if key not in self._kinds:  # many documents are the only ones of their kind
+            if len(self._kinds) >= CACHED:
+                self._kinds.clear()
+            self._kinds[key] = None
+            return UNKNOWN
+        kind = self._kinds[key] = self._kinds[key] or _kind(parts)
+        return kind
+
+    def _words(self, listed: bytes) -> frozenset[str] | None:
+        """Return the words in a list, or None if it is not a list of strings."""
+        words = self._flags.get(listed)
+        if words is None:
+            try:
+                words = frozenset(map(intern, json.loads(b"[%b]" % listed)))
+            except (ValueError, TypeError, RecursionError):
+                return None
+            if len(self._flags) >= LISTS:
+                self._flags.clear()
+            self._flags[listed] = words
+        return words
+
+
+def _kind(parts: Sequence[bytes]) -> Kind:
+    """Return a Host of a kind with facts of OWN of which no two are equal, and these facts.
+
+    The Host is None if the document is invalid, or has such facts elsewhere.
+    """
+    known: list[str | int] = []
+    written = [parts[0]]
+    for number, (name, text, rest) in enumerate(zip(parts[NAMES], parts[TEXTS], parts[4::4], strict=True)):
+        if name:
+            known.append(number)
+            written += [b'"', name, str(number).encode(), rest]
+        else:
+            instead = f"GPU-{number:08}" if text.startswith((b"GPU", b"MIG")) else f"{number:04x}:ff:ff.7"
+            known.append(instead)
+            written += [b'"', instead.encode(), b'"', rest]
+    try:
+        data = documents.parse(b"".join(written), "")
+        host = Host.from_json(data)
+    except UsageError:
+        return UNKNOWN
+    found = Counter(fact for fact in _facts(host) if fact in {*known})
+    flags = data["cpu"].get("flags") if isinstance(data, dict) else None
+    return (host, tuple(known)) if found == Counter(known) and flags == [] else UNKNOWN
+
+
+def _facts(host: Host) -> Iterator[str | int | None]:
+    """Yield what a host has of the facts that OWN describes."""
+    for gpu in host.gpus:
+        yield from (gpu.uuid, gpu.pci_bus_id, gpu.minor, gpu.memory_mib)
+        for device in gpu.mig or ():
+            yield from (device.uuid, device.memory_mib)
+    yield from (sign.where for sign in host.accelerators)
 
 
 def _path(path: str | Path) -> Path:
@@ -158,7 +242,7 @@ def _streamed(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple
     if first[1].lstrip().startswith(b"["):
         yield from _listed(first[1] + stream.read(documents.LIMIT), name, reader)
         return
-    for where, raw in itertools.chain([first], parsed):
+    for where, raw in chain([first], parsed):
         yield where, partial(reader.read, raw, where)
 
 
@@ -201,20 +285,27 @@ def _joined(errors: list[UsageError]) -> UsageError:
     return UsageError(f"cannot read {len(errors)} hosts:\n  {listed}", remedy=remedy)
 
 
-def _uuids(host: Host) -> list[str | None]:
-    """Return the UUIDs of a host's GPUs, each followed by those of its MIG devices."""
-    return [uuid for gpu in host.gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig or ()))]
+def _with(host: Host, cpu: Cpu, values: Mapping[str | int | None, Any]) -> Host:
+    """Return `host` with another CPU, and with other facts, by those that it has."""
 
+    def gpu(old: Gpu) -> Gpu:
+        return replace(
+            old,
+            uuid=values.get(old.uuid, old.uuid),
+            pci_bus_id=values.get(old.pci_bus_id, old.pci_bus_id),
+            minor=values.get(old.minor, old.minor),
+            memory_mib=values.get(old.memory_mib, old.memory_mib),
+            mig=old.mig and tuple(map(device, old.mig)),
+        )
 
-def _with_uuids(host: Host, uuids: list[str]) -> Host:
-    """Return `host` with its UUIDs replaced, in order."""
-    following = iter(uuids)
+    def device(old: MigDevice) -> MigDevice:
+        uuid, memory = values.get(old.uuid, old.uuid), values.get(old.memory_mib, old.memory_mib)
+        return replace(old, uuid=uuid, memory_mib=memory)
 
-    def new_gpu(old: Gpu) -> Gpu:
-        gpu = replace(old, uuid=next(following)) if old.uuid else old
-        return replace(gpu, mig=tuple(map(new_device, gpu.mig))) if gpu.mig else gpu
+    def sign(old: Accelerator) -> Accelerator:
+        return replace(old, where=values.get(old.where, old.where))
 
-    def new_device(old: MigDevice) -> MigDevice:
-        return replace(old, uuid=next(following)) if old.uuid else old
-
-    return replace(host, gpus=tuple([new_gpu(gpu) for gpu in host.gpus]))
+    gpus, accelerators = host.gpus, host.accelerators
+    if values:
+        gpus, accelerators = tuple(map(gpu, gpus)), tuple(map(sign, accelerators))
+    return replace(host, cpu=cpu, gpus=gpus, accelerators=accelerators)

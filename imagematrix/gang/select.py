@@ -15,7 +15,7 @@ from imagematrix.gpu_request.choice import merged as joined
 from imagematrix.gpu_request.spec import NONE, candidates
 from imagematrix.node.host import Host
 from imagematrix.record import Record, replace
-from imagematrix.selection.candidate import verdicts
+from imagematrix.selection.candidate import failures
 from imagematrix.selection.decision import indistinguishable, undecided
 from imagematrix.selection.hardware import hardware, kind, ranking, sample
 from imagematrix.selection.index import Index, bits
@@ -120,6 +120,7 @@ def _kinds(
 ) -> list[_HostKind]:
     """Return the kinds of hardware among the hosts, in the order of their first names; raise UsageError."""
     allow_cpu = allow_cpu or gpus == NONE
+    flags = selector.question.index.flags
     found: dict[Hashable, _HostKind] = {}
     errors: list[tuple[str, UsageError]] = []
     for name, host in hosts.items():
@@ -128,7 +129,7 @@ def _kinds(
         except UsageError as error:
             errors.append((name, error))
             continue
-        key = choice.count, hardware(host, choice.gpus, allow_cpu=allow_cpu)
+        key = choice.count, hardware(host, choice.gpus, allow_cpu=allow_cpu, flags=flags)
         if key not in found:
             found[key] = _kind(selector, host, choice, allow_cpu=allow_cpu)
         found[key].hosts[name] = host, choice
@@ -146,9 +147,8 @@ def _kind(selector: Selector, host: Host, choice: Choice, *, allow_cpu: bool) ->
     fitting: list[int] = []
     seen = 0
     for places in several:
-        target = sample(
-            Target(host=host, gpus=joined(choice.gpus[one] for one in places), allow_cpu=allow_cpu)
-        )
+        gpus = tuple([choice.gpus[one] for one in places])
+        target = sample(Target(host=host, gpus=gpus, allow_cpu=allow_cpu))
         fits = index.fitting(target) & ~seen
         if fits or not targets:
             targets.append(target)
@@ -304,7 +304,7 @@ def _left(question: Question, variants: int, kinds: Iterable[_HostKind]) -> list
         nearest = among.nearest(one.targets[0])
         host, gpus = one.member(next(iter(one.hosts)), 0)
         target = replace(one.targets[0], host=host, gpus=gpus)
-        failing = tuple(result for result in verdicts(target, nearest) if not result.ok)
+        failing = failures(target, nearest)
         found.setdefault((nearest.reference, failing), (nearest.reference, failing, []))[2].extend(one.hosts)
     return [
         Left(hosts=tuple(sorted(names)), nearest=reference, rules=failing)

@@ -7,7 +7,7 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from imagematrix.documents import Fields
@@ -260,7 +260,7 @@ def _cpu(fields: Fields) -> Cpu:
     return Cpu(
         vendor=cpu.text_or_none("vendor"),
         model=cpu.text_or_none("model"),
-        flags=frozenset(flag.lower() for flag in cpu.texts("flags")),
+        flags=frozenset(map(str.lower, cpu.texts("flags"))),
         level=cpu.text_or_none("level"),
     )
 
@@ -308,8 +308,11 @@ def identities(gpu: Gpu) -> list[tuple[str, object]]:
 
 def duplicate(gpus: Iterable[Gpu]) -> str | None:
     """Return a fact that identifies two of the GPUs or MIG devices, in words, or None."""
+    found = [identity for gpu in gpus for identity in identities(gpu)]
+    if len({*found}) == len(found):
+        return None
     seen = set()
-    for name, value in (identity for gpu in gpus for identity in identities(gpu)):
+    for name, value in found:
         if (name, value) in seen:
             return f"duplicate {name} {value}"
         seen.add((name, value))
@@ -317,17 +320,17 @@ def duplicate(gpus: Iterable[Gpu]) -> str | None:
 
 
 def _gpus(fields: Fields) -> tuple[Gpu, ...]:
-    gpus = tuple(_gpu(gpu) for gpu in fields.objects("gpus"))
+    from imagematrix.node.pci import canonical
+
+    gpus = tuple([_gpu(gpu, canonical) for gpu in fields.objects("gpus")])
     if twice := duplicate(gpus):
         raise fields.fail("gpus", twice)
     return gpus
 
 
-def _gpu(gpu: Fields) -> Gpu:
-    from imagematrix.node import pci
-
+def _gpu(gpu: Fields, canonical: Callable[[str], str | None]) -> Gpu:
     compute, address = gpu.text_or_none("compute"), gpu.text_or_none("pci_bus_id")
-    bus_id = pci.canonical(address) if address is not None else None
+    bus_id = canonical(address) if address is not None else None
     if address is not None and bus_id is None:
         raise gpu.fail(
             "pci_bus_id", f"invalid PCI address {address!r:.80} (expected one such as 0000:41:00.0)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from imagematrix.record import Record
 
@@ -35,6 +36,7 @@ NVSWITCH = "nvidia-nvswitch"  # its kernel driver; the bridges of NVIDIA's nForc
 ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.ASCII)
 # A line of a function's file `resource`: start and end of a region, and its flags.
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
+KEPT = 4096  # addresses, of which most nodes have the same
 REGIONS = 6  # those of the function (BARs); its ROM and the windows of bridges follow
 MEMORY = 0x200  # IORESOURCE_MEM
 
@@ -71,6 +73,7 @@ class Function(Record):
         return f"{self.bus_id} ({ids}, class {self.kind or 'unknown'})"
 
 
+@lru_cache(maxsize=KEPT)
 def canonical(address: str) -> str | None:
     """Return a PCI address as the kernel writes it: "00000000:41:00.0" and "0:41:0" are "0000:41:00.0"."""
     match = ADDRESS.fullmatch(address.strip().lower())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Gap, RuleResult
     from imagematrix.selection.target import Target
 
-__all__ = ["Candidate", "candidates", "results", "verdicts"]
+__all__ = ["Candidate", "candidates", "failures", "results", "verdicts"]
 
 # The fields that distinguish variants; no rule reads their own axes.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
@@ -104,6 +104,12 @@ def results(target: Target, variant: Variant, remedies: Remedies | None = None) 
 def verdicts(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
     """Return the results as `results` does, without the changes that would end a refusal, which take long."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
+
+
+def failures(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
+    """Return the results of the rules that do not hold, as `verdicts` does."""
+    failing = (rule for rule in RULES if rule.need(variant) is not None and not rule.holds(target, variant))
+    return tuple([rule.result(target, variant) for rule in failing])
 
 
 def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:

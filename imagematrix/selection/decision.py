@@ -92,11 +92,10 @@ class Decision:
     @property
     def refusals(self) -> Iterator[tuple[Variant, tuple[RuleResult, ...]]]:
         """Each variant that does not fit with the rules that it fails, without remedies, which take long."""
-        from imagematrix.selection.candidate import verdicts
+        from imagematrix.selection.candidate import failures
 
         for variant in self.catalog.variants:
-            failing = tuple(result for result in verdicts(self._target, variant) if not result.ok)
-            if failing:
+            if failing := failures(self._target, variant):
                 yield variant, failing
 
     @cached_property

@@ -19,24 +19,27 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.target import Target
 
-__all__ = ["FACTS", "LABEL", "hardware", "kind", "ranking", "sample"]
+__all__ = ["FACTS", "FLAGS", "LABEL", "hardware", "kind", "ranking", "reading", "sample"]
 
 RANKED = frozenset(fact for criterion in BY_NAME.values() for fact in criterion.facts)
 LABEL = frozenset({"gpus.index", "gpus.name"})  # any reason may read these, through `Gpu.label`
 FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
 DRIVER, GPUS = "driver.", "gpus."
+FLAGS = "cpu.flags"
+SIGNS = "accelerators"
 
 
 def _facts(names: Iterable[str], owner: str = "") -> Callable[[Any], Hashable]:
     """Return a function that returns the facts in `names` of a host's driver, a GPU or the host."""
-    return attrgetter(*sorted(name.removeprefix(owner) for name in names if name.startswith(owner)))
+    own = sorted(name.removeprefix(owner) for name in names if name.startswith(owner))
+    return attrgetter(*own) if own else lambda _: None
 
 
 def _host_facts(names: Iterable[str]) -> Callable[[Any], Hashable]:
     return _facts(name for name in names if not name.startswith((DRIVER, GPUS)))
 
 
-_host = _host_facts(FACTS)
+_host = _host_facts(FACTS - {FLAGS})
 _driver = _facts(FACTS, DRIVER)
 _gpu = _facts(FACTS | LABEL, GPUS)
 # Everything that rules and criteria read of a GPU: GPUs of one kind get the same verdicts.
@@ -46,10 +49,45 @@ kind: Callable[[Gpu], Hashable] = _facts(FACTS, GPUS)
 _ranked_host, _ranked_driver, _ranked_gpu = _host_facts(RANKED), _facts(RANKED, DRIVER), _facts(RANKED, GPUS)
 
 
-def hardware(host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool) -> Hashable:
-    """Return everything that a decision about a Target and its reasons depend on."""
-    driver = host.driver
-    return _host(host), driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
+def hardware(
+    host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool, flags: frozenset[str] | None = None
+) -> Hashable:
+    """Return everything that a decision about a Target and its reasons depend on.
+
+    `flags` are the CPU flags that a catalog's variants need; without them, all flags of the host count.
+    """
+    driver, own = host.driver, host.cpu.flags
+    has = own if flags is None else _counted(own, flags)
+    return _host(host), has, driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
+
+
+def reading(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Target], Hashable]:
+    """Return a function that returns what rules with these facts, and these `flags`, can tell of a target.
+
+    As their `turns` say, they compare no flags but these, and see only whether there are `accelerators`.
+    """
+    some = frozenset(facts)
+    single = _host_facts(some - {FLAGS, SIGNS})
+    driver, gpu = _facts(some, DRIVER), _facts(some, GPUS)
+    of_gpus = any(fact.startswith(GPUS) for fact in some)
+
+    def read(target: Target) -> Hashable:
+        host, loaded = target.host, target.host.driver
+        return (
+            target.allow_cpu,
+            single(host),
+            FLAGS in some and _counted(host.cpu.flags, flags),
+            SIGNS in some and bool(host.accelerators),
+            loaded and driver(loaded),
+            of_gpus and tuple(map(gpu, target.gpus)),
+        )
+
+    return read
+
+
+def _counted(flags: frozenset[str], among: frozenset[str]) -> Hashable:
+    """Return whether there are flags at all, and which are missing `among` these: usually few."""
+    return bool(flags), among - flags
 
 
 def ranking(target: Target) -> Hashable:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from operator import attrgetter
 
 from imagematrix.facts.versions import natural
+from imagematrix.selection.hardware import ranking
 from imagematrix.selection.order import key
 from imagematrix.selection.rules import RULES
+from imagematrix.selection.verdicts import Panels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
-    from imagematrix.selection.rule import Rule
     from imagematrix.selection.target import Target
-
-    Group = tuple[Variant, int]  # a variant, and the mask of all variants with the same needs
+    from imagematrix.selection.verdicts import Group, Verdicts
 
 __all__ = ["Index", "bits", "differing"]
+
+KEPT = 4096  # sets of variants of which the leading ones are kept
 
 
 class Index:
@@ -34,8 +36,9 @@ class Index:
         "_axes",
         "_criteria",
         "_for_gpus",
+        "_leading",
+        "_panels",
         "_references",
-        "_rules",
         "_variants",
         "criteria",
         "everything",
@@ -44,25 +47,33 @@ class Index:
     def __init__(self, variants: tuple[Variant, ...], criteria: Sequence[Criterion]) -> None:
         self._variants = sorted(variants, key=lambda variant: variant.reference)
         self._references: dict[int, frozenset[str]] = {}
+        self._leading: dict[tuple[Hashable, int], int] = {}
         self.everything = (1 << len(variants)) - 1
         self.criteria = criteria
         needs = [*(rule.need for rule in RULES), *(criterion.need for criterion in criteria)]
         singles = [1 << index for index in range(len(variants))]
         # Some criteria have the need of a rule.
         groups = {need: _groups(need, self._variants, singles) for need in dict.fromkeys(needs)}
-        self._rules = [
+        applying = [
             (rule, [group for needed, group in groups[rule.need].items() if needed is not None])
             for rule in RULES
         ]
+        self._panels = Panels([(rule, some) for rule, some in applying if some])
         self._criteria = {criterion: list(groups[criterion.need].values()) for criterion in criteria}
         self._axes = list(_groups(attrgetter("axes"), self._variants, singles).values())
         self._for_gpus = sum(1 << index for index, variant in enumerate(self._variants) if variant.gpu)
 
+    @property
+    def flags(self) -> frozenset[str]:
+        """The CPU flags that some variant needs: no rule reads any other."""
+        return self._panels.flags
+
     def fitting(self, target: Target) -> int:
         """Return the variants for which every rule holds."""
         remaining = self.everything
-        for rule, groups in self._rules:
-            remaining &= ~_failing(rule, groups, target, remaining)
+        for verdicts in self._panels.verdicts(target):
+            failing = verdicts.failing(target, remaining)
+            remaining = remaining & ~failing if failing else remaining
         return remaining
 
     def nearest(self, target: Target) -> Variant:
@@ -71,31 +82,20 @@ class Index:
         If possible, it is for the target's architecture, and for GPUs if some are passed, else for CPUs. Of
         these, it fails the fewest rules by the smallest distance.
         """
-        platform, platforms = self._rules[0]
-        pool = (self.everything & ~_failing(platform, platforms, target, self.everything)) or self.everything
+        every = self._panels.verdicts(target)
+        pool = (self.everything & ~every[0].failing(target, self.everything)) or self.everything
         wanted = self._for_gpus if target.gpus else ~self._for_gpus
         pool = (pool & wanted) or pool
-        mask = next(filter(None, self.by_failures(target, pool)))
-        for rule, groups in reversed(self._rules):
-            gaps = [
-                (rule.distance(target, example), members & mask)
-                for example, members in groups
-                if members & mask
-            ]
-            # The groups of a rule have no variant in common, so their sum is their union.
-            gaps.append(((), mask & ~sum(members for _, members in gaps)))
-            least = min(gap for gap, members in gaps if members)
+        mask = next(filter(None, _by_failures(every, target, pool)))
+        for verdicts in reversed(every):
+            gaps = verdicts.gaps(target, mask)
+            least = min(gap for gap, _ in gaps)
             mask = sum(members for gap, members in gaps if gap == least)
         return self.best(target, mask)
 
     def by_failures(self, target: Target, pool: int) -> list[int]:
         """Return the variants of a set that fail no rule, then those that fail one rule, two, and so on."""
-        by_failures = [pool]
-        for rule, groups in self._rules:
-            failing = _failing(rule, groups, target, pool)
-            shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
-            by_failures = [(as_many & ~failing) | (one_less & failing) for as_many, one_less in shifted]
-        return by_failures
+        return _by_failures(self._panels.verdicts(target), target, pool)
 
     def references(self, mask: int) -> frozenset[str]:
         """Return the references of a set of variants; the same object for the same set."""
@@ -119,11 +119,20 @@ class Index:
 
     def leading(self, target: Target, mask: int) -> list[Variant]:
         """Return the variants of a set that the criteria of the order rank first, sorted by reference."""
+        key = ranking(target), mask
+        leading = self._leading.get(key)
+        if leading is None:
+            if len(self._leading) >= KEPT:
+                self._leading.clear()
+            leading = self._leading[key] = self._first(target, mask)
+        return self.members(leading)
+
+    def _first(self, target: Target, mask: int) -> int:
         for criterion in self.criteria:
             scores = self.places(criterion, target, mask)
             least = min(score for score, _ in scores)
             mask &= sum(members for score, members in scores if score == least)
-        return self.members(mask)
+        return mask
 
     def places(self, criterion: Criterion, target: Target, mask: int) -> list[tuple[Any, int]]:
         """Return the places of a set's variants by a criterion, the less the better.
@@ -166,13 +175,13 @@ def _groups(
     }
 
 
-def _failing(rule: Rule, groups: list[Group], target: Target, among: int) -> int:
-    """Return the variants for which a rule does not hold; only groups with a member in `among` count."""
-    failing = 0
-    for example, members in groups:
-        if members & among and not rule.holds(target, example):
-            failing |= members
-    return failing
+def _by_failures(every: Iterable[Verdicts], target: Target, pool: int) -> list[int]:
+    by_failures = [pool]
+    for verdicts in every:
+        failing = verdicts.failing(target, pool)
+        shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
+        by_failures = [(as_many & ~failing) | (one_less & failing) for as_many, one_less in shifted]
+    return by_failures
 
 
 def differing(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:

@@ -5,6 +5,8 @@ Source: https://gcc.gnu.org/onlinedocs/gcc/x86-Options.html.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from imagematrix.facts import marches
 from imagematrix.selection.rule import Rule
 from imagematrix.selection.target import machine
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from imagematrix.selection.target import Target
 
 __all__ = ["RULE", "need", "needed_flags"]
+
+KEPT = 1024  # sets of needed flags: a catalog has one for each march
 
 
 def need(variant: Variant) -> Hashable:
@@ -36,8 +40,13 @@ def needed_flags(variant: Variant) -> frozenset[str]:
     Labels list the flags for signing return addresses for every march that has them: they count only if a
     label says that the code does sign.
     """
-    needed = variant.cpu_flags - marches.IGNORED.get(machine(variant.platform), frozenset())
-    return needed | marches.SIGNING if variant.signed_returns else needed
+    return _needed(variant.cpu_flags, variant.platform, variant.signed_returns)
+
+
+@lru_cache(maxsize=KEPT)
+def _needed(flags: frozenset[str], platform: str, signed: bool) -> frozenset[str]:  # noqa: FBT001 - a key
+    needed = flags - marches.IGNORED.get(machine(platform), frozenset())
+    return needed | marches.SIGNING if signed else needed
 
 
 def turns(variant: Variant) -> Turns:
@@ -60,7 +69,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 def gap(target: Target, variant: Variant) -> Gap:
     """Return how many flags the host lacks."""
-    return (len(_missing(target, variant)),)
+    return (len(needed_flags(variant) - target.host.cpu.flags),)
 
 
 def _missing(target: Target, variant: Variant) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.fleet.hosts import CACHED, HostReader, load_hosts
+from imagematrix.fleet.hosts import CACHED, LISTS, LONGEST, HostReader, load_hosts
 from imagematrix.node.host import Host
 
 HOSTS = Path(__file__).parents[2] / "hosts"
@@ -71,6 +71,67 @@ def test_cached_hosts_equal_parsed_ones(some):
         )
 
 
+addresses = st.sampled_from(["0000:41:00.0", "0000:42:00.0", "0000:4A:00.0", "00000000:41:00.0", "x"])
+amounts = st.sampled_from([0, 1, 2, 46068, 10**9, -1, 1.5, 3e1, True, "1", None])
+facts = st.fixed_dictionaries(
+    {
+        "uuid": words,
+        "pci_bus_id": addresses,
+        "minor": amounts,
+        "memory_mib": amounts,
+        "name": st.just("GPU-5"),
+    }
+)
+flags = st.one_of(
+    st.sampled_from(
+        [[], ["AVX2", "fma"], ["avx2"], ["a]", "[b"], ['"flags"'], ["\u00c9"], ["a\tb"], [1], [[]]]
+    ),
+    st.sampled_from([None, "fma", {"flags": []}]),
+)
+others = st.sampled_from(
+    [{}, {"flags": ["sse"]}, {"minor": 3}, {"memory_mib": 5}, {"serial": "GPU-00000001"}, {"arch": "\u00e9"}]
+)
+signs = st.lists(st.builds(lambda where: {"kind": "pci", "where": where}, addresses), max_size=2)
+
+
+@given(
+    st.lists(st.tuples(st.lists(facts, max_size=2), flags, signs), min_size=2, max_size=8),
+    others,
+    st.sampled_from([None, (",", ":"), (" , ", " : ")]),
+)
+def test_hosts_that_differ_in_their_own_facts_are_read_as_they_are_parsed(some, other, separators):
+    reader = HostReader()
+    for result, listed, where in some:
+        data = document(accelerators=where) | {"gpus": [gpu | {"index": n} for n, gpu in enumerate(result)]}
+        data["cpu"] = data["cpu"] | {"flags": listed}
+        raw = json.dumps(data | other, separators=separators).encode()
+        assert outcome(lambda raw: reader.read(raw, "x"), raw) == outcome(
+            lambda raw: Host.from_json(json.loads(raw), "x"), raw
+        )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_kind_is_parsed_at_most_twice(count, monkeypatch):
+    lines = []
+    for host in range(count + 3):
+        own = [
+            {"index": n, "minor": (n + host) % 8, "uuid": f"GPU-{host:08}-{n}", "memory_mib": 900 + host}
+            | {"pci_bus_id": f"{host:04x}:{n:02x}:00.0", "compute": "9.0", "state": "ok"}
+            for n in range(count)
+        ]
+        data = document(gpus=own)
+        data["cpu"]["flags"] = ["AVX2", f"flag{host}"]
+        lines.append(line(data))
+    expected = [Host.from_json(json.loads(raw)) for raw in lines]
+    parsed = []
+    monkeypatch.setattr(
+        Host, "from_json", lambda *given, read=Host.from_json: parsed.append(given) or read(*given)
+    )
+    reader = HostReader()
+    assert [reader.read(raw, "x") for raw in lines] == expected
+    assert len(parsed) == 2
+
+
 def test_duplicate_keys_are_refused_in_any_kind():
     reader = HostReader()
     raw = line(document("GPU-00000001")).replace(b'"index": 0', b'"index": 0, "uuid": "GPU-00000009"')
@@ -97,7 +158,21 @@ def test_the_cache_is_bounded():
     reader = HostReader()
     for number in range(CACHED + 2):
         reader.read(line(document("GPU-00000001", warnings=[f"w{number}"])), "x")
-    assert len(reader._cache) <= CACHED
+        changed = document("GPU-00000001")
+        changed["cpu"]["flags"] = [f"flag{number}"]
+        reader.read(line(changed), "x")
+    assert len(reader._kinds) <= CACHED
+    assert len(reader._flags) <= LISTS
+
+
+@pytest.mark.parametrize(("more", "kept"), [(0, 1), (1, 0)])
+def test_long_documents_are_not_kept(more, kept):
+    reader = HostReader()
+    data = document("GPU-00000001", warnings=[""])
+    data["warnings"] = ["x" * (LONGEST + more - len(line(data)))]
+    for _ in range(3):
+        assert reader.read(line(data), "x") == Host.from_json(data)
+    assert len(reader._kinds) == kept
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """select --gang and im.select_gang, on the saved hosts with the catalog of the shipped matrix."""
 
+import gc
 import json
 
 import pytest
@@ -87,6 +88,12 @@ def test_refusal_names_the_largest_gang_the_rest_and_what_helps(gang, profiles):
     assert code == 3
     assert "no variant of training:v1 fits all 3 hosts: training:v1-cuda12.4-" in error
     assert error.endswith("  --alike cuda,nccl,mpi,torch lets hosts run different variants\n")
+
+
+@pytest.mark.parametrize("words", [TWO, (*TWO, "laptop")])
+def test_garbage_is_looked_for_after_an_answer_and_a_refusal(gang, words):
+    assert gang(*words)[0] == (0 if words == TWO else 3)
+    assert gc.isenabled()
 
 
 def test_unknown_versions_are_like_no_others(gang, gpus, tmp_path):

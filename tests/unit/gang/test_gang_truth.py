@@ -36,6 +36,22 @@ def audited(draw):
     )
 
 
+@st.composite
+def differing(draw):
+    """Return hosts of which no two are equal in flags, memory, addresses or anything else of their own."""
+    some = {}
+    for number, host in enumerate(draw(st.lists(hosts, min_size=1, max_size=4))):
+        lacking = draw(st.sets(st.sampled_from(sorted(host.cpu.flags) or ["none"]), max_size=3))
+        flags = host.cpu.flags - lacking | {f"own{number}"} if host.cpu.flags else host.cpu.flags
+        gpus = tuple(
+            replace(gpu, uuid=f"GPU-{number}-{gpu.index}", minor=gpu.index + number, memory_mib=900 + number)
+            for gpu in host.gpus
+        )
+        cpu = replace(host.cpu, flags=flags, model=f"CPU {number}")
+        some[f"n{number}"] = replace(host, cpu=cpu, gpus=gpus, warnings=(f"of {number}",))
+    return some
+
+
 gangs = st.lists(hosts, min_size=1, max_size=4).map(lambda some: {f"n{i}": one for i, one in enumerate(some)})
 
 
@@ -94,8 +110,8 @@ def best(some, found, catalog, names, *, allow_cpu):
     return min(ranked)[1]
 
 
-@settings(max_examples=150)
-@given(gangs, audited(), NAMES, allowed)
+@settings(max_examples=200)
+@given(st.one_of(gangs, differing()), audited(), NAMES, allowed)
 def test_trying_every_assignment_finds_the_same(some, catalog, names, allow_cpu):
     fitting = {
         name: [one for one in catalog.variants if fits(host, catalog, one, allow_cpu=allow_cpu)]
@@ -126,6 +142,28 @@ def test_trying_every_assignment_finds_the_same(some, catalog, names, allow_cpu)
     left = [name for part in gang.left for name in part.hosts]
     assert sorted([*left, *(member.name for member in gang.members)]) == sorted(some)
     assert all(part.rules for part in gang.left) or not catalog.variants
+
+
+@given(differing(), audited(), NAMES, allowed, st.sampled_from([None, 1, "none", "memory>=900M"]))
+def test_hosts_get_and_lack_the_same_whatever_is_their_own(some, catalog, names, allow_cpu, gpus):
+    """Flags that no variant needs, and what no rule reads, change neither the answer nor a reason."""
+
+    def told(each):
+        options = {"alike": names, "allow_cpu": allow_cpu, "gpus": gpus}
+        try:
+            return select_gang(each, catalog, **options).to_json()
+        except NothingFitsAll as error:
+            return error.gang.to_json(), error.remedy
+        except UsageError as error:
+            return str(error)
+
+    shared = {
+        name: replace(host, cpu=replace(host.cpu, flags=host.cpu.flags - {f"own{name[1:]}"}), warnings=())
+        for name, host in some.items()
+        if host.cpu.flags != {f"own{name[1:]}"}
+    }
+    assume(len(shared) == len(some))
+    assert told(some) == told(shared)
 
 
 @given(hosts, audited(), NAMES, allowed, st.sampled_from([None, 1, 2, "none"]))
