@@ -1,8 +1,9 @@
 """A real Slurm on one machine: slurmctld, and a slurmd for each node, with simulated GPUs.
 
-The programs run in a tree of Debian trixie (ci/slurm), each node in namespaces of its own: its root is an
-overlay of the tree, in which /proc and /dev show the processor and the GPUs of a host profile. The nodes have
-one network with real addresses. Their device cgroups are the kernel's, in cgroup v1.
+The programs run in a tree of a release of Debian (ci/slurm), each node in namespaces of its own: its root
+is an overlay of the tree, in which /proc and /dev show the processor and the GPUs of a host profile. The
+nodes have one network with real addresses. Their cgroups are the kernel's, in cgroup v1, below one group for
+each cluster.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from pathlib import Path
 from gpu_node import CONTROL, GPUS, MISC, pci_line, profiles
 
 ROOT = Path(__file__).parents[2]
-TREE = ROOT / ".cache/slurm/tree"
+RELEASE = os.environ.get("IMAGEMATRIX_SLURM", "trixie")  # of Debian
 USER = 1500
 NETWORK = "10.99.0"
 START_S = 40
@@ -34,6 +35,7 @@ mount -t proc proc proc
 # Without one on which nothing is mounted, the kernel lets no ordinary user mount another.
 mount -t proc proc mnt
 mount --rbind /sys sys
+for hierarchy in $HIERARCHIES; do mount --bind "$hierarchy/$GROUP" "${hierarchy#/}"; done
 mount -t tmpfs -o mode=755 dev dev
 mount -t tmpfs -o mode=755 run run
 mount -t tmpfs -o mode=1777 tmp tmp
@@ -103,6 +105,8 @@ class SlurmCluster:
         self.shared = folder / "shared"
         self.lines = {}
         self._files = files
+        self._group = f"imagematrix-{folder.name}"
+        self._hierarchies = _make_groups(self._group)
         for name in ("slurm", "home", "srv"):
             (self.shared / name).mkdir(parents=True)
         os.chown(self.shared / "home", USER, USER)
@@ -228,9 +232,8 @@ class SlurmCluster:
                 process.wait()
         self.network.kill()
         self.network.wait()
-        for name in self.nodes:
-            for group in Path("/sys/fs/cgroup").glob(f"*/slurm_{name}"):
-                _remove_cgroup(group)
+        for hierarchy in self._hierarchies:
+            _remove_cgroup(Path(hierarchy, self._group))
         shutil.rmtree(self.folder)
 
     def _daemon(self, node, *words):
@@ -256,7 +259,9 @@ class SlurmCluster:
                 stderr=subprocess.STDOUT,
                 env={
                     **self._environment(user=False),
-                    "TREE": str(TREE),
+                    "TREE": str(ROOT / ".cache/slurm" / RELEASE),
+                    "HIERARCHIES": " ".join(self._hierarchies),
+                    "GROUP": self._group,
                     "SHARED": str(self.shared),
                     "PROGRAM": str(self.program),
                 },
@@ -297,6 +302,17 @@ class SlurmCluster:
 def _runs_sleep(pid):
     """Whether a process has set its namespaces up, and became sleep."""
     return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+
+
+def _make_groups(name):
+    """Make a cgroup in each hierarchy of cgroup v1; return the folders of the hierarchies."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = [path for _, path, kind, *_ in mounts if kind == "cgroup"]
+    for hierarchy in map(Path, found):
+        (hierarchy / name).mkdir()
+        for setting in hierarchy.glob("cpuset.[cm][pe][um]s"):  # without them, it takes no process
+            (hierarchy / name / setting.name).write_text(setting.read_text())
+    return found
 
 
 def _remove_cgroup(group):
