@@ -42,7 +42,8 @@ mount -t tmpfs -o mode=1777 tmp tmp
 cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/fd dev
 mknod -m 666 dev/fuse c 10 229
 mkdir dev/pts dev/shm
-mkdir -m 1777 run/lock
+mkdir run/lock
+mount --bind "$own/lock" run/lock
 mount --rbind /dev/pts dev/pts
 mount -t tmpfs -o mode=1777 shm dev/shm
 if [ -e "$own/nodes" ]; then
@@ -83,6 +84,7 @@ ProctrackType=proctrack/linuxproc
 SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=3
+Epilog=/etc/slurm/epilog
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
 MinJobAge=300
@@ -94,7 +96,8 @@ SlurmdDebug=debug
 class SlurmCluster:
     """Nodes by name, each with the name of a host profile, of which it has the first two GPUs.
 
-    `files` are those of the guide for administrators: site.toml, and lines of slurm.conf and cgroup.conf.
+    `files` are those of the guide for administrators: site.toml, the epilog, and lines of slurm.conf and
+    cgroup.conf.
     """
 
     def __init__(self, folder, nodes, program, files):
@@ -117,9 +120,13 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(256))
         key.chmod(0o600)
         (self.shared / "slurm/cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{files['cgroup.conf']}")
+        self.write("epilog", files["epilog"])
+        (self.shared / "slurm/epilog").chmod(0o755)
         hosts = profiles()
         for name, profile in nodes.items():
             (folder / name).mkdir()
+            (folder / name / "lock").mkdir()
+            (folder / name / "lock").chmod(0o1777)
             _capture(folder / name, hosts, name, profile)
         self.network = self._network()
 

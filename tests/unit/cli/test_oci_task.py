@@ -110,7 +110,10 @@ def test_the_site_s_engine_starts_tasks_unless_it_needs_a_daemon(run, engine, ex
     assert run({})[1][0][2] == expected
 
 
-def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, capfd):
+@pytest.mark.parametrize("constrained", [True, False])
+def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, monkeypatch, constrained, capfd):
+    monkeypatch.setattr(device, "permitted", lambda _: ())
+    monkeypatch.setattr(device, "withheld", lambda _: constrained)
     assert run({"SLURM_STEP_GPUS": ""}) == (3, [])
     assert "Slurm gave it none of the GPUs of this node" in capfd.readouterr().err
     code, ((container, image, *_, leases),) = run({"SLURM_STEP_GPUS": "", "IMAGEMATRIX_ALLOW_CPU": "1"})
@@ -233,7 +236,10 @@ class TestAStepOnSeveralNodes:
         assert "n2: driver-exact" in capfd.readouterr().err
         assert run({**STEP, "IMAGEMATRIX_GANG": "off"})[0] == 7
 
-    def test_without_gpus_runs_a_cpu_only_image_that_the_job_consents_to(self, run, other, capfd):
+    def test_without_gpus_runs_a_cpu_only_image_that_the_job_consents_to(
+        self, run, other, monkeypatch, capfd
+    ):
+        monkeypatch.setattr(device, "permitted", lambda _: ())
         other(HOST)
         none = {**STEP, "SLURM_STEP_GPUS": ""}
         assert run(none) == (3, [])
