@@ -21,8 +21,8 @@ GUIDE = ROOT / "docs/how-to/set-up-slurm.md"
 PROFILES = {"n1": "genoa-h200", "n2": "skylake-v100"}
 VARIANTS = {"znver4": ("90", "550.163.01", ["avx512f"]), "skylake": ("70", "535.261.03", ["avx2"])}
 # What a small image has of Debian: the programs of the tests' scripts, and their libraries.
-PROGRAMS = ("sh", "dash", "cat", "echo", "grep", "id", "ls", "sleep", "touch", "true", "tty", "xargs")
-LIBRARIES = ("ld-linux-x86-64", "libc", "libcap", "libpcre2-8", "libselinux")
+PROGRAMS = ("bash", "sh", "dash", "cat", "echo", "grep", "id", "ls", "sleep", "touch", "true", "tty", "xargs")
+LIBRARIES = ("ld-linux-x86-64", "libc", "libcap", "libpcre2-8", "libselinux", "libtinfo")
 SMALL = (
     *("bin", "lib", "lib64", "etc/debian_version", "usr/lib64/ld-linux-x86-64.so.2"),
     *(f"usr/bin/{name}" for name in PROGRAMS),
