@@ -108,7 +108,7 @@ class SlurmCluster:
         self.shared = folder / "shared"
         self.lines = {}
         self._files = files
-        self._group = f"imagematrix-{folder.name}"
+        self._group = folder.name
         self._hierarchies = _make_groups(self._group)
         for name in ("slurm", "home", "srv"):
             (self.shared / name).mkdir(parents=True)

@@ -1,5 +1,6 @@
 """An engine on a node of a Slurm, whose users may all use it."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -20,13 +21,16 @@ def engine_on(cluster, node):
     return Engine("containerd", SimpleNamespace(inside=inside, environment={**os.environ}))
 
 
-def let_use(cluster, node, path):
+@contextlib.contextmanager
+def in_use(cluster, node, path):
     """Let the users of a node use the engine with the socket at a path, by docker's command."""
     own = cluster.shared / "srv" / SOCKET
-    own.unlink(missing_ok=True)
     os.link(path, own)
     own.chmod(0o666)
     root = Path(f"/proc/{cluster.processes[node].pid}/root")
     shutil.copy(shutil.which("docker"), root / "usr/local/bin/docker")
-    (root / "run" / SOCKET).unlink(missing_ok=True)
     (root / "run" / SOCKET).symlink_to(f"/srv/{SOCKET}")
+    yield
+    # A socket at which no engine answers would drain the node.
+    (root / "run" / SOCKET).unlink()
+    own.unlink()

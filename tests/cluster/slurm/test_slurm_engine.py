@@ -11,7 +11,7 @@ import pytest
 from images import saved
 from podman import Podman
 from slurm_cluster import ROOT
-from slurm_engine import engine_on, let_use
+from slurm_engine import engine_on, in_use
 from slurm_jobs import GPUS, small, srun, variants, wait_for
 
 from imagematrix.gpu_request.visible import NO_GPU
@@ -43,13 +43,13 @@ def engine(request, cluster, docker, tmp_path_factory):
     else:
         subprocess.run([ROOT / "ci/engines", PODMAN], check=True)
         made = Podman(docker, PODMAN)
-    let_use(cluster, NODE, made.folder / f"{request.param}.sock")
     folder = tmp_path_factory.mktemp("images")
     for parts, tag in variants(small()):
         path = saved(folder / tag, parts, *map(parts.blobs.get, parts.layers), names=[f"training:{tag}"])
         with Path(path).open("rb") as file:
             subprocess.run(["docker", "load"], env=made.environment, stdin=file, check=True)
-    yield made
+    with in_use(cluster, NODE, made.folder / f"{request.param}.sock"):
+        yield made
     if made is not docker:
         made.remove()
 
