@@ -227,7 +227,8 @@ class SlurmCluster:
     def remove(self):
         """End everything, and remove the cgroups."""
         if self.processes:
-            self.run("scancel", "--user=root,user", user=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.run("scancel", "--user=root,user", user=False, timeout=20)
             time.sleep(0.5)
         for key in reversed([*self.processes]):
             process = self.processes.pop(key)
@@ -237,11 +238,24 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.network.kill()
+        for pid, _ in self.commands():  # such as slurmstepd of a job that is being ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.network.wait()
         for hierarchy in self._hierarchies:
             _remove_cgroup(Path(hierarchy, self._group))
         shutil.rmtree(self.folder)
+
+    def commands(self):
+        """Return the processes of all nodes, which are those in their network, each with its command line."""
+        network = Path(f"/proc/{self.network.pid}/ns/net").readlink()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "ns/net").readlink() == network:
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    found.append((int(folder.name), words))
+        return found
 
     def _daemon(self, node, *words):
         path = self.folder / f"{words[0]}-{node}.log"

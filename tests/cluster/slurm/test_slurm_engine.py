@@ -1,6 +1,5 @@
 """Jobs of a real Slurm that start containers with an engine, Docker or Podman, on their node."""
 
-import contextlib
 import json
 import os
 import signal
@@ -90,14 +89,7 @@ def says(path, text):
 
 def launching(cluster):
     """Return the processes on the nodes that launch a container: ours, and docker's command."""
-    network = Path(f"/proc/{cluster.network.pid}/ns/net").readlink()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if (folder / "ns/net").readlink() == network and {b"run", b"--rm"} <= {*words}:
-                found.append(int(folder.name))
-    return found
+    return [pid for pid, words in cluster.commands() if {b"run", b"--rm"} <= {*words}]
 
 
 def test_a_container_has_the_gpus_of_the_job_and_its_label(cluster, engine):
