@@ -12,7 +12,7 @@
 # make test-apptainer run the tests without a daemon with Apptainer
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
 # make test-kubernetes build the newest and the oldest Kubernetes, and run the tests on a cluster of each
-# make test-slurm   run jobs in containers on a real Slurm with two nodes
+# make test-slurm   run jobs in containers on a real Slurm with two nodes; RELEASE=forky for that of Debian testing
 # make test-chart   build Helm 3 and 4, and compare the chart with the manifests of `render install`
 # make test-hooks   start images with NVIDIA's container runtime, which is to leave them alone
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
@@ -23,11 +23,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 NAMES := docker-forky docker-29 podman-forky
+RELEASE := trixie
 
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -49,6 +50,10 @@ packages: python
 
 bases: packages
 	ci/bases archives
+
+# Beside `bases`, of which it waits for one. Without it, only the test that needs it fails.
+slurm: packages
+	-ci/slurm
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -82,7 +87,7 @@ fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/trim
 
 # Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
-engine: bases $(VENV)/.dev
+engine: bases slurm $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m "not long" tests/engine
 
 # Not part of `make test`.
@@ -135,10 +140,9 @@ test-apptainer: bases $(VENV)/.dev
 test-cluster: packages $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/kubernetes --ignore=tests/cluster/slurm
 
-# A real Slurm of Debian trixie, in namespaces. Needs root, debootstrap and runc. Not part of `make test`.
+# A real Slurm of a release of Debian, in namespaces. Not part of `make test`, which has a node of one.
 test-slurm: packages $(VENV)/.dev
-	ci/slurm
-	$(BIN)/python -m pytest -n 0 tests/cluster/slurm
+	IMAGEMATRIX_SLURM=$(RELEASE) $(BIN)/python -m pytest -n 0 tests/cluster/slurm
 
 # A real Kubernetes, in namespaces. Not part of `make test`.
 test-kubernetes: packages $(VENV)/.dev

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Attended = Callable[[Mapping[str, str]], bool]
 
-__all__ = ["ids", "images_in_use", "log_tail", "running", "running_or_starting"]
+__all__ = ["ids", "images_in_use", "labelled", "log_tail", "running", "running_or_starting"]
 
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S, EACH_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
@@ -47,6 +47,13 @@ def images_in_use(over: Transport | None = None) -> dict[str, str]:
         for key in (entry.get("ImageID"), entry.get("Image"), described.get("digest")):
             used.setdefault(str(key), container)
     return used
+
+
+def labelled(label: str, over: Transport | None = None) -> dict[str, str]:
+    """Return the names of all containers with a label, NAME=VALUE, by their ids; raise EngineError."""
+    with connected(over) as engine:
+        listed = engine.get(f"/containers/json?all=1&{filters(label=[label])}").expect(list)
+    return {str(entry["Id"]): str((entry.get("Names") or [""])[0]).lstrip("/") for entry in listed}
 
 
 def running(over: Transport | None = None) -> list[dict[str, Any]]:

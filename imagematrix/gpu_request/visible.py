@@ -25,23 +25,27 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu, Host
 
-__all__ = ["CUDA", "MOUNTED", "RUNTIME", "bounded", "named", "visible", "within"]
+__all__ = ["CUDA", "MOUNTED", "NO_GPU", "RUNTIME", "bounded", "named", "visible", "within"]
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 # Slurm uses the numbers of the device files, even if its cgroups hide some GPUs (sbatch(1), under
 # SLURM_JOB_GPUS); a step has some of the job's GPUs. But tasks with GPUs of their own (--gpus-per-task,
 # --gpu-bind) count from 0 if cgroups hide the others: then only access to the files tells them apart.
 # HTCondor uses shortened UUIDs, or names such as CUDA0.
+# A job with shards has neither, and a job without GPUs may open none.
 SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+JOB = "SLURM_JOB_ID"
 CONDOR = "_CONDOR_AssignedGPUs"
 HIDDEN = frozenset({"", "-1", "NoDevFiles"})  # CUDA ignores this name and all names after it
 ALL = "all"
 MOUNTED = "/var/run/nvidia-container-devices"  # as a value: the files in this folder name the devices
+NODES = "/dev"
 CDI = re.compile(r"[\w.-]*nvidia\.com/[\w.-]+=", re.ASCII)  # nvidia.com/gpu=, before a device's own name
 NUMBER = re.compile(r"(?:gpu)?(\d{1,4})", re.ASCII)
 # A MIG device by the numbers of GPU and device, by its name in CDI, and as drivers before branch 470 name it.
 MIG = re.compile(r"(?:mig)?(\d{1,4}):(\d{1,4})", re.ASCII)
 OLD_MIG = re.compile(r"MIG-(GPU-[\w-]+)/(\d{1,4})/(\d{1,4})", re.ASCII)
+NO_GPU = "Slurm gave it none of the GPUs of this node"
 NOT_FOUND = "it names GPUs, but none was found on this node"
 
 
@@ -61,7 +65,8 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
         message = f"--gpus {wanted}: no GPU is available"
     except UsageError as error:
         message = str(error)
-    variables = " and ".join(f"{name}={environment[name]}" for name in _restrictions(environment, MOUNTED))
+    restrictions = _restrictions(environment, MOUNTED, NODES)
+    variables = " and ".join(f"{name}={environment[name]}" for name in restrictions)
     raise UsageError(
         f"{message}, restricted by {variables}",
         remedy="request GPUs of this job; outside of a job, unset the variables that name them",
@@ -69,16 +74,17 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
 
 
 def visible(
-    gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str = MOUNTED, nodes: str = "/dev"
+    gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str = MOUNTED, nodes: str = NODES
 ) -> str | None:
     """Return the `--gpus` value for the GPUs that `environment` names; None if it names none.
 
     Numbers count the GPUs that work, in PCI bus order, because CUDA and NVIDIA's runtime do not see the
     others. The GPUs that all variables name are visible; a variable with no GPU in it hides all. In a job of
-    Slurm that may open only some of the device files in `nodes`, its GPUs are those. `mounted` is the folder
-    MOUNTED. Raises UsageError if a named GPU does not exist, except on a host without GPUs: see `named`.
+    Slurm that may open only some of the device files in `nodes`, its GPUs are those, and it has none if its
+    cgroup denies all. `mounted` is the folder MOUNTED. Raises UsageError if a named GPU does not exist,
+    except on a host without GPUs: see `named`.
     """
-    restrictions = _restrictions(environment, mounted)
+    restrictions = _restrictions(environment, mounted, nodes)
     if [] in restrictions.values():
         return NONE
     usable = remaining = tuple(gpu for gpu in gpus if gpu.usable)
@@ -86,7 +92,7 @@ def visible(
         return None
     numbers = _numbered(usable)
     for variable, names in restrictions.items():
-        if variable in SLURM:
+        if variable in (*SLURM, JOB):
             opened = [str(minor) for minor in device.permitted(nodes)]
             remaining = _selected(
                 remaining, variable, environment, _by_device_file(remaining, opened or names)
@@ -113,6 +119,9 @@ def within(
     exist.
     """
     environment = os.environ if environment is None else environment
+    if gpus is None and host.gpus and _restrictions(environment, MOUNTED, NODES).get(JOB) == []:
+        sign = Accelerator(kind="environment", where="the job", why=NO_GPU)
+        return replace(host, gpus=(), accelerators=(*host.accelerators, sign)), None
     if not host.gpus:
         host = replace(host, accelerators=host.accelerators + named(environment))
     if gpus is None:
@@ -124,22 +133,29 @@ def named(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accel
     """Return the variables of `environment` that name GPUs: signs of accelerators if a probe finds none."""
     return tuple(
         Accelerator(kind="environment", where=f"{variable}={environment[variable]}", why=NOT_FOUND)
-        for variable, names in _restrictions(environment, mounted).items()
+        for variable, names in _restrictions(environment, mounted, NODES).items()
         if names not in ([], [ALL])
     )
 
 
-def _restrictions(environment: Mapping[str, str], mounted: str) -> dict[str, list[str]]:
+def _restrictions(environment: Mapping[str, str], mounted: str, nodes: str) -> dict[str, list[str]]:
     """Return the names in each variable that has an effect, in order of precedence."""
     read: dict[str, Callable[[str], list[str] | None]] = {
         RUNTIME: lambda value: _runtime(value, mounted),
         next((name for name in SLURM if environment.get(name)), SLURM[0]): _split,
+        JOB: lambda _: _of_job(nodes),
         CONDOR: _split,
     }
     restrictions = {name: names(value) for name, names in read.items() if (value := environment.get(name))}
     if CUDA in environment:
         restrictions[CUDA] = _until_hidden(environment[CUDA])
     return {name: names for name, names in restrictions.items() if names is not None}
+
+
+def _of_job(nodes: str) -> list[str] | None:
+    """Return the numbers of the device files that a job of Slurm may open; None if it may open all."""
+    opened = device.permitted(nodes)
+    return [str(minor) for minor in opened] if opened or device.withheld(nodes) else None
 
 
 def _split(value: str) -> list[str]:

@@ -13,7 +13,7 @@ import errno
 import os
 import re
 
-__all__ = ["permitted", "require"]
+__all__ = ["permitted", "require", "withheld"]
 
 GPU = re.compile(r"nvidia(\d+)", re.ASCII)  # the name of a GPU's node, with its minor
 DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
@@ -36,12 +36,33 @@ def permitted(folder: str) -> tuple[int, ...]:
 
     It is empty if the process may open all of them, so that access says nothing about the GPUs.
     """
-    try:
-        minors = sorted(int(match[1]) for name in os.listdir(folder) if (match := GPU.fullmatch(name)))
-    except OSError:
-        return ()
+    minors = _minors(folder)
     openable = tuple(minor for minor in minors if _may_open(f"{folder}/nvidia{minor}"))
     return openable if len(openable) < len(minors) else ()
+
+
+def withheld(folder: str) -> bool:
+    """Whether a cgroup denies this process all GPUs' nodes in `folder`.
+
+    A file's mode, which an engine's process need not obey, is another refusal (EACCES).
+    """
+    minors = _minors(folder)
+    return bool(minors) and all(_is_withheld(f"{folder}/nvidia{minor}") for minor in minors)
+
+
+def _minors(folder: str) -> list[int]:
+    try:
+        return sorted(int(match[1]) for name in os.listdir(folder) if (match := GPU.fullmatch(name)))
+    except OSError:
+        return []
+
+
+def _is_withheld(path: str) -> bool:
+    try:
+        require(path)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return False
 
 
 def _may_open(path: str) -> bool:

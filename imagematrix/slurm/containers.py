@@ -7,16 +7,16 @@ docker's command, which passes the signal on unless it is killed.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 
+from imagematrix.engine import transport
+from imagematrix.engine.containers import labelled
 from imagematrix.engine.removal import remove_container
-from imagematrix.engine.transport import errors
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from docker import DockerClient
 
 __all__ = ["LABEL", "job_of", "labels_of", "remove"]
 
@@ -41,10 +41,11 @@ def job_of(environment: Mapping[str, str]) -> str:
     return job
 
 
-def remove(client: DockerClient, job: str) -> tuple[str, ...]:
+def remove(job: str) -> tuple[str, ...]:
     """Remove the containers of a job, also running ones; return their names. Raises EngineError."""
-    with errors():
-        listed = client.api.containers(all=True, filters={"label": f"{LABEL}={job}"})
-    for one in listed:
-        remove_container(client, one["Id"], running=True)
-    return tuple(sorted(name.lstrip("/") for one in listed for name in one["Names"][:1]))
+    found = labelled(f"{LABEL}={job}")
+    if found:  # after most jobs there are none, so docker-py is not loaded
+        with closing(transport.client()) as client:
+            for identifier in found:
+                remove_container(client, identifier, running=True)
+    return tuple(sorted(name for name in found.values() if name))

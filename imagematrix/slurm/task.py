@@ -12,7 +12,7 @@ import re
 
 from imagematrix.errors import UsageError
 from imagematrix.gpu_request.spec import NONE
-from imagematrix.gpu_request.visible import within
+from imagematrix.gpu_request.visible import NO_GPU, within
 from imagematrix.node.host import Accelerator
 from imagematrix.record import Record, replace
 from imagematrix.reference import Reference
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["LINE", "SlurmTask", "gpus_of", "image_of", "read_environment", "words_of"]
 
 LIMIT = 16 << 20  # bytes of the file of variables; the kernel passes 6 MiB to a program at most
-NO_GPU = "Slurm gave it none of the GPUs of this node"
 # Variables that a batch system or its MPI sets for each task: the image's own of these names are stale.
 OF_TASK = re.compile(r"(?:SLURM|SLURMD|PMI|PMI2|PMIX|PALS)(?:_|$)|OMPI_MCA_", re.ASCII)
 # Variables that name programs, libraries and files of the node, which the image has not or has elsewhere, and

@@ -1,8 +1,9 @@
 """A real Slurm on one machine: slurmctld, and a slurmd for each node, with simulated GPUs.
 
-The programs run in a tree of Debian trixie (ci/slurm), each node in namespaces of its own: its root is an
-overlay of the tree, in which /proc and /dev show the processor and the GPUs of a host profile. The nodes have
-one network with real addresses. Their device cgroups are the kernel's, in cgroup v1.
+The programs run in a tree of a release of Debian (ci/slurm), each node in namespaces of its own: its root
+is an overlay of the tree, in which /proc and /dev show the processor and the GPUs of a host profile. The
+nodes have one network with real addresses. Their cgroups are the kernel's, in cgroup v1, below one group for
+each cluster.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from pathlib import Path
 from gpu_node import CONTROL, GPUS, MISC, pci_line, profiles
 
 ROOT = Path(__file__).parents[2]
-TREE = ROOT / ".cache/slurm/tree"
+RELEASE = os.environ.get("IMAGEMATRIX_SLURM", "trixie")  # of Debian
 USER = 1500
 NETWORK = "10.99.0"
 START_S = 40
@@ -34,13 +35,15 @@ mount -t proc proc proc
 # Without one on which nothing is mounted, the kernel lets no ordinary user mount another.
 mount -t proc proc mnt
 mount --rbind /sys sys
+for hierarchy in $HIERARCHIES; do mount --bind "$hierarchy/$GROUP" "${hierarchy#/}"; done
 mount -t tmpfs -o mode=755 dev dev
 mount -t tmpfs -o mode=755 run run
 mount -t tmpfs -o mode=1777 tmp tmp
 cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/fd dev
 mknod -m 666 dev/fuse c 10 229
 mkdir dev/pts dev/shm
-mkdir -m 1777 run/lock
+mkdir run/lock
+mount --bind "$own/lock" run/lock
 mount --rbind /dev/pts dev/pts
 mount -t tmpfs -o mode=1777 shm dev/shm
 if [ -e "$own/nodes" ]; then
@@ -81,6 +84,7 @@ ProctrackType=proctrack/linuxproc
 SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=3
+Epilog=/etc/slurm/epilog
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
 MinJobAge=300
@@ -92,7 +96,8 @@ SlurmdDebug=debug
 class SlurmCluster:
     """Nodes by name, each with the name of a host profile, of which it has the first two GPUs.
 
-    `files` are those of the guide for administrators: site.toml, and lines of slurm.conf and cgroup.conf.
+    `files` are those of the guide for administrators: site.toml, the epilog, and lines of slurm.conf and
+    cgroup.conf.
     """
 
     def __init__(self, folder, nodes, program, files):
@@ -103,6 +108,8 @@ class SlurmCluster:
         self.shared = folder / "shared"
         self.lines = {}
         self._files = files
+        self._group = folder.name
+        self._hierarchies = _make_groups(self._group)
         for name in ("slurm", "home", "srv"):
             (self.shared / name).mkdir(parents=True)
         os.chown(self.shared / "home", USER, USER)
@@ -113,9 +120,13 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(256))
         key.chmod(0o600)
         (self.shared / "slurm/cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{files['cgroup.conf']}")
+        self.write("epilog", files["epilog"])
+        (self.shared / "slurm/epilog").chmod(0o755)
         hosts = profiles()
         for name, profile in nodes.items():
             (folder / name).mkdir()
+            (folder / name / "lock").mkdir()
+            (folder / name / "lock").chmod(0o1777)
             _capture(folder / name, hosts, name, profile)
         self.network = self._network()
 
@@ -216,7 +227,8 @@ class SlurmCluster:
     def remove(self):
         """End everything, and remove the cgroups."""
         if self.processes:
-            self.run("scancel", "--user=root,user", user=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.run("scancel", "--user=root,user", user=False, timeout=20)
             time.sleep(0.5)
         for key in reversed([*self.processes]):
             process = self.processes.pop(key)
@@ -226,12 +238,24 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.network.kill()
+        for pid, _ in self.commands():  # such as slurmstepd of a job that is being ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.network.wait()
-        for name in self.nodes:
-            for group in Path("/sys/fs/cgroup").glob(f"*/slurm_{name}"):
-                _remove_cgroup(group)
+        for hierarchy in self._hierarchies:
+            _remove_cgroup(Path(hierarchy, self._group))
         shutil.rmtree(self.folder)
+
+    def commands(self):
+        """Return the processes of all nodes, which are those in their network, each with its command line."""
+        network = Path(f"/proc/{self.network.pid}/ns/net").readlink()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "ns/net").readlink() == network:
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    found.append((int(folder.name), words))
+        return found
 
     def _daemon(self, node, *words):
         path = self.folder / f"{words[0]}-{node}.log"
@@ -256,7 +280,9 @@ class SlurmCluster:
                 stderr=subprocess.STDOUT,
                 env={
                     **self._environment(user=False),
-                    "TREE": str(TREE),
+                    "TREE": str(ROOT / ".cache/slurm" / RELEASE),
+                    "HIERARCHIES": " ".join(self._hierarchies),
+                    "GROUP": self._group,
                     "SHARED": str(self.shared),
                     "PROGRAM": str(self.program),
                 },
@@ -297,6 +323,17 @@ class SlurmCluster:
 def _runs_sleep(pid):
     """Whether a process has set its namespaces up, and became sleep."""
     return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+
+
+def _make_groups(name):
+    """Make a cgroup in each hierarchy of cgroup v1; return the folders of the hierarchies."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = [path for _, path, kind, *_ in mounts if kind == "cgroup"]
+    for hierarchy in map(Path, found):
+        (hierarchy / name).mkdir()
+        for setting in hierarchy.glob("cpuset.[cm][pe][um]s"):  # without them, it takes no process
+            (hierarchy / name / setting.name).write_text(setting.read_text())
+    return found
 
 
 def _remove_cgroup(group):

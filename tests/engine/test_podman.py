@@ -6,13 +6,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from cdi import LIST, etc_with
-from podman import podman_settings
-from processes import END_WITH_US, new_folder, remove_folder
+from podman import Podman
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--steps", "2")
@@ -21,42 +19,6 @@ import imagematrix as im
 choice = im.select(im.probe(), im.open_catalog("training:v1"))
 print(im.launch(choice, ["train", "--steps", "1000000000"], gpus="device=3", name="job").name)
 """
-
-
-class Podman:
-    """A service of podman's on the machine of an Engine, with storage of its own."""
-
-    def __init__(self, node):
-        self.node = node
-        self.folder = new_folder()
-        self.host = f"unix://{self.folder}/podman.sock"
-        settings = podman_settings(self.folder)
-        self.environment = {**node.environment, "CONTAINERS_CONF": str(settings), "DOCKER_HOST": self.host}
-        self.words = ["podman", "--root", self.folder / "data", "--runroot", self.folder / "run"]
-        command = [*END_WITH_US, *node.inside, *self.words, "system", "service", "--time=0", self.host]
-        with (self.folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
-        for _ in range(300):
-            if self.on_node("docker", "version").returncode == 0:
-                return
-            time.sleep(0.1)
-        pytest.fail(f"no podman: {(self.folder / 'log').read_text()}")
-
-    def on_node(self, *words, **options):
-        command = [*self.node.inside, *words]
-        given = {"capture_output": True, "text": True, "env": self.environment, **options}
-        return subprocess.run(command, check=False, **given)
-
-    def imagematrix(self, *words):
-        return self.on_node(ROOT / ".venv/bin/imagematrix", *words)
-
-    def answer(self, *words):
-        return json.loads(self.imagematrix(*words, "--json").stdout)
-
-    def remove(self):
-        self._process.terminate()
-        self._process.wait(60)
-        remove_folder(self.folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 
 from imagematrix.cli.output import print_text
 
@@ -15,7 +14,6 @@ def command() -> None:
 
     For Epilog in slurm.conf. On a node without an engine, there are none.
     """
-    from imagematrix.engine import transport
     from imagematrix.engine.endpoint import address
     from imagematrix.slurm.containers import job_of, remove
 
@@ -23,6 +21,5 @@ def command() -> None:
     socket = address().removeprefix("unix://")
     if socket.startswith("/") and not os.path.exists(socket):  # noqa: PTH110
         return
-    with closing(transport.client()) as client:
-        for name in remove(client, job):
-            print_text(f"container {name}")
+    for name in remove(job):
+        print_text(f"container {name}")

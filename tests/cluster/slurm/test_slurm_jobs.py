@@ -1,35 +1,10 @@
 """Jobs of a real Slurm, each task in a container of the image that fits its node."""
 
-import signal
 import subprocess
-import time
-from pathlib import Path
 
 import pytest
 from slurm_cluster import USER
-
-IMAGE = "--container=training:v1"
-GPUS = "ls /dev | grep 'nvidia[0-9]' | xargs"
-
-
-def srun(cluster, *words, code=0, **how):
-    """Run a step to its end; return its output, or its errors if it should fail."""
-    done = cluster.run("srun", *words, **how)
-    assert done.returncode == code, (done.stdout, done.stderr)
-    return done.stdout if code == 0 else done.stderr
-
-
-def refused(cluster, *words, code):
-    """Run a step whose ranks are refused, within 10 s; return its errors.
-
-    srun ends with the highest code: with that of a rank which was ended because another one was refused.
-    """
-    started = time.monotonic()
-    done = cluster.run("srun", *words)
-    assert time.monotonic() - started < 10
-    assert done.returncode in (code, 128 + signal.SIGTERM), done.stderr
-    assert f"Exited with exit code {code}\n" in done.stderr
-    return done.stderr
+from slurm_jobs import GPUS, IMAGE, refused, squashfuses, srun, wait_for
 
 
 def batch(cluster, text, *words, code=0):
@@ -45,26 +20,6 @@ def batch(cluster, text, *words, code=0):
         [path.read_text() for path in home.glob("out-*")],
     )
     return {path.name: path.read_text() for path in sorted(home.glob("out-*"))}
-
-
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def squashfuses():
-    """Return the processes that serve images of the tests' user."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0].startswith(b"squashfuse") and any(b"/srv/store" in word for word in words):
-            found.append(folder.name)
-    return found
 
 
 def test_the_files_of_the_guide_have_no_findings(cluster):
@@ -190,7 +145,7 @@ def test_what_ignores_the_signal_ends_with_the_job_and_leaves_nothing(cluster):
     assert step.stdout.readline() == "ready\n"
     cluster.run("scancel", "--user=user")
     step.communicate(timeout=30)
-    wait_for(lambda: not squashfuses())
+    wait_for(lambda: not squashfuses(cluster))
     assert srun(cluster, "-N2", "--gpus-per-node=2", IMAGE, "true") == ""  # no claim is left either
 
 

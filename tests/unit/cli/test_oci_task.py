@@ -132,7 +132,10 @@ def test_a_rank_that_uses_mpi_is_refused_where_it_would_be_root(run, monkeypatch
     assert run({}, variants=("gpu",))[0] == 7
 
 
-def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, capfd):
+@pytest.mark.parametrize("constrained", [True, False])
+def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, monkeypatch, constrained, capfd):
+    monkeypatch.setattr(device, "permitted", lambda _: ())
+    monkeypatch.setattr(device, "withheld", lambda _: constrained)
     assert run({"SLURM_STEP_GPUS": ""}) == (3, [])
     assert "Slurm gave it none of the GPUs of this node" in capfd.readouterr().err
     code, ((container, image, *_, leases),) = run({"SLURM_STEP_GPUS": "", "IMAGEMATRIX_ALLOW_CPU": "1"})
@@ -255,7 +258,10 @@ class TestAStepOnSeveralNodes:
         assert "n2: driver-exact" in capfd.readouterr().err
         assert run({**STEP, "IMAGEMATRIX_GANG": "off"})[0] == 7
 
-    def test_without_gpus_runs_a_cpu_only_image_that_the_job_consents_to(self, run, other, capfd):
+    def test_without_gpus_runs_a_cpu_only_image_that_the_job_consents_to(
+        self, run, other, monkeypatch, capfd
+    ):
+        monkeypatch.setattr(device, "permitted", lambda _: ())
         other(HOST)
         none = {**STEP, "SLURM_STEP_GPUS": ""}
         assert run(none) == (3, [])

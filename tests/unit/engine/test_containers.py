@@ -1,5 +1,6 @@
 """Containers of the engine: those that run and those that start."""
 
+import json
 import time
 
 import pytest
@@ -17,6 +18,13 @@ def test_running_containers_are_inspected_and_ended_ones_skipped(request, where)
     assert containers.running() == engine.containers
     engine.containers = []
     assert containers.running() == []
+
+
+def test_containers_are_found_by_a_label(engine):
+    listed = [{"Id": "a1", "Names": ["/job"]}, {"Id": "b2", "Names": []}]
+    engine.responses["GET", "/containers/json"] = (200, json.dumps(listed).encode())
+    assert containers.labelled("job=7") == {"a1": "job", "b2": ""}
+    assert "all=1" in engine.requests[0]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])

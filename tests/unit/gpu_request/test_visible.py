@@ -14,7 +14,19 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.gpu_request.spec import among
-from imagematrix.gpu_request.visible import CONDOR, CUDA, MOUNTED, RUNTIME, bounded, named, visible, within
+from imagematrix.gpu_request.visible import (
+    CONDOR,
+    CUDA,
+    JOB,
+    MOUNTED,
+    NO_GPU,
+    RUNTIME,
+    bounded,
+    named,
+    visible,
+    within,
+)
+from imagematrix.node import device
 from imagematrix.node.host import MigDevice
 from imagematrix.record import replace
 
@@ -310,6 +322,12 @@ BOUND = {"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_GPUS": "0", CUDA: "0"}  # of each 
         (BOUND, [0, 1, 2], "device=GPU-0"),  # the engine may open what this user may not
         ({"SLURM_JOB_GPUS": "2"}, [], "device=GPU-2"),
         ({CUDA: "0"}, [0], "device=GPU-0"),  # not a job of Slurm
+        ({JOB: "7"}, [], "None"),
+        ({JOB: "7"}, [0, 2], "device=GPU-1"),
+        ({JOB: "7", CUDA: "0"}, [0, 2], "device=GPU-1"),  # of a job with shards
+        ({JOB: "7"}, [0, 1, 2], "none"),
+        (BOUND | {JOB: "7"}, [0, 2], "device=GPU-1"),
+        (BOUND | {JOB: "7"}, [0, 1, 2], "none"),  # a step without GPUs, of a job with some
     ],
 )
 def test_a_task_has_the_gpus_that_its_cgroup_permits(task, environment, denied, expected):
@@ -334,6 +352,23 @@ def test_the_gpus_of_a_task_by_the_modes_of_files(make, tmp_path, monkeypatch):
         assert visible(gpus, BOUND, nodes="./none") == "device=GPU-0"
     finally:
         os.seteuid(user)
+
+
+def test_a_job_without_gpus_has_none_and_says_why(node, monkeypatch):
+    monkeypatch.setattr(device, "permitted", lambda _: ())
+    monkeypatch.setattr(device, "withheld", lambda _: True)
+    assert visible(node.gpus, {JOB: "7"}) == "none"
+    host, wanted = within(node, None, {JOB: "7"})
+    assert (host.gpus, wanted, [one.why for one in host.accelerators]) == ((), None, [NO_GPU])
+    with pytest.raises(UsageError, match="0 GPUs are usable, restricted by SLURM_JOB_ID=7"):
+        within(node, "1", {JOB: "7"})
+    assert within(node, "none", {JOB: "7"}) == (node, "none")
+
+
+def test_a_job_that_may_open_all_gpus_has_all(node, monkeypatch):
+    monkeypatch.setattr(device, "permitted", lambda _: ())
+    monkeypatch.setattr(device, "withheld", lambda _: False)
+    assert within(node, None, {JOB: "7"}) == (node, None)
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,34 @@
 """Containers that jobs of Slurm leave in an engine."""
 
-from types import SimpleNamespace
+import json
+from urllib.parse import parse_qs, urlsplit
 
-import docker.errors
 import pytest
-import requests
 
+from imagematrix.engine import transport
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.slurm import containers
 
 
-class Api:
-    """The containers of an engine; removing `stuck` fails with a status."""
+@pytest.fixture
+def left(engine):
+    """Call it with names to let an engine have these containers of job 77; some fail to go, with a status."""
 
-    def __init__(self, labels, stuck=None):
-        self.labels = labels
-        self.stuck = stuck or {}
-        self.removed = []
+    def call(*names, **stuck):
+        listed = [{"Id": f"id-{name}", "Names": [f"/{name}"]} for name in names]
+        engine.responses["GET", "/containers/json"] = (200, json.dumps(listed).encode())
+        for name in names:
+            status = stuck.get(name, 204)
+            answer = b"" if status == 204 else b'{"message": "no"}'
+            engine.responses["DELETE", f"/containers/id-{name}"] = (status, answer)
+        return engine
 
-    def containers(self, *, filters, **how):
-        assert how == {"all": True}
-        name, _, value = filters["label"].partition("=")
-        found = [one for one, labels in self.labels.items() if labels.get(name) == value]
-        return [{"Id": f"id-{one}", "Names": [f"/{one}"] if one else []} for one in found]
-
-    def remove_container(self, identifier, *, v, force):
-        assert v
-        assert force
-        if status := self.stuck.get(identifier):
-            response = requests.Response()
-            response.status_code = status
-            raise docker.errors.APIError("no", response)
-        self.removed.append(identifier)
+    return call
 
 
-def engine(*labels, **stuck):
-    made = {name: {containers.LABEL: job} for name, job in labels}
-    return SimpleNamespace(api=Api(made, stuck.get("stuck")), close=lambda: None)
+def removed(engine):
+    """Return what was asked to be removed."""
+    return [urlsplit(one) for one in engine.requests if "/containers/id-" in one]
 
 
 @pytest.mark.parametrize(
@@ -51,30 +43,37 @@ def test_a_container_has_the_number_of_the_job_that_started_it(job, labels):
             containers.job_of({"SLURM_JOB_ID": job})
 
 
-def test_only_the_containers_of_the_job_are_removed():
-    client = engine(("b", "77"), ("a", "77"), ("c", "78"))
-    assert containers.remove(client, "77") == ("a", "b")
-    assert client.api.removed == ["id-b", "id-a"]
+def test_the_containers_of_the_job_are_removed(left):
+    engine = left("b", "a")
+    assert containers.remove("77") == ("a", "b")
+    query = urlsplit(engine.requests[0]).query
+    assert json.loads(parse_qs(query)["filters"][0]) == {"label": [f"{containers.LABEL}=77"]}
+    assert [one.path.rpartition("/")[2] for one in removed(engine)] == ["id-b", "id-a"]
+    assert parse_qs(removed(engine)[0].query) == {"v": ["True"], "link": ["False"], "force": ["True"]}
 
 
 @pytest.mark.parametrize("status", [404, 409])
-def test_a_container_that_somebody_else_removes_is_no_error(status):
-    client = engine(("a", "77"), ("b", "77"), stuck={"id-a": status})
-    assert containers.remove(client, "77") == ("a", "b")
-    assert client.api.removed == ["id-b"]
+def test_a_container_that_somebody_else_removes_is_no_error(left, status):
+    engine = left("a", "b", a=status)
+    assert containers.remove("77") == ("a", "b")
+    assert len(removed(engine)) == 2
 
 
-def test_a_container_that_cannot_be_removed_is_an_error():
+def test_a_container_that_cannot_be_removed_is_an_error(left):
+    left("a", a=500)
     with pytest.raises(EngineError):
-        containers.remove(engine(("a", "77"), stuck={"id-a": 500}), "77")
+        containers.remove("77")
 
 
-def test_the_epilog_prints_what_it_removed(monkeypatch, cli, tmp_path):
-    socket = tmp_path / "docker.sock"
-    socket.touch()
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+def test_after_a_job_without_containers_docker_py_is_not_loaded(left, monkeypatch):
+    left()
+    monkeypatch.setattr(transport, "client", lambda: pytest.fail("it was loaded"))
+    assert containers.remove("77") == ()
+
+
+def test_the_epilog_prints_what_it_removed(left, monkeypatch, cli):
+    left("a")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    monkeypatch.setattr("imagematrix.engine.transport.client", lambda: engine(("a", "77"), ("c", "78")))
     assert cli("slurm", "epilog") == (0, "container a\n", "")
 
 

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
+from imagematrix.gpu_request.visible import NO_GPU
 from imagematrix.node import device
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
 from imagematrix.record import replace
 from imagematrix.slurm import task as slurm_task
-from imagematrix.slurm.task import NO_GPU, SlurmTask, gpus_of, image_of, read_environment, words_of
+from imagematrix.slurm.task import SlurmTask, gpus_of, image_of, read_environment, words_of
 
 HOST = Host(
     arch="x86_64",
