@@ -86,6 +86,11 @@ def resolver(engine, registry):
         process.stderr.close()
 
 
+def is_refused(done, reason):
+    """Whether a pull failed as it should. Docker before 29 only sends HEAD, whose answers have no body."""
+    return done.returncode != 0 and ("403 Forbidden" in done.stderr or reason in done.stderr)
+
+
 def test_one_name_gives_each_node_its_own_image(engine, published, resolver, old):
     name = ""
     for march, host in (("new", HOSTS / "laptop.json"), ("old", old)):
@@ -107,8 +112,7 @@ def test_one_name_gives_each_node_its_own_image(engine, published, resolver, old
     assert published["new"] in engine.inspect(name)["RepoDigests"][0]
     set_host(old, "rome-a100")
     refused = engine.docker("pull", name, check=False)
-    assert refused.returncode != 0
-    assert "403 Forbidden" in refused.stderr, "the engine sends HEAD, whose answers have no body"
+    assert is_refused(refused, "none of the 2 variants of ml/anywhere:v1 fits this host")
 
 
 def test_containerd_uses_only_the_resolver(engine, registry, published, resolver, old, tmp_path):
@@ -139,8 +143,7 @@ def test_only_images_signed_by_cosign_are_served(engine, registry, published, re
     sign = ("sign", "--key", "cosign.key", "--tlog-upload=false", "--yes")
     engine.cosign(tmp_path, *sign, f"{image}@{published['new']}")
     refused = engine.docker("pull", name, check=False)
-    assert refused.returncode != 0
-    assert "403 Forbidden" in refused.stderr, "the index is not signed, only the variant"
+    assert is_refused(refused, "has no signature"), "the index is not signed, only the variant"
 
     engine.cosign(tmp_path, *sign, f"{image}@{published['index']}")
     assert engine.docker("run", "--rm", "--pull", "always", name, "cat", "/variant").stdout == "new\n"

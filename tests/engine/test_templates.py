@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.trim.program import CONTEXT
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "unit" / "render" / "golden"
 CODE = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"  # with cubins for 8.0
@@ -147,7 +149,8 @@ def check(engine):
         pytest.skip("this docker buildx has no --check, 0.15 and newer have it")
 
     def run(dockerfile, context):
-        words = ("buildx", "build", "--check", "--file", str(dockerfile), str(context))
+        named = f"--build-context={CONTEXT}={context}"  # `build` puts the program that trims there
+        words = ("buildx", "build", "--check", named, "--file", str(dockerfile), str(context))
         return engine.docker(*words, check=False)
 
     return run
