@@ -122,13 +122,6 @@ def refused(cluster, *words, code):
     return done.stderr
 
 
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def squashfuses(cluster):
     """Return the processes on the nodes that serve images of the store."""
     return [pid for pid, words in cluster.commands() if words[0].startswith(b"squashfuse")]

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+from machines import wait_until
 
 ROOT = Path(__file__).parents[2]
 USER = 20_000 + os.getpid() % 40_000  # its processes are counted and killed, so each run has another
@@ -139,13 +139,6 @@ def squashfuses():
     return [line for line in listed.stdout.splitlines() if "squashfuse" in line and line[0] != "Z"]
 
 
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_container_has_its_gpus_and_no_others(user):
     out = user.run("--gpus", "device=2,3", "training:v1", "sh", "-c", "ls /dev | grep nvidia; id -u")
     *nodes, uid = out.split()
@@ -249,9 +242,9 @@ def test_gpus_are_free_again_when_the_container_has_ended(user):
     if user.runtime == "runc":  # the container lives on, and keeps its GPUs
         assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
         subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
-    wait_for(lambda: user.ends("run", *HOST, *every, "true") == 0)
-    wait_for(lambda: not list((user.folder / "store/leases").iterdir()))
-    wait_for(lambda: not squashfuses())
+    wait_until(lambda: user.ends("run", *HOST, *every, "true") == 0, "free GPUs", 30)
+    wait_until(lambda: not list((user.folder / "store/leases").iterdir()), "no lease", 30)
+    wait_until(lambda: not squashfuses(), "no mounted image", 30)
 
 
 def test_what_a_container_changes_ends_with_it(user):
@@ -260,7 +253,7 @@ def test_what_a_container_changes_ends_with_it(user):
         user.run("--gpus", "1", "training:v1", "sh", "-c", "cat /etc/new 2> /dev/null || echo none")
         == "none\n"
     )
-    wait_for(lambda: not squashfuses())
+    wait_until(lambda: not squashfuses(), "no mounted image", 30)
 
 
 def test_a_missing_device_node_is_an_error_before_the_start(user):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import slurm_jobs
-from slurm_jobs import GPUS, IMAGE, PROFILES, squashfuses, srun, wait_for
+from machines import wait_until
+from slurm_jobs import GPUS, IMAGE, PROFILES, squashfuses, srun
 
 NODE = "n1"
 
@@ -52,5 +53,5 @@ def test_scancel_leaves_nothing(cluster):
     cluster.run("scancel", "--user=user")
     step.communicate(timeout=20)
     assert step.returncode == 143  # by SIGTERM
-    wait_for(lambda: not squashfuses(cluster))
+    wait_until(lambda: not squashfuses(cluster), "no mounted image", 20)
     assert srun(cluster, "--gpus=2", IMAGE, "true") == ""  # no claim is left either

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from images import saved
+from machines import wait_until
 from podman import Podman
 from slurm_cluster import ROOT
 from slurm_engine import engine_on, in_use
-from slurm_jobs import GPUS, small, srun, variants, wait_for
+from slurm_jobs import GPUS, small, srun, variants
 
 from imagematrix.gpu_request.visible import NO_GPU
 
@@ -122,16 +123,16 @@ def test_signals_of_scancel_reach_the_program(cluster, engine):
     # Slurm signals both processes, imagematrix and docker's command.
     assert step.communicate(timeout=30)[0].replace("usr1\n", "") == "term\n"
     assert step.returncode == 9
-    wait_for(lambda: not containers(engine))
+    wait_until(lambda: not containers(engine), "no container", 20)
 
 
 def test_a_signal_before_the_time_limit_and_the_limit_reach_the_program(cluster, engine):
     text = f'exec {" ".join(RUN)} {IMAGE} sh -c "{PROGRAM}"'
     # Slurm sends it up to a minute earlier than that.
     _, output = submitted(cluster, text, "--gpus=1", "-t", "1", "--signal=B:USR1@30")
-    wait_for(lambda: says(output, "usr1"), 60)
+    wait_until(lambda: says(output, "usr1"), "the signal", 60)
     assert containers(engine)
-    wait_for(lambda: says(output, "term"), 150)
+    wait_until(lambda: says(output, "term"), "the end by the time limit", 150)
     assert "DUE TO TIME LIMIT" in output.read_text()
     cluster.wait_until_idle()
     assert not containers(engine)
@@ -149,10 +150,10 @@ def test_what_ignores_the_signal_is_removed_after_the_job(cluster, engine):
 def test_what_a_killed_command_leaves_keeps_its_gpu_until_the_end_of_the_job(cluster, engine):
     text = f'{" ".join(RUN)} --gpus 1 {IMAGE} sh -c "{STUBBORN}"; echo ended $?; sleep 100'
     job, output = submitted(cluster, text, "--gpus=2")
-    wait_for(lambda: says(output, "ready"))
+    wait_until(lambda: says(output, "ready"), "the container", 20)
     for pid in launching(cluster):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: says(output, "ended 137"))
+    wait_until(lambda: says(output, "ended 137"), "the end of the command", 20)
     (left,) = containers(engine)
     assert left["State"]["Running"]
     words = ("srun", f"--jobid={job}", "--overlap", "--gpus=2", *RUN, "--gpus", "1", IMAGE, "sh", "-c", GPUS)

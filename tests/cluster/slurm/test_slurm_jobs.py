@@ -3,8 +3,9 @@
 import subprocess
 
 import pytest
+from machines import wait_until
 from slurm_cluster import USER
-from slurm_jobs import GPUS, IMAGE, refused, squashfuses, srun, wait_for
+from slurm_jobs import GPUS, IMAGE, refused, squashfuses, srun
 
 
 def batch(cluster, text, *words, code=0):
@@ -145,7 +146,7 @@ def test_what_ignores_the_signal_ends_with_the_job_and_leaves_nothing(cluster):
     assert step.stdout.readline() == "ready\n"
     cluster.run("scancel", "--user=user")
     step.communicate(timeout=30)
-    wait_for(lambda: not squashfuses(cluster))
+    wait_until(lambda: not squashfuses(cluster), "no mounted image", 20)
     assert srun(cluster, "-N2", "--gpus-per-node=2", IMAGE, "true") == ""  # no claim is left either
 
 
@@ -175,7 +176,7 @@ def test_a_rank_that_dies_ends_the_others(cluster):
     done = cluster.run("srun", "-N2", "--gpus-per-node=1", IMAGE, "sh", "-c", script, timeout=20)
     assert "n2: task 1: Exited with exit code 137\n" in done.stderr
     assert "*** STEP" in done.stderr
-    wait_for(lambda: not squashfuses(cluster))
+    wait_until(lambda: not squashfuses(cluster), "no mounted image", 20)
 
 
 @pytest.mark.parametrize(

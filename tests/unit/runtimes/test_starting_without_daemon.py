@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from machines import wait_until
 
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.image_store.folder import ImageStore, Lease, StoredImage
@@ -517,19 +518,12 @@ def test_a_lease_ends_though_the_end_is_told_many_times(tmp_path):
         if child == 0:
             keeper.keep(Lease(path=str(path)))
             time.sleep(60)
-        (kept,) = wait_for(lambda: Path(f"/proc/{child}/task/{child}/children").read_text().split())  # noqa: B023
+        children = Path(f"/proc/{child}/task/{child}/children")
+        wait_until(children.read_text, "the keeper", 30)
+        (kept,) = children.read_text().split()
         for _ in range(3000):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(kept), signal.SIGTERM)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        wait_for(lambda: not path.exists())  # noqa: B023
-
-
-def wait_for(condition):
-    """Return what the condition is once it holds, at the latest after 30 s."""
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
+        wait_until(lambda path=path: not path.exists(), "no lease", 30)
