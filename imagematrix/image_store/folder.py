@@ -38,6 +38,7 @@ DOCUMENT, STARTED = "image.json", "started"
 ROOTS = {SQUASHFS: "root.squashfs", FOLDER: "root"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+GONE = (errno.ENOENT, errno.ESTALE)  # removed by another process, here and on another machine
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 QUIET_S = 3600.0  # after which a lease of another machine has ended that gave no sign of life
 
@@ -258,19 +259,19 @@ class ImageStore:
         for name in names:
             path = os.path.join(folder, name)
             leased = f"sha256:{name.partition('.')[0]}"
-            with contextlib.suppress(FileNotFoundError):
-                if not DIGEST.fullmatch(leased):
-                    continue
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    holder, touched = read(descriptor), os.fstat(descriptor).st_mtime
-                finally:
-                    os.close(descriptor)
-                if holder and holder.alive(now - touched, QUIET_S):
-                    found[leased] = holder
-                    continue
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+            if not DIGEST.fullmatch(leased):
+                continue
+            try:
+                holder, touched = _read_lease(path)
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                continue
+            if holder and holder.alive(now - touched, QUIET_S):
+                found[leased] = holder
+                continue
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         return found
 
     def pulled(self, digest: str) -> float:
@@ -326,6 +327,15 @@ def _image(fields: documents.Fields, folder: str) -> StoredImage:
         variant=fields.object_or_empty("variant").data,
         terms=fields.object_or_empty("terms").data,
     )
+
+
+def _read_lease(path: str) -> tuple[Holder | None, float]:
+    """Return the holder of a lease, None if the file names none, and when it last gave a sign of life."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return read(descriptor), os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
 
 
 def _damaged(folder: str, why: str, remedy: str | None = None) -> UsageError:

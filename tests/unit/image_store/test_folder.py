@@ -223,6 +223,28 @@ def test_other_files_are_no_leases(store, name):
     assert store.leases() == {}
 
 
+@pytest.mark.parametrize("removed", [errno.ENOENT, errno.ESTALE])  # here, and on another machine
+def test_a_lease_that_is_removed_while_it_is_read_is_none(store, monkeypatch, removed):
+    store.lease(DIGEST)
+
+    def read(_):
+        raise OSError(removed, os.strerror(removed))
+
+    monkeypatch.setattr(folder, "read", read)
+    assert store.leases() == {}
+
+
+def test_a_lease_that_cannot_be_read_is_an_error(store, monkeypatch):
+    store.lease(DIGEST)
+
+    def read(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(folder, "read", read)
+    with pytest.raises(OSError, match="Input/output"):
+        store.leases()
+
+
 def test_a_store_that_cannot_be_written_to_has_no_leases(store):
     Path(store.path, "leases").rmdir()
     lease = store.lease(DIGEST)
