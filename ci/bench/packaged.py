@@ -29,8 +29,10 @@ __all__ = ["prebuilt", "pytorch", "tensorflow"]
 
 PROGRAMS = ROOT / "ci/bench/programs"
 ONE_LAYER = "one-layer"
+NVIDIA_TOO = "nvidia-too"
 LIMITS = {ONE_LAYER: 0.45, FAT: 0.4}  # times the cold start of the other image of PyTorch
 INSTEAD = {ONE_LAYER: "NVIDIA's libraries in one layer, gzip", FAT: "for all GPUs, gzip"}
+ALSO = {NVIDIA_TOO: "with NVIDIA's libraries trimmed, too"}
 NETWORK, RATE = "1gbit", 125e6  # of `tc`, and its bytes in a second
 TRIM = re.compile(r"\{\{ debian\.trim\(.*\n|compute=compute, ")
 # llama.cpp, and its library for CUDA 12, compiled for the GPUs of its default.
@@ -67,8 +69,8 @@ LOADS = (
 class Framework:
     """A framework, the simulated node that its images start on, and its GPUs; Python first runs `loads`.
 
-    `write` puts a project for an image into a folder, MATCHED or one of the `rivals`, and returns options of
-    its build.
+    `write` puts a project for an image into a folder, MATCHED, one of the `rivals`, or one of the `weighed`,
+    which only have a size; it returns options of its build.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Framework:
     compute: str
     write: Callable[[Path, str, str], tuple[str, ...]]
     rivals: tuple[str, ...] = (FAT,)
+    weighed: tuple[str, ...] = ()
     loads: str = "pass"
 
     @property
@@ -87,19 +90,23 @@ class Framework:
 def pytorch(folder: Path, rounds: int) -> Iterator[Row]:
     """Yield sizes and cold starts of PyTorch's starter, of its earlier template, and without trimming.
 
-    The images of the other two have gzip layers, as other builders write them.
+    The images of the other two have gzip layers, as other builders write them. The starter that also trims
+    NVIDIA's libraries has a size only.
     """
     write = partial(_starter, "pytorch")
     node, compute = pulling.NODE, pulling.COMPUTE
     rivals = (ONE_LAYER, FAT)
-    framework = Framework(name="pytorch", node=node, compute=compute, write=write, rivals=rivals)
+    framework = Framework(
+        name="pytorch", node=node, compute=compute, write=write, rivals=rivals, weighed=(NVIDIA_TOO,)
+    )
     with _published(folder, framework) as (engine, registry, images):
         yield from _sizes(engine, framework, images)
-        taken = pulling.cold_starts(engine, images, framework.command, rounds)
+        started = {kind: images[kind] for kind in (MATCHED, *rivals)}
+        taken = pulling.cold_starts(engine, started, framework.command, rounds)
         for rival in rivals:
             yield _cold(taken, rival, LIMITS[rival])
         with pulling.limited(engine, NETWORK):
-            taken = pulling.cold_starts(engine, images, framework.command, rounds)
+            taken = pulling.cold_starts(engine, started, framework.command, rounds)
         size = _size(engine, images[MATCHED], compute)
         for rival in rivals:
             told = f"the network needs {duration(size / RATE)}"
@@ -154,13 +161,15 @@ def _rows(folder: Path, rounds: int, framework: Framework) -> Iterator[Row]:
 
 @contextmanager
 def _published(folder: Path, framework: Framework) -> Iterator[tuple[Engine, Registry, dict[str, str]]]:
-    """Build and publish MATCHED and the rivals; yield the engine, its registry, and the images by kind."""
+    """Build and publish all images; yield the engine, its registry, and the images by kind."""
     with pulling.simulated_node(folder, framework.node) as (engine, registry):
-        kinds = (MATCHED, *framework.rivals)
+        kinds = (MATCHED, *framework.rivals, *framework.weighed)
         images = {kind: f"{registry.address}/bench/{framework.name}-{kind}" for kind in kinds}
         for kind, image in images.items():
             options = framework.write(folder / kind, image, kind)
             pulling.published(engine, folder / kind, f"{image}:v1", *options)
+            pulling.emptied(engine)  # the cache of one build has tens of gigabytes
+            engine.seed()
         yield engine, registry, images
 
 
@@ -173,6 +182,14 @@ def _sizes(engine: Engine, framework: Framework, images: dict[str, str]) -> Iter
             ours=megabytes(ours),
             ratio=f"{ours / theirs:.2f} x",
             instead=f"{INSTEAD[rival]}: {megabytes(theirs)}",
+        )
+    for kind in framework.weighed:
+        size = _size(engine, images[kind], framework.compute)
+        yield Row(
+            what=f"the same, {ALSO[kind]}",
+            ours=megabytes(size),
+            ratio=f"{size / ours:.2f} x",
+            instead=f"without: {megabytes(ours)}",
         )
     sizes = pulling.weighed(engine, f"{images[MATCHED]}:v1")
     if len(sizes["variants"]) > 1:
@@ -205,13 +222,27 @@ def _starter(template: str, project: Path, image: str, kind: str) -> tuple[str, 
     """Write a starter with another name for its image; rivals have their own template, and gzip layers."""
     options = pulling.starter(template, project, {template: image})
     matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
+    if kind == NVIDIA_TOO:
+        matrix.write_text(_uncommented(matrix.read_text(), "trim_nvidia"))
+        return ("--only", f"compute={pulling.COMPUTE}", *options)
     if kind == MATCHED:
         return options
-    matrix.write_text(f"{matrix.read_text()}\ncompression: gzip\n")
-    earlier = PROGRAMS / f"{template}-{ONE_LAYER}.j2"
-    text = (earlier if earlier.exists() else dockerfile).read_text()
+    described, earlier = matrix.read_text(), PROGRAMS / f"{template}-{ONE_LAYER}.j2"
+    text = dockerfile.read_text()
+    if earlier.exists():  # it copies the lock from the context
+        described = described.replace("    version:", f"    context: templates/{template}\n    version:", 1)
+        text = earlier.read_text()
+    matrix.write_text(f"{described}\ncompression: gzip\n")
     dockerfile.write_text(_untrimmed(text) if kind == FAT else text)
     return ("--only", f"compute={pulling.COMPUTE}", *options)
+
+
+def _uncommented(matrix: str, key: str) -> str:
+    """Return a starter's matrix with a line that is a comment in it."""
+    text, count = re.subn(rf"# {key}: (.*?) +#.*", rf"{key}: \1", matrix)
+    if not count:
+        raise SystemExit(f"the starter has no comment with {key}")
+    return text
 
 
 def _llama(libraries: Path, project: Path, image: str, kind: str) -> tuple[str, ...]:
