@@ -156,8 +156,21 @@ def test_each_large_package_and_all_others_have_a_stage(wheels):
     assert len(lines) == 4
     assert lines[3].startswith(f"{PIP} --hash=sha256:")
     assert "nvidia-wheels.pth" in result["wheels_others"]
-    copied = re.findall(r"COPY --link --from=(\S+) /wheels/ /", result["wheels"])
-    assert copied == names[1:]
+
+
+def copied(result):
+    """Return the stages whose wheels the resulting stage has, the lowest layer first."""
+    return re.findall(r"COPY --link --from=(\S+) /wheels/ /", result["wheels"])
+
+
+def test_layers_are_those_for_all_gpus_then_those_for_one_and_in_both_the_largest_last(wheels):
+    """Engines unpack layers in order, and the small ones arrive first."""
+    shipped = wheels('"lock.txt", base, "/opt/env"')
+    assert copied(shipped) == ["wheels_nvidia", "wheels-nvidia-cublas-cu12", "wheels_others", "wheels-torch"]
+    names = ["torch", "nvidia-nvtx", "nvidia-cublas-cu12", "six", "nvidia-cublas"]
+    own = wheels(f'"lock.txt", base, "/opt/env", large={names}')
+    nvidia = ["wheels-nvidia-nvtx-cu12", "wheels-nvidia-cublas-cu12"]
+    assert copied(own) == [*nvidia, "wheels_others", "wheels-torch", "wheels-six"]
 
 
 def test_stages_of_a_large_package_depend_on_nothing_else(wheels):
@@ -207,10 +220,10 @@ def test_an_image_gets_at_most_40_layers_of_wheels(wheels):
         '"lock.txt", base, "/opt/env", large=LARGE'.replace("LARGE", str(re.findall(r"[\w-]+(?===)", lock))),
         lock,
     )
-    copied = re.findall(r"COPY --link --from=(\S+) /wheels/ /", result["wheels"])
-    assert len(copied) == 39  # all packages of NVIDIA have layers of their own
-    lines, _ = installed(result["wheels_others"])
-    assert [line.partition("==")[0] for line in lines] == [*(f"a{number}" for number in range(8, 30)), "pip"]
+    assert len(copied(result)) == 40
+    lines, _ = installed(result["wheels_nvidia"])  # with the first packages of the list
+    assert [line.partition("==")[0] for line in lines] == [f"nvidia-{number}" for number in range(22)]
+    assert copied(result)[-1] == "wheels-a29"
 
 
 def test_a_lock_that_is_missing_is_named(wheels):

@@ -155,9 +155,9 @@ RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-
     install-wheels /tmp/pip /opt/nvidia-wheels
 
 FROM body AS wheels
-COPY --link --from=wheels-nvidia-cublas /wheels/ /
-COPY --link --from=wheels-nvidia-cuda-nvrtc /wheels/ /
 COPY --link --from=wheels_nvidia /wheels/ /
+COPY --link --from=wheels-nvidia-cuda-nvrtc /wheels/ /
+COPY --link --from=wheels-nvidia-cublas /wheels/ /
 
 
 FROM scratch AS driver

@@ -250,21 +250,21 @@ RUN set -eu; \
     echo /opt/nvidia-wheels > "$site/nvidia-wheels.pth"
 
 FROM body AS wheels
-COPY --link --from=wheels-nvidia-cublas-cu12 /wheels/ /
+COPY --link --from=wheels_nvidia /wheels/ /
 COPY --link --from=wheels-nvidia-cuda-nvcc-cu12 /wheels/ /
-COPY --link --from=wheels-nvidia-cuda-nvrtc-cu12 /wheels/ /
-COPY --link --from=wheels-nvidia-cudnn-cu12 /wheels/ /
-COPY --link --from=wheels-nvidia-cufft-cu12 /wheels/ /
+COPY --link --from=wheels-nvidia-nvjitlink-cu12 /wheels/ /
 COPY --link --from=wheels-nvidia-curand-cu12 /wheels/ /
+COPY --link --from=wheels-nvidia-cuda-nvrtc-cu12 /wheels/ /
+COPY --link --from=wheels-nvidia-cufft-cu12 /wheels/ /
 COPY --link --from=wheels-nvidia-cusolver-cu12 /wheels/ /
 COPY --link --from=wheels-nvidia-cusparse-cu12 /wheels/ /
 COPY --link --from=wheels-nvidia-nccl-cu12 /wheels/ /
-COPY --link --from=wheels-nvidia-nvjitlink-cu12 /wheels/ /
-COPY --link --from=wheels_nvidia /wheels/ /
-COPY --link --from=wheels-libclang /wheels/ /
-COPY --link --from=wheels-numpy /wheels/ /
-COPY --link --from=wheels-tensorflow /wheels/ /
+COPY --link --from=wheels-nvidia-cublas-cu12 /wheels/ /
+COPY --link --from=wheels-nvidia-cudnn-cu12 /wheels/ /
 COPY --link --from=wheels_others /wheels/ /
+COPY --link --from=wheels-numpy /wheels/ /
+COPY --link --from=wheels-libclang /wheels/ /
+COPY --link --from=wheels-tensorflow /wheels/ /
 
 COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
 LABEL org.opencontainers.image.source="https://github.com/tensorflow/tensorflow.git" \

@@ -273,16 +273,16 @@ RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/imagematrix-trim \
     python3 -I /tmp/imagematrix-trim/trim.pyz --compute 9.0 /wheels
 
 FROM body AS wheels
-COPY --link --from=wheels-cupy-cuda12x /wheels/ /
+COPY --link --from=wheels_others /wheels/ /
 COPY --link --from=wheels-llguidance /wheels/ /
+COPY --link --from=wheels-transformers /wheels/ /
+COPY --link --from=wheels-scipy /wheels/ /
 COPY --link --from=wheels-llvmlite /wheels/ /
 COPY --link --from=wheels-opencv-python-headless /wheels/ /
 COPY --link --from=wheels-ray /wheels/ /
-COPY --link --from=wheels-scipy /wheels/ /
-COPY --link --from=wheels-transformers /wheels/ /
-COPY --link --from=wheels-vllm /wheels/ /
 COPY --link --from=wheels-xformers /wheels/ /
-COPY --link --from=wheels_others /wheels/ /
+COPY --link --from=wheels-cupy-cuda12x /wheels/ /
+COPY --link --from=wheels-vllm /wheels/ /
 
 LABEL org.opencontainers.image.source="https://github.com/vllm-project/vllm.git" \
       org.opencontainers.image.revision="v0.11.0" \
