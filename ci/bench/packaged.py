@@ -177,26 +177,21 @@ def _sizes(engine: Engine, framework: Framework, images: dict[str, str]) -> Iter
     ours = _size(engine, images[MATCHED], framework.compute)
     for rival in framework.rivals:
         theirs = _size(engine, images[rival], framework.compute)
-        yield Row(
-            what=f"{framework.name} for {framework.compute}: to pull",
-            ours=megabytes(ours),
-            ratio=f"{ours / theirs:.2f} x",
-            instead=f"{INSTEAD[rival]}: {megabytes(theirs)}",
-        )
+        yield _smaller(f"{framework.name} for {framework.compute}: to pull", ours, INSTEAD[rival], theirs)
     for kind in framework.weighed:
         size = _size(engine, images[kind], framework.compute)
-        yield Row(
-            what=f"the same, {ALSO[kind]}",
-            ours=megabytes(size),
-            ratio=f"{size / ours:.2f} x",
-            instead=f"without: {megabytes(ours)}",
-        )
+        yield _smaller(f"the same, {ALSO[kind]}", size, "without", ours)
     sizes = pulling.weighed(engine, f"{images[MATCHED]}:v1")
     if len(sizes["variants"]) > 1:
         yield Row(
             what=f"all {len(sizes['variants'])} variants in a registry, shared layers counted once",
             ours=megabytes(sizes["total"]),
         )
+
+
+def _smaller(what: str, ours: int, instead: str, theirs: int) -> Row:
+    ratio = f"{ours / theirs:.2f} x"
+    return Row(what=what, ours=megabytes(ours), ratio=ratio, instead=f"{instead}: {megabytes(theirs)}")
 
 
 def _size(engine: Engine, image: str, compute: str) -> int:

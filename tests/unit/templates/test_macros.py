@@ -223,6 +223,8 @@ def test_an_image_gets_at_most_40_layers_of_wheels(wheels):
     assert len(copied(result)) == 40
     lines, _ = installed(result["wheels_nvidia"])  # with the first packages of the list
     assert [line.partition("==")[0] for line in lines] == [f"nvidia-{number}" for number in range(22)]
+    lines, _ = installed(result["wheels_others"])
+    assert [line.partition("==")[0] for line in lines] == ["pip"]
     assert copied(result)[-1] == "wheels-a29"
 
 
