@@ -7,7 +7,7 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         run the readers of images and `trim` on many damaged files
-# make test-long    run the engine tests that take minutes each
+# make test-long    run the engine tests that are too long for make test
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
 # make test-apptainer run the tests without a daemon with Apptainer
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark

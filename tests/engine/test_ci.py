@@ -9,6 +9,8 @@ import pytest
 
 from imagematrix.catalog import labels
 
+pytestmark = pytest.mark.long
+
 CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3", "x86-64-v4"]}
 GPU = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march": ["x86-64-v2"]}
 
@@ -41,7 +43,6 @@ def test_concurrent_shards_build_every_cell_once(engine, project):
     assert "no document for the shards: 2/2" in alone.stderr
 
 
-@pytest.mark.long
 def test_bake_builds_the_same_image_from_an_empty_cache(engine, project, tmp_path):
     folder = project(GPU, image="baked")
     (first,) = build(engine, folder)

@@ -230,6 +230,7 @@ def test_signals_reach_the_process(user):
     assert (process.returncode, out) == (5, "got\n"), error
 
 
+@pytest.mark.long
 def test_gpus_are_free_again_when_the_container_has_ended(user):
     every = ("--gpus", "all", "training:v1", "sh", "-c")
     process = user.start("run", *HOST, *every, "echo ready; exec sleep 60")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 LAYER = 60 * 1024 * 1024  # incompressible bytes, so that a push takes long enough to interrupt
 MATRIX = """\

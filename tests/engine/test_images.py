@@ -94,6 +94,7 @@ def test_an_image_that_contradicts_its_labels_is_not_tagged(engine, project):
     assert engine.imagematrix("ls", "liar").returncode == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", ["zstd", "{type: gzip, level: 1}"])
 def test_bytes_depend_neither_on_processors_nor_on_order(engine, tmp_path, compression):
     (tmp_path / "templates").mkdir()

@@ -11,6 +11,8 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from imagematrix.audit.installed import APK, DEB, PYPI, RPM
 
+pytestmark = pytest.mark.long
+
 DATA = Path(__file__).parents[1] / "unit/audit/data/rpm/rpmdb.sqlite.gz"
 DEBIAN = """\
 FROM debian:trixie

@@ -9,6 +9,8 @@ import pytest
 from drivers import library
 from gpu_node import GpuNode, profiles
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 BASE = "debian:trixie"
 DRIVER = "550.163.01"

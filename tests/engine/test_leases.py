@@ -65,6 +65,7 @@ def gpus(engine):
     return json.loads(done.stdout)["gpus"]
 
 
+@pytest.mark.long
 def test_more_launches_at_once_than_gpus(engine, start):
     """Each container prints when it began and ended, so that overlaps on a GPU show."""
     script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; sleep 0.3; cat /proc/uptime"
@@ -212,6 +213,7 @@ def test_a_container_that_ignores_signals_keeps_its_gpus(engine, start):
     assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
 
 
+@pytest.mark.long
 def test_shares_never_exceed_the_memory_of_a_gpu(engine, start):
     """Two shares fit on each GPU, so that sixteen of twenty run at the same time."""
     script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; echo $IMAGEMATRIX_VRAM_MIB; sleep 3"
@@ -308,6 +310,7 @@ def test_the_library_claims_free_gpus(engine, monkeypatch):
         client.close()
 
 
+@pytest.mark.long
 def test_the_engine_dies_during_a_run_and_during_a_wait(engine, start):
     running = start("--gpus", "8", "--rm", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
     assert running.stdout.readline() == "up\n"

@@ -15,6 +15,8 @@ import pytest
 import imagematrix as im
 from imagematrix.facts import marches
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 SIGILL = -signal.SIGILL
 MODELS = (

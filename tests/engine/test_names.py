@@ -58,6 +58,7 @@ def names(engine, repository):
     return sorted(engine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", repository).stdout.split())
 
 
+@pytest.mark.long
 def test_one_of_two_builders_gets_all_cells_of_a_version(either, write, tmp_path):
     """Two folders, the same version, and another instruction, at the same time."""
     image = "contested"
@@ -92,6 +93,7 @@ def test_one_of_two_builders_gets_all_cells_of_a_version(either, write, tmp_path
     assert build(either, tmp_path / loser).returncode == 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [["prod"], ["prod", "test"]])
 def test_development_removes_only_its_own_name(either, write, more):
     """Whoever tagged or runs an image of an earlier build keeps it."""
@@ -131,6 +133,7 @@ def test_name_that_somebody_has_taken_does_not_move(either, write):
     assert build(either, folder).returncode == 0
 
 
+@pytest.mark.long
 def test_image_that_took_the_name_of_its_variant_is_refused(engine, classic, write, tmp_path):
     """`FROM $REF` with another command, tagged $REF; an engine with the classic store has the image, too."""
     folder = write("derived", "RUN echo one > /made")

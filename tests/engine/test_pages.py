@@ -5,6 +5,8 @@ import shutil
 import pages
 import pytest
 
+pytestmark = pytest.mark.long
+
 PAGES = [
     pytest.param(path, id=str(path.relative_to(pages.ROOT)))
     for path in pages.PAGES

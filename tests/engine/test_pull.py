@@ -110,6 +110,7 @@ def test_run_pulls_as_pull_does(node, version, chosen):
     assert refused.returncode == 125, "docker's own policy"
 
 
+@pytest.mark.long
 def test_a_name_that_another_image_has_does_not_move(node, version, chosen):
     reference, digest = chosen
     node.docker("tag", "debian:trixie", reference)
@@ -121,6 +122,7 @@ def test_a_name_that_another_image_has_does_not_move(node, version, chosen):
     node.docker("rmi", reference)
 
 
+@pytest.mark.long
 def test_a_tag_that_moves_before_the_pull_changes_nothing(node, registry, version, chosen, tmp_path):
     reference, digest = chosen
     (tmp_path / "catalog.json").write_text(node.imagematrix("ls", version, "--json").stdout)
@@ -136,6 +138,7 @@ def test_a_tag_that_moves_before_the_pull_changes_nothing(node, registry, versio
     assert node.docker("run", "--rm", reference, "cat", "/variant").stdout == "new\n"
 
 
+@pytest.mark.long
 def test_a_lost_registry_is_one_error_and_the_next_pull_succeeds(node, registry, version, tmp_path):
     (tmp_path / "catalog.json").write_text(node.imagematrix("ls", version, "--json").stdout)
     registry.kill()
@@ -180,6 +183,7 @@ def test_an_image_that_the_registry_lost_is_unknown(node, registry, version, cho
         link.write_text(kept)
 
 
+@pytest.mark.long
 def test_an_image_that_only_the_engine_has_stays_as_it_is(node, tmp_path):
     for name in ("templates", "context"):
         (tmp_path / name).mkdir()

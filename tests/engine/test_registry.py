@@ -78,6 +78,7 @@ def test_from_the_matrix_to_a_container_through_a_registry(engine, folder, regis
     engine.docker("rmi", f"{image}@{digest}")
 
 
+@pytest.mark.long
 def test_an_upgrade_costs_the_layers_that_differ(engine, folder, image):
     build(engine, folder)
     engine.imagematrix("publish", f"{image}:v1")
@@ -101,6 +102,7 @@ def test_an_upgrade_costs_the_layers_that_differ(engine, folder, image):
     assert listed("v9").returncode == 4
 
 
+@pytest.mark.long
 def test_a_new_version_pushes_no_layer_of_unchanged_cells(engine, folder, image, registry):
     built = build(engine, folder)
     assert built.returncode == 0, built.stderr
@@ -196,12 +198,14 @@ def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, regi
     assert len(tagged(registry, image)) == kept, "a refused push leaves nothing behind"
 
 
+@pytest.mark.long
 def test_concurrent_pushes_of_the_same_image_all_succeed(engine, registry, image, tmp_path):
     rounds = pushed_at_once(engine, image, tmp_path, 30, *["same"] * 6)
     assert rounds == [["0"] * 6] * 30
     assert len(tagged(registry, image)) == 30
 
 
+@pytest.mark.long
 def test_images_of_the_engine_are_adopted(engine, folder):
     local = engine.imagematrix("build", cwd=folder)
     references = local.stdout.splitlines()
@@ -214,6 +218,7 @@ def test_images_of_the_engine_are_adopted(engine, folder):
         engine.docker("rmi", reference)
 
 
+@pytest.mark.long
 def test_publish_pushes_images_that_only_the_engine_has(engine, folder, image):
     references = engine.imagematrix("build", cwd=folder).stdout.splitlines()
     published = engine.imagematrix("publish", f"{image}:v1", "--json")
@@ -258,6 +263,7 @@ def test_logins_of_docker_are_used(engine, project, start_registry, tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.long
 def test_attestations_do_not_change_the_image(engine, folder, image):
     only = ("--only", "march=x86-64-v2")
     plain = json.loads(engine.imagematrix("build", "--json", *only, cwd=folder).stdout)["cells"][0]
@@ -278,6 +284,7 @@ def test_attestations_do_not_change_the_image(engine, folder, image):
     assert engine.imagematrix("build", *attest, cwd=folder).returncode == 2
 
 
+@pytest.mark.long
 def test_only_what_hosts_need_is_built_and_published(engine, project, image):
     folder = project({"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3", "x86-64-v4"]}, image=image)
     hosts = ("--for", ROOT / "tests" / "hosts" / "laptop.json")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from engines import Registry
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 LAPTOP = ROOT / "tests/hosts/laptop.json"
 FLAGS = {"old": ["sse4_2"], "new": ["sse4_2", "avx2"]}

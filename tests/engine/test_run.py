@@ -157,6 +157,7 @@ def test_a_gpu_without_device_code_is_refused_with_its_capability(engine, tmp_pa
     assert "compute capability 12.0" in " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_a_refused_image_dies_of_sigill(engine, project):
     """FMA4 and XOP exist only in four old generations of AMD CPUs."""
     folder = project({"cuda": ["none"], "march": ["x86-64-v2", "bdver1"]}, image="forced")
@@ -208,6 +209,7 @@ def test_the_cause_of_a_containers_death_is_reported_with_the_rule(engine, optio
     assert (fine.returncode, fine.stderr) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("images", "nodes")
 @pytest.mark.parametrize("options", [(), ("--rm",), ("-t",), ("--rm", "--log-driver", "none")])
 def test_cuda_errors_are_read_from_the_last_lines_of_the_log(engine, options):

@@ -68,6 +68,7 @@ def test_an_image_with_a_failed_base_is_skipped(engine, stack):
     assert results["lost-app", "two"]["status"] == "built"
 
 
+@pytest.mark.long
 def test_images_in_a_registry_need_not_be_in_the_engine(engine, stack, registry):
     folder = stack(f"{registry.address}/stacked/")
     first = cells(engine, "build", folder, "--push")

@@ -14,6 +14,8 @@ from storing import listed, variant
 
 from imagematrix.image_store.folder import ImageStore
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests/doubles/faulty_fs.c"
 WAIT_S = 120

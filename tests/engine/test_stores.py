@@ -140,6 +140,7 @@ def layer_answers(registry, image):
     return [int(written) for written in re.findall(answer, registry.log)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packed", PACKED)
 def test_an_ordinary_user_gets_the_files_of_a_distribution(registry, debian, home, store, tmp_path, packed):
     image, tag = variant(

@@ -26,6 +26,7 @@ def add_to_template(folder, line):
     template.write_text(template.read_text().replace('CMD ["train"]', f'{line}\nCMD ["train"]'))
 
 
+@pytest.mark.long
 def test_a_second_build_does_nothing_and_reports_it(engine, project):
     folder = project(CPU, image="twice")
     first = build(engine, folder)
@@ -56,6 +57,7 @@ def test_a_changed_template_under_the_same_version_is_refused(engine, project):
     assert len(build(engine, folder).stdout.split()) == 2
 
 
+@pytest.mark.long
 def test_a_new_version_takes_over_what_has_not_changed(engine, project):
     folder = project(CPU, image="raised")
     first = build(engine, folder).stdout.split()
@@ -80,6 +82,7 @@ def test_a_new_version_takes_over_what_has_not_changed(engine, project):
     assert engine.docker("run", "--rm", kept, "train", "--steps", "1").returncode == 0
 
 
+@pytest.mark.long
 def test_changes_during_a_build_do_not_affect_it(engine, project):
     folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="steady")
     template = folder / "templates/training/Dockerfile.j2"
@@ -136,6 +139,7 @@ def test_a_version_under_development_is_replaced(engine, project):
     assert [variant["reference"] for variant in listed] == sorted(new)
 
 
+@pytest.mark.long
 def test_images_built_on_a_version_under_development_stay(engine, project):
     """Images built on a variant inherit its labels, and containers keep its name."""
     folder = project(
@@ -204,6 +208,7 @@ def test_an_interrupted_build_stops_and_can_be_resumed(engine, project):
     assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}
 
 
+@pytest.mark.long
 def test_logs_of_a_build_are_not_in_the_context_of_the_next(engine, project):
     """Logs go beside the matrix, which may be the context itself."""
     folder = project(CPU, image="inside")

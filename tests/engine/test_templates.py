@@ -14,6 +14,7 @@ CODE = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"  # with cubins
 NEEDS_CHECK = 27  # the first Docker whose BuildKit can check
 
 
+@pytest.mark.long
 def test_the_plain_starter_is_built_and_selected(engine, tmp_path):
     folder = tmp_path / "project"
     assert engine.imagematrix("init", folder, "--template", "cpu").returncode == 0

@@ -4,8 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from imagematrix.trim.rules import Rules
 from imagematrix.trim.trim import trim
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"

@@ -98,20 +98,16 @@ def test_signal_exits_with_0(number, published, upstream):
         (["--upstream", "r:1", "--listen", "127.0.0.1:1"], None),
     ],
 )
-def test_invalid_options_are_rejected_before_listening(words, expected):
-    if expected is None:  # a port in use
-        with socket.socket() as other:
+def test_invalid_options_are_rejected_before_listening(cli, words, expected):
+    with socket.socket() as other:
+        if expected is None:  # a port in use
             other.bind(("127.0.0.1", 0))
             other.listen()
-            words[-1] = f"127.0.0.1:{other.getsockname()[1]}"
-            with run(*words) as process:
-                error = process.communicate(timeout=60)[1]
-        expected = "cannot listen on"
-    else:
-        with run(*words) as process:
-            error = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    assert expected in error
+            words = [*words[:-1], f"127.0.0.1:{other.getsockname()[1]}"]
+            expected = "cannot listen on"
+        done = cli("resolver", *words)
+    assert done.code == 2
+    assert expected in done.err
 
 
 def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):

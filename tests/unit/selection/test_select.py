@@ -409,7 +409,7 @@ def test_pickled_selection_contains_the_catalog_once(make):
 
 def test_cached_decisions_hold_no_reasons(make):
     catalog = make.catalog(*(make.variant(f"t:{n}", cubins=("90",)) for n in range(1000)))
-    hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(100)]
+    hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(40)]
     selector = Selector(catalog)
     assert selector.explain(make.host(make.gpu())).miss  # which loads modules and tables
     tracemalloc.start()
