@@ -46,10 +46,10 @@ GROUPS = (
         "verify",
         "doctor",
         "daemonless",
+        "tags",  # at the end, because it empties the build cache
     ),
     ("gpu_bundle",),
     ("templates",),
-    ("tags",),
     ("faults",),
     ("engines",),
     ("registry",),

@@ -11,6 +11,8 @@ import pytest
 from compiling import compiled, scanned
 from emulating import BESIDE, FLAGS, INSTEAD, ended
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 SIGILL = -signal.SIGILL
 MARCHES = ("x86-64", "x86-64-v2", "sandybridge", "haswell", "znver2")

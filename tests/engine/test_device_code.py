@@ -10,6 +10,8 @@ import pytest
 from imagematrix.audit import objects
 from imagematrix.audit.window import Window
 
+pytestmark = pytest.mark.long
+
 JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
 WHEELS = (
     "bitsandbytes==0.50.2",

@@ -31,7 +31,11 @@ CMD ["cat", "/variant"]
 COPY libcuda.so.{{ driver }} /usr/lib/
 {% endif %}
 """
-ENGINES = ((OLDEST, "classic"), ("docker-forky", "containerd"), ("docker-forky", "classic"))
+ENGINES = (
+    (OLDEST, "classic"),
+    ("docker-forky", "containerd"),
+    pytest.param(("docker-forky", "classic"), marks=pytest.mark.long),
+)
 
 
 def name(compression):

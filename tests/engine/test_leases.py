@@ -86,6 +86,7 @@ def test_more_launches_at_once_than_gpus(engine, start):
     assert engine.has_no_containers()
 
 
+@pytest.mark.long
 def test_detached_containers_keep_their_gpus_without_a_lease(engine, start):
     processes = [start("--gpus", "2", "-d", "training:v1", "sleep", "300") for _ in range(6)]
     names = []
@@ -131,6 +132,7 @@ def test_no_label_of_an_image_hides_a_container_that_starts(engine, tmp_path):
     assert "is in use by container new (hiding)" in done.stderr
 
 
+@pytest.mark.long
 def test_rules_of_the_devices_cgroup_claim_what_they_open(engine):
     words = ("--rm", "-v", "/dev:/h", "--device-cgroup-rule")
     opening = ("training:v1", "sh", "-c", ": < /h/nvidia0")
@@ -237,6 +239,7 @@ def test_shares_never_exceed_the_memory_of_a_gpu(engine, start):
     assert all(gpu["free"] for gpu in gpus(engine))
 
 
+@pytest.mark.long
 def test_shares_are_packed_so_that_whole_gpus_stay_free(engine):
     for name in ("one", "two"):
         done = run(engine, "--vram", "40Gi", "-d", "--name", name, "training:v1", "sleep", "300")

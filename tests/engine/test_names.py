@@ -120,6 +120,7 @@ def test_development_removes_only_its_own_name(either, write, more):
     assert not set(old) & set(listed), "nobody else uses them"
 
 
+@pytest.mark.long
 def test_name_that_somebody_has_taken_does_not_move(either, write):
     folder = write("taken", "RUN echo one > /made")
     references = cells(either.imagematrix("plan", "--json", "-f", folder / "matrix.yaml"))

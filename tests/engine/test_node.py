@@ -87,6 +87,7 @@ def test_the_memory_use_of_a_run_is_measured(node):
     assert "peak GPU memory unknown" in nothing.stderr
 
 
+@pytest.mark.long
 def test_processes_of_shares_do_not_block_other_shares(node):
     """The process of a share does not block other shares; a process outside shares does."""
     share = ("--vram", "60Gi", "-d", "training:v1", "train", "--steps", "1000000000")

@@ -156,6 +156,7 @@ def test_tag_of_a_version_that_somebody_has_taken_is_refused(engine, folder, ima
     engine.docker("rmi", name)
 
 
+@pytest.mark.long
 def test_variants_that_the_registry_lost_are_rebuilt(engine, folder, registry, image):
     build(engine, folder)
     engine.imagematrix("publish", f"{image}:v1")

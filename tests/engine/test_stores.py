@@ -299,6 +299,7 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(registry, home, store
     assert layer_answers(registry, image) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [(), ("--unpacked",)])
 @pytest.mark.parametrize("size", ["4m", "24m"], ids=["downloading", "writing"])
 def test_a_disk_that_fills_up_leaves_no_image(registry, home, store, how, size):

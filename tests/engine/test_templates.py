@@ -62,6 +62,7 @@ COPY --link --from=driver /driver/ /
 """
 
 
+@pytest.mark.long
 def test_a_driver_comes_from_the_folder_or_the_host(engine, unpacked, tmp_path):
     for folder in ("files", "templates"):
         (tmp_path / folder).mkdir()
