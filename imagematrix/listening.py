@@ -13,7 +13,9 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -76,8 +78,8 @@ async def listening(
     """Serve an application; yield the address that it listens on, with the port chosen for port 0.
 
     It has at most `clients` connections at a time, and drops a client that reads nothing for `stalled_s`. At
-    the end, requests in progress get `grace_s` more seconds. Raises UsageError if listening on the address
-    fails.
+    the end, requests in progress get `grace_s` more seconds, and then no connection is left. Raises
+    UsageError if listening on the address fails.
     """
     logger = logging.getLogger(__name__)
     logger.addFilter(_of_ours)
@@ -102,6 +104,7 @@ async def listening(
                 await asyncio.gather(accepting, return_exceptions=True)
     finally:
         await runner.cleanup()
+        await connections.end()
 
 
 def _bound(address: Address) -> socket.socket:
@@ -139,9 +142,16 @@ async def _accept(
             task = asyncio.create_task(connections.open(connection, server, tls))
             opening.add(task)
             task.add_done_callback(opening.discard)
+            task.add_done_callback(partial(_close_if_cancelled, connection))
     finally:
         for task in opening:  # handshakes of TLS
             task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+
+
+def _close_if_cancelled(connection: socket.socket, opened: asyncio.Task[None]) -> None:
+    if opened.cancelled():  # perhaps before it gave the connection to the loop
+        connection.close()
 
 
 class _Connections:
@@ -150,13 +160,21 @@ class _Connections:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._idle: dict[asyncio.BaseProtocol, float | None] = {}
+        self._transports: WeakSet[asyncio.Transport] = WeakSet()
 
     async def open(self, connection: socket.socket, server: web.Server, tls: ssl.SSLContext | None) -> None:
         """Give a connection to the server, after the handshake of TLS."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # the client has gone, or speaks no TLS
-            _, protocol = await loop.connect_accepted_socket(server, connection, ssl=tls)
+            transport, protocol = await loop.connect_accepted_socket(server, connection, ssl=tls)
+            self._transports.add(transport)
             self._idle.setdefault(protocol, loop.time())
+
+    async def end(self) -> None:
+        """End what a closed server leaves: clients that do not answer the closing of TLS, or read nothing."""
+        for transport in self._transports:
+            transport.abort()
+        await asyncio.sleep(0)  # the loop closes the sockets
 
     @web.middleware
     async def answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -2,8 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
+import socket
+import ssl
 
+import pytest
 from aiohttp import ClientSession, web
+from downloading import certify
 
 from imagematrix.listening import Address, _Connections, listening
 
@@ -112,3 +117,45 @@ def test_a_client_that_goes_away_ends_its_request():
             await asyncio.wait_for(ended.wait(), 20)
 
     asyncio.run(scenario())
+
+
+def connected(bound):
+    return socket.create_connection((bound.host, bound.port))
+
+
+def encrypted(bound):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(connected(bound))
+
+
+def reading_nothing(bound):
+    client = encrypted(bound)
+    client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    return client
+
+
+@pytest.mark.parametrize("connect", [connected, encrypted, reading_nothing])
+@pytest.mark.parametrize("pause", [0, 0.2])
+def test_no_connection_outlives_the_service(tmp_path, connect, pause):
+    """Whatever its client does: shake no hands, answer no closing of TLS, or read nothing."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certify(tmp_path, "x"))
+
+    async def scenario():
+        async def much(_):
+            return web.Response(body=bytes(20_000_000))
+
+        application = web.Application()
+        application.router.add_get("/", much)
+        async with listening(application, LOCAL, tls=context) as bound:
+            client = await asyncio.to_thread(connect, bound)
+            await asyncio.sleep(pause)
+            return client
+
+    with asyncio.run(scenario()) as client:
+        gc.collect()  # a connection that is left warns, which is an error
+        client.settimeout(20)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while client.recv(1 << 20):
+                pass
