@@ -89,8 +89,8 @@ def sections(name, count, size):
 
 @pytest.mark.parametrize("name", [".nv_fatbin", ".hip_fatbin", ".rodata", ".note.gnu.property"])
 def test_overlapping_sections_are_read_to_a_limit(name):
-    """5,000 sections of 8 MB would be 40 GB."""
-    raw = sections(name, 5_000, 8 << 20)
+    """50,000 sections of 8 MB would be 400 GB."""
+    raw = sections(name, 50_000, 8 << 20)
     result = read(tar(("lib.so", raw))).entries["/lib.so"].file
     assert result.damaged == name.endswith("_fatbin")
 

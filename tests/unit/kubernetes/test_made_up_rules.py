@@ -420,7 +420,7 @@ LENIENT = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(
     strategies.hosts.map(of_its_arch),
     LENIENT | strategies.variants,

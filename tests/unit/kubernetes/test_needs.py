@@ -141,7 +141,7 @@ def alike(host):
     return replace(host, gpus=tuple(model), accelerators=())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(hosts, st.booleans())
 def test_our_labels_admit_a_node_if_and_only_if_the_variant_fits(cluster, host, allow_cpu):
     labels, catalog = cluster.own(host), Catalog(image="t", version="v1", variants=VARIANTS)
@@ -153,7 +153,7 @@ def test_our_labels_admit_a_node_if_and_only_if_the_variant_fits(cluster, host, 
         assert seen == (variant.reference in right) or (cautious and not seen)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(hosts.map(alike))
 def test_other_labels_admit_no_node_that_the_variant_does_not_fit(cluster, host):
     labels, catalog = cluster.foreign(host), Catalog(image="t", version="v1", variants=VARIANTS)

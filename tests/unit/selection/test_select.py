@@ -408,15 +408,15 @@ def test_pickled_selection_contains_the_catalog_once(make):
 
 
 def test_cached_decisions_hold_no_reasons(make):
-    catalog = make.catalog(*(make.variant(f"t:{n}", cubins=("90",)) for n in range(400)))
-    hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(40)]
+    catalog = make.catalog(*(make.variant(f"t:{n}", cubins=("90",)) for n in range(1000)))
+    hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(100)]
     selector = Selector(catalog)
     assert selector.explain(make.host(make.gpu())).miss  # which loads modules and tables
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         result = [selector.explain(host) for host in hosts]
-        assert all(len(one.candidates) == 400 for one in result[:3])
+        assert all(len(one.candidates) == 1000 for one in result[:3])
         assert all(one.miss for one in result)
         held = tracemalloc.get_traced_memory()[0] - before
     finally:

@@ -97,7 +97,7 @@ def changes(draw, host):
     return replace(host, gpus=tuple(gpus))
 
 
-@settings(max_examples=300)
+@settings(max_examples=1000)
 @given(st.data(), hosts, variants, st.sampled_from(REQUIRES), allowed)
 def test_hosts_that_a_rule_does_not_tell_apart_get_the_same_verdict(data, host, variant, requires, allow_cpu):
     some = replace(variant, requires=requires)

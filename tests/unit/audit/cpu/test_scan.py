@@ -17,7 +17,7 @@ from imagematrix.audit.host_code import HostCode
 from imagematrix.audit.window import Window
 from imagematrix.facts import marches
 
-FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "2500"))
+FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000"))
 LOOP = "double s = 0; for (int i = 0; i < 64; i++) s += a[i] * 3.5 + i; return s + __builtin_popcount(a[0]);"
 PROGRAM = (
     f"double a[64]; double sum(void) {{ {LOOP} }} int main(int n, char **v) {{ a[n] = n; return sum(); }}"
