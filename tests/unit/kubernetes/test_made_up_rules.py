@@ -22,7 +22,7 @@ import imagematrix
 from imagematrix.catalog.catalog import UserModeDriver, Variant
 from imagematrix.facts import marches, versions
 from imagematrix.kubernetes.affinity import owned
-from imagematrix.kubernetes.labels import VOCABULARY
+from imagematrix.kubernetes.labels import MODULE_KINDS, VOCABULARY
 from imagematrix.needs import needs as deriving
 from imagematrix.record import replace
 from imagematrix.selection.candidate import results
@@ -390,7 +390,7 @@ def neighbours(host):
     if host.driver:
         for version in (*strategies.DRIVERS, "535.261", "550.54.14", "580.65.6"):
             yield replace(host, driver=replace(host.driver, version=version))
-        for kind in ("open", "proprietary", None):
+        for kind in ("open", "proprietary", "nouveau", None):
             yield replace(host, driver=replace(host.driver, kind=kind))
     for fact, values in {
         "compute": (*strategies.COMPUTES, None),
@@ -402,6 +402,14 @@ def neighbours(host):
     for flag in ("avx", "avx512f"):
         yield replace(host, cpu=replace(host.cpu, flags=host.cpu.flags ^ {flag}))
     yield replace(host, accelerators=() if host.accelerators else strategies.SIGNS)
+
+
+def labelled_alike(host):
+    """Yield a host, and those with the same labels: they do not tell an unknown kind of modules from others."""
+    yield host
+    if host.driver and host.driver.kind not in MODULE_KINDS:
+        for kind in (None, "nouveau", "unheard"):
+            yield replace(host, driver=replace(host.driver, kind=kind))
 
 
 # They fit many hosts, so that the made-up rule decides.
@@ -435,10 +443,15 @@ def test_a_node_is_admitted_if_and_only_if_all_rules_hold(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deriving, "RULES", (*RULES, made_up))
         terms = owned(needs(variant, allow_cpu=allow_cpu))
-    for one in neighbours(host):
+
+    def holds(one):
         target = Target(host=one, gpus=one.gpus, allow_cpu=allow_cpu)
-        fits = all(result.ok for result in results(target, variant))
-        fits = fits and (made_up.need(variant) is None or made_up.holds(target, variant))
+        applies = made_up.need(variant) is not None
+        obeyed = not applies or made_up.holds(target, variant)
+        return obeyed and all(result.ok for result in results(target, variant))
+
+    for one in neighbours(host):
+        fits = all(map(holds, labelled_alike(one)))
         seen = admitted(terms, cluster.own(one))
         mixed = len({(gpu.compute, gpu.brand, gpu.state) for gpu in one.gpus}) > 1
         cautious = mixed and (len(made_up.facts) > 1 or variant.requires)
