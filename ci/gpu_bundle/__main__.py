@@ -67,7 +67,7 @@ def _make(folder: Path, *, has_runtime: bool) -> dict[str, str]:
         sys.exit(code)
     makers: dict[str, Callable[[], object]] = {
         "program": lambda: parts.program(folder / "rootfs"),
-        "kernels": lambda: parts.kernels(folder / "rootfs", cache),
+        "kernels": lambda: parts.kernels(folder, cache),
         "runc": lambda: None if has_runtime else parts.runtime(folder, cache),
     }
     lacking, made = {}, {}

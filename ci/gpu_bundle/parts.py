@@ -18,6 +18,8 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "templates/training"
 MARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}
 KERNELS = "usr/local/share/training"
 TARGETS = ("70", "80", "90", "100", "120")
+# The first targets for which there is code for one capability ("a"), and for a family ("f").
+FIRST_SPECIFIC, FIRST_OF_FAMILY = 90, 100
 NVRTC = "nvidia-cuda-nvrtc-cu12>=12.8"  # the first release for 10.0; CUDA 13 no longer supports 7.0
 NVRTC_NAMES = ("libnvrtc.so.12", "libnvrtc.so.13")
 # Parts of the C library that the driver's libraries need.
@@ -53,20 +55,27 @@ def program(root: Path) -> None:
         _made(root / name)
 
 
-def kernels(root: Path, cache: Path) -> dict[str, object]:
-    """Compile the kernels; return the CUDA release and the targets."""
+def kernels(folder: Path, cache: Path) -> dict[str, object]:
+    """Compile the program's kernels and an empty one for all targets; return the CUDA release and TARGETS."""
     if not shutil.which("g++"):
         raise LackingError("this machine has no g++")
     library = _nvrtc(cache)
-    release = _release(library)
+    nvrtc = ctypes.CDLL(str(library))
+    release = _release(nvrtc)
     places = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     with tempfile.TemporaryDirectory() as name:
         work = shutil.copytree(TEMPLATE, Path(name, "source"))
         _run(*_cxx(), "-o", "compile_kernel", "compile_kernel.cpp", "-ldl", cwd=work)
-        for target in TARGETS:
-            folder = _made(root / KERNELS / f"sm_{target}")
-            words = (work / "compile_kernel", "kernel.cu", f"sm_{target}", release, folder)
+        (work / "empty.cu").write_text('extern "C" __global__ void nothing() {}\n')
+
+        def compiled(source: str, target: str, place: Path) -> None:
+            words = (work / "compile_kernel", source, f"sm_{target}", release, _made(place / f"sm_{target}"))
             _run(*words, cwd=work, LD_LIBRARY_PATH=places)
+
+        for target in TARGETS:
+            compiled("kernel.cu", target, folder / "rootfs" / KERNELS)
+        for target in _targets(nvrtc):
+            compiled("empty.cu", target, folder / "cubins")
     return {"cuda": release, "targets": list(TARGETS)}
 
 
@@ -129,10 +138,27 @@ def _own_nvrtc(error: LackingError) -> Path:
     raise LackingError(f"this machine has no NVRTC, and {error}")
 
 
-def _release(library: Path) -> str:
+def _release(nvrtc: ctypes.CDLL) -> str:
     major, minor = ctypes.c_int(), ctypes.c_int()
-    ctypes.CDLL(str(library)).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"
+
+
+def _targets(nvrtc: ctypes.CDLL) -> list[str]:
+    """Return the targets of an NVRTC, which lists them without those that end in "a" or "f"."""
+    count = ctypes.c_int()
+    nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    numbers = (ctypes.c_int * count.value)()
+    nvrtc.nvrtcGetSupportedArchs(numbers)
+    return [
+        f"{number}{suffix}"
+        for number in numbers
+        for suffix in (
+            "",
+            *(["a"] if number >= FIRST_SPECIFIC else []),
+            *(["f"] if number >= FIRST_OF_FAMILY else []),
+        )
+    ]
 
 
 def _pip(*words: str) -> None:

@@ -9,7 +9,7 @@ hold locks. Otherwise any user may write to the folder. Its contents are not tru
 only regular files are opened, and the holder of a lock is the process that the kernel reports.
 """
 # Names are opened relative to the checked folder, which pathlib cannot do.
-# ruff: noqa: PTH102, PTH103, PTH120, PTH208
+# ruff: noqa: PTH102, PTH103, PTH106, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -257,26 +257,33 @@ def inherit(descriptors: Iterable[int]) -> None:
 
 
 def _open_folder(path: str, group: int | None) -> int:
-    created = False
-    try:
-        if path == SHARED:
-            os.makedirs(os.path.dirname(SHARED), exist_ok=True)  # minimal systems lack /run/lock
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-            created = True
-        descriptor = _settled(path)
-        status = os.fstat(descriptor)
-        # A folder that was created for all users, before there was a group: restrict it to the group.
-        if created or (path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007):
-            _set_mode(descriptor, group)
-    except OSError as error:
-        raise _unusable(path, error) from error
-    try:
+    with contextlib.ExitStack() as undo:
+        try:
+            if path == SHARED:
+                os.makedirs(os.path.dirname(SHARED), exist_ok=True)  # minimal systems lack /run/lock
+            created = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+                created = True
+                undo.callback(_remove, path)  # nobody else could use it
+            descriptor = _settled(path)
+            undo.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+            # A folder that was created for all users, before there was a group: restrict it to the group.
+            if created or (
+                path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007
+            ):
+                _set_mode(descriptor, group)
+        except OSError as error:
+            raise _unusable(path, error) from error
         _check(path, os.fstat(descriptor), group)
-    except ProbeError:
-        os.close(descriptor)
-        raise
+        undo.pop_all()
     return descriptor
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):  # another process of this user may have a lock in it by now
+        os.rmdir(path)
 
 
 def _settled(path: str) -> int:
@@ -294,7 +301,11 @@ def _settled(path: str) -> int:
 def _set_mode(descriptor: int, group: int | None) -> None:
     """Give the folder to the group, or to all users, whatever the umask."""
     if group is not None:
-        os.fchown(descriptor, -1, group)
+        try:
+            os.fchown(descriptor, -1, group)
+        except PermissionError as error:
+            why = "it has to belong to the group that may start containers, and this user is not in it"
+            raise PermissionError(error.errno, why) from error
     os.fchmod(descriptor, WORLD_MODE if group is None else GROUP_MODE)
 
 

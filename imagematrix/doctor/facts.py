@@ -17,6 +17,7 @@ from imagematrix.engine import containers, endpoint, system
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.launcher import devices
 from imagematrix.selection.selection import NothingFits
+from imagematrix.site import DOCKER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def gather(
     that tasks of Swarm use, given the engine's information.
     """
     problems, doubts = _with_remedies(host, devices.check)
+    without = daemonless.gather()
     return NodeFacts(
         host=host,
         nvml=nvml,
@@ -152,10 +154,10 @@ def gather(
         kubelet=pods.access(),
         kubelet_error=_kubelet_error(host),
         locks=locks.folder(),
-        locks_error=_locks_error() if host.gpus else None,
+        locks_error=_locks_error(without.engine) if host.gpus else None,
         image=image,
         kernel=kernel.read(host),
-        daemonless=daemonless.gather(),
+        daemonless=without,
     )
 
 
@@ -167,9 +169,10 @@ def _kubelet_error(host: Host) -> EngineError | None:
     return None
 
 
-def _locks_error() -> ProbeError | None:
+def _locks_error(engine: str) -> ProbeError | None:
+    """Return why a launch by this user's default engine could not claim GPUs."""
     try:
-        with locks.Locks(locks.folder(), endpoint.group()) as opened:
+        with locks.Locks(locks.folder(), endpoint.group() if engine == DOCKER else None) as opened:
             opened.require_writable()
         require_shared(locks.folder())
     except EngineError:  # a finding of its own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from imagematrix.errors import UsageError
 from imagematrix.record import Record
 from imagematrix.runtimes.options import Bind
@@ -19,7 +21,7 @@ __all__ = ["ContainerSpec", "container", "other_user"]
 # Docker's, for images that set none (daemon/oci_linux.go of moby).
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOTS = ("", "0", "root")
-# Of the node, so that names of hosts are found. Docker writes its own.
+# Of the node, so that names of hosts are found; some nodes lack one. Docker writes its own.
 NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname")
 
 
@@ -82,7 +84,7 @@ def container(
         },
         folder=options.folder or config.text_or_none("WorkingDir") or "/",
         binds=(
-            *(Bind(source=path, target=path, read_only=True) for path in NETWORK),
+            *(Bind(source=path, target=path, read_only=True) for path in NETWORK if os.path.exists(path)),  # noqa: PTH110 - pathlib is slow
             *binds,
             *(Bind(source=path, target=path) for path in launch.mounts),
             *options.binds,

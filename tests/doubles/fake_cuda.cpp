@@ -28,6 +28,9 @@
 #define MINOR 9
 #endif
 
+constexpr int CUDA = 12040;
+constexpr int PTX = 84;  // the PTX ISA version of that CUDA release, times ten
+
 struct Index {
     unsigned x;
 };
@@ -147,6 +150,31 @@ bool has_nodes() {
 
 std::map<std::string, std::string> modules;
 
+// The targets are as `imagematrix.audit.cubin` reads them. There is no code for a family on these GPUs.
+int loaded(const char* image) {
+    unsigned target = 0;
+    char suffix = '\0';
+    if (std::memcmp(image, "\x7f" "ELF", 4) == 0) {
+        unsigned flags = 0;
+        std::memcpy(&flags, image + 48, sizeof flags);
+        const bool later = image[8] >= 8;
+        target = later ? flags >> 8 & 0xffff : flags & 0xff;
+        suffix = flags & (later ? 1u << 3 : 1u << 11) ? 'a' : '\0';
+        const bool runs = target / 10 == MAJOR && (suffix ? target % 10 == MINOR : target % 10 <= MINOR);
+        return runs ? 0 : 209;
+    }
+    int major = 0;
+    int minor = 0;
+    if (std::sscanf(image, ".version %d.%d\n.target sm_%u%c", &major, &minor, &target, &suffix) < 3) {
+        return 200;
+    }
+    if (10 * major + minor > PTX) {
+        return 222;
+    }
+    const unsigned own = 10 * MAJOR + MINOR;
+    return (suffix == 'a' || suffix == 'f' ? target == own : target <= own) ? 0 : 209;
+}
+
 }  // namespace
 
 static void wait_for_block() {
@@ -169,7 +197,7 @@ extern "C" {
 int cuInit(unsigned) { return has_nodes() ? answer("cuInit") : 100; }
 
 int cuDriverGetVersion(int* version) {
-    *version = 12040;
+    *version = CUDA;
     return answer("cuDriverGetVersion");
 }
 
@@ -210,8 +238,11 @@ int cuCtxSynchronize() { return answer("cuCtxSynchronize"); }
 
 int cuModuleLoadData(void** module, const void* image) {
     *module = &modules;
-    return std::memcmp(image, "\x7f" "ELF", 4) == 0 ? answer("cuModuleLoadData") : 209;
+    const int code = answer("cuModuleLoadData");
+    return code ? code : loaded(static_cast<const char*>(image));
 }
+
+int cuModuleUnload(void*) { return answer("cuModuleUnload"); }
 
 int cuModuleGetFunction(void** function, void*, const char* name) {
     *function = &(modules[name] = name);

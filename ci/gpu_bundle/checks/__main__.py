@@ -24,7 +24,9 @@ BUNDLE = Path(__file__).resolve().parents[1]
 sys.path.append(str(BUNDLE / "imagematrix.pyz"))
 
 import anybody  # noqa: E402 - what they import is in the bundle
+import daemonless  # noqa: E402
 import engine  # noqa: E402
+import loads  # noqa: E402
 import pytorch  # noqa: E402
 import root  # noqa: E402
 from machine import FailedError, Machine, NotTriedError  # noqa: E402
@@ -42,8 +44,9 @@ CLEANING_S = 20.0
 STEPS = 1000
 REPORT = "gpu-report.md"
 TIERS = (
-    ("Anybody", anybody.CHECKS),
+    ("Anybody", (*anybody.CHECKS, *loads.CHECKS)),
     ("Root", root.CHECKS),
+    ("Without a daemon", daemonless.CHECKS),
     ("An engine", engine.CHECKS),
     ("PyTorch", pytorch.CHECKS),
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import tarfile
 from typing import TYPE_CHECKING
 
 from machine import FailedError, NotTriedError
-from shared import BUSY, FOREVER, IMAGE, device, same, train, trained
+from shared import BUSY, FOREVER, IMAGE, archived, device, exact, labelled, same, train, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,45 +60,22 @@ CHECKS: tuple[Check, ...] = (selects, runs, refuses_a_second, doctor)
 
 def _imported(machine: Machine) -> str:
     """Import the image into the engine; return its reference."""
-    from imagematrix.catalog import labels
-    from imagematrix.catalog.catalog import UserModeDriver, Variant
-
     if not shutil.which("docker"):
         raise NotTriedError("this machine has no docker")
     version = machine.run("docker", "version")
     if version.code:
         raise NotTriedError(f"no engine answers: {version.why}")
     archive = machine.work / "root.tar"
-    with tarfile.open(archive, "w") as tar:
-        for item in sorted(machine.image.iterdir()):
-            tar.add(item, item.name)
-    with archive.open("rb") as file:
-        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    cuda = machine.about["kernels"]["cuda"]
-    cell = f"cuda{cuda}-sm{machine.target}"
-    variant = Variant(
-        reference=f"gpu-check:{labels.tag('v1', cell, digest)}",
-        digest=None,
-        platform=machine.platform,
-        cuda=cuda,
-        cubins=(machine.target,),
-        driver=UserModeDriver(mode="exact", version=machine.driver),
-    )
-    own = {
-        labels.IMAGE: "gpu-check",
-        labels.VERSION: "v1",
-        labels.CELL: cell,
-        labels.INPUT: digest,
-        labels.VARIANT: labels.write(variant),
-    }
+    digest = archived(machine.image, archive)
+    reference, labels = labelled(exact(machine), digest)
     changes = [
-        word for name, value in own.items() for word in ("--change", f"LABEL {name}={json.dumps(value)}")
+        word for name, value in labels.items() for word in ("--change", f"LABEL {name}={json.dumps(value)}")
     ]
-    machine.at_end.callback(machine.try_to_run, "docker", "rmi", "--force", variant.reference)
-    done = machine.run("docker", "import", *changes, archive, variant.reference)
+    machine.at_end.callback(machine.try_to_run, "docker", "rmi", "--force", reference)
+    done = machine.run("docker", "import", *changes, archive, reference)
     if done.code:
         raise FailedError(done.why)
-    return variant.reference
+    return reference
 
 
 def _run(machine: Machine, *options: str, steps: int) -> Done:

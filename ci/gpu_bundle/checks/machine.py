@@ -106,7 +106,10 @@ class Machine:
         self.app = bundle / "imagematrix.pyz"
         self.rootfs = bundle / "rootfs"
         self.root = os.geteuid() == 0
-        self.environment = {**os.environ, "IMAGEMATRIX_LOCKS": str(work / "locks"), "NO_COLOR": "1"}
+        # If imagematrix made the folder, it would be for those who may use the engine.
+        locks = work / "locks"
+        locks.mkdir(exist_ok=True)
+        self.environment = {**os.environ, "IMAGEMATRIX_LOCKS": str(locks), "NO_COLOR": "1"}
         self.environment.pop("LD_PRELOAD", None)  # it belongs to another C library than the bundle's
         self.at_end = contextlib.ExitStack()  # cleans up after checks
         self._running: set[subprocess.Popen[str]] = set()
@@ -179,7 +182,11 @@ class Machine:
 
     def imagematrix(self, *words: object, limit: float = FOR_ANY_COMMAND_S, **environment: str) -> Done:
         """Run the package's command line."""
-        return self.run(sys.executable, "-B", self.app, *words, limit=limit, **environment)
+        return self.run(*self.command(*words), limit=limit, **environment)
+
+    def command(self, *words: object) -> tuple[object, ...]:
+        """Return the words that start the package's command line."""
+        return (sys.executable, "-B", self.app, *words)
 
     @cached_property
     def host(self) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tarfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from machine import FailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from subprocess import Popen
 
     from machine import Machine
@@ -88,6 +91,42 @@ def device(machine: Machine) -> str:
 def reference(driver: str, target: str) -> str:
     """Return the reference in the catalog."""
     return f"gpu-check:v1-drv{driver}-sm{target}"
+
+
+def exact(machine: Machine) -> dict[str, Any]:
+    """Return the facts of the image for the GPU, which has this machine's driver."""
+    machine.lacks("kernels")
+    return {
+        "platform": machine.platform,
+        "cuda": machine.about["kernels"]["cuda"],
+        "cubins": [machine.target],
+        "driver": {"mode": "exact", "version": machine.driver},
+    }
+
+
+def labelled(variant: dict[str, Any], digest: str) -> tuple[str, dict[str, str]]:
+    """Return the reference and the labels of an image with these facts; `digest` is that of its files."""
+    from imagematrix.catalog import labels
+
+    cell = f"cuda{variant['cuda']}-sm{variant['cubins'][0]}"
+    image, version = IMAGE.split(":")
+    own = {
+        labels.IMAGE: image,
+        labels.VERSION: version,
+        labels.CELL: cell,
+        labels.INPUT: digest,
+        labels.VARIANT: json.dumps(variant),
+    }
+    return f"{image}:{labels.tag(version, cell, digest)}", own
+
+
+def archived(folder: Path, archive: Path) -> str:
+    """Write the files of a folder to a tar archive; return its digest."""
+    with tarfile.open(archive, "w") as tar:
+        for item in sorted(folder.iterdir()):
+            tar.add(item, item.name)
+    with archive.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 @contextmanager

@@ -310,6 +310,20 @@ def test_users_outside_the_group_cannot_hold_locks(tmp_path):
     assert "PermissionError" in done.stderr
 
 
+def test_a_user_outside_the_group_leaves_no_folder_that_others_cannot_use(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(
+        ProbeError, match="belong to the group that may start containers, and this user is not"
+    ):
+        Locks(f"{tmp_path}/locks", 0)
+    assert not (tmp_path / "locks").exists()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_folder_that_another_user_is_just_creating_is_waited_for(folder, monkeypatch):
     opened, refusals = os.open, iter([True, True])
 

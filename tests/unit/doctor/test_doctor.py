@@ -179,6 +179,21 @@ def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monk
     assert result.locks_error.remedy.startswith("free space there")
 
 
+def test_only_launches_by_docker_need_a_lock_folder_of_its_group(profiles, engine, monkeypatch, tmp_path):
+    assert engine.containers == []
+    monkeypatch.setattr("imagematrix.engine.endpoint.group", lambda: 0)
+    monkeypatch.setattr(os, "fchown", outside)
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    host = Host.load(profiles["rome-a100"])
+    assert "this user is not in it" in str(gather(host, None).locks_error)
+    monkeypatch.setenv("IMAGEMATRIX_ENGINE", "oci")
+    assert gather(host, None).locks_error is None
+
+
+def outside(*_):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
 @pytest.mark.usefixtures("docker", "engine")
 def test_a_kubelet_that_does_not_answer_is_reported(on_node, monkeypatch):
     def silent(_):

@@ -405,7 +405,7 @@ def neighbours(host):
 
 
 def labelled_alike(host):
-    """Yield a host, and those with the same labels: they do not tell an unknown kind of modules from others."""
+    """Yield a host and those with its labels, which do not tell an unknown kind of modules from others."""
     yield host
     if host.driver and host.driver.kind not in MODULE_KINDS:
         for kind in (None, "nouveau", "unheard"):

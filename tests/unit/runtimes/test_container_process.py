@@ -11,6 +11,7 @@ from imagematrix.launcher.options import split
 from imagematrix.launcher.plan import Launch
 from imagematrix.record import replace
 from imagematrix.runtimes import bubblewrap, oci
+from imagematrix.runtimes import container as runtime_container
 from imagematrix.runtimes.container import PATH, container, other_user
 from imagematrix.runtimes.options import Bind, container_options
 
@@ -101,6 +102,14 @@ def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
         "runc", "--root", f"{tmp_path}/state", "run", "--bundle", str(tmp_path), "--preserve-fds", "2", "job",
     ]  # fmt: skip
     assert "--preserve-fds" not in oci.command("runc", folder, "job")
+
+
+def test_files_of_the_network_that_the_node_lacks_are_left_out(monkeypatch, tmp_path):
+    hosts, dangling, lacking = tmp_path / "hosts", tmp_path / "resolv.conf", tmp_path / "hostname"
+    hosts.touch()
+    dangling.symlink_to("/run/nothing")
+    monkeypatch.setattr(runtime_container, "NETWORK", tuple(map(str, (hosts, dangling, lacking))))
+    assert [bind.source for bind in made(IMAGE).binds] == [str(hosts), "/scratch"]
 
 
 def test_a_container_among_the_node_s_processes_has_its_proc():

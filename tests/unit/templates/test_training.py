@@ -259,7 +259,8 @@ def gpu_options(context) -> tuple[str, ...]:
     command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{context}", "-o", library, FAKE_CUDA]
     subprocess.run(command, check=True)
     library.with_name("libcuda.so.1").symlink_to(library.name)
-    (context / "kernel.cubin").write_bytes(b"\x7fELF")
+    # An ELF header up to its flags, which name the target.
+    (context / "kernel.cubin").write_bytes(b"\x7fELF".ljust(48, b"\0") + (89).to_bytes(4, "little"))
     (context / "kernel.txt").write_text("12.4 sm_89\n")
     return ("--cubin", str(context / "kernel.cubin"), "--steps", "2")
 
