@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 GPU = "DOCKER_RESOURCE_NVIDIA-GPU"
-OVERHEAD_MIB = 500
+OVERHEAD_MIB = 800
 # The report of a task: the device nodes that it can open, the numbers of devices that it can open under
 # another name, and its variables. A shell drops variables with a dash in their names.
 REPORT = """

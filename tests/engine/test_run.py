@@ -261,7 +261,7 @@ def test_mps_is_used_through_its_pipes_and_the_host_ipc(engine, tmp_path):
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
         f"CUDA_MPS_PIPE_DIRECTORY={pipes}",
-        "IMAGEMATRIX_VRAM_FRACTION=0.0780",
+        "IMAGEMATRIX_VRAM_FRACTION=0.0715",
         "IMAGEMATRIX_VRAM_MIB=4096",
     ]
 

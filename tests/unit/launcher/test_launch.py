@@ -146,11 +146,11 @@ def test_the_container_is_created_and_started(make):
 def test_a_share_is_placed_where_it_has_room(make):
     engine = Engine()
     selection = make.selection(make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000))
-    launch(selection, gpus="1,compute>=8.0", share=Share(vram_mib=40_500), client=engine)
+    launch(selection, gpus="1,compute>=8.0", share=Share(vram_mib=40_800), client=engine)
     (_, given), _ = engine.requests
     assert given["devices"][0].startswith("/dev/nvidia4:")
     assert given["environment"]["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
-    assert given["labels"]["io.imagematrix.vram"] == "40500"
+    assert given["labels"]["io.imagematrix.vram"] == "40800"
     assert given["labels"]["io.imagematrix.lease"].startswith("share-")
 
 

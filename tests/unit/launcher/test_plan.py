@@ -147,14 +147,14 @@ def test_the_launch_as_data(make, conforms):
 
 
 def test_a_share_is_in_environment_and_labels(make):
-    share = Share(vram_mib=10_500)
+    share = Share(vram_mib=10_800)
     planned = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
-    assert planned.labels["io.imagematrix.vram"] == "10500"
+    assert planned.labels["io.imagematrix.vram"] == "10800"
     assert planned.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
     assert (planned.mounts, planned.ipc) == ((), None)
     alone = plan(make.selection(mode=None), share=share)
     assert (alone.labels, alone.environment) == (
-        {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10500"},
+        {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10800"},
         {"NVIDIA_VISIBLE_DEVICES": "void"},
     )
 

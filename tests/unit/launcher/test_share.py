@@ -21,41 +21,41 @@ def test_a_whole_gpu_needs_no_variables(make):
 
 def test_the_fraction_leaves_room_for_the_cuda_context(make):
     gpu = make.gpu(memory_mib=20_000)
-    assert Share(vram_mib=10_500).environment((gpu,)) == {
-        "IMAGEMATRIX_VRAM_MIB": "10500",
+    assert Share(vram_mib=10_800).environment((gpu,)) == {
+        "IMAGEMATRIX_VRAM_MIB": "10800",
         "IMAGEMATRIX_VRAM_FRACTION": "0.5000",
     }
 
 
 def test_the_fraction_is_rounded_down(make):
     gpu = make.gpu(memory_mib=30_000)
-    assert Share(vram_mib=20_500).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.6666"
+    assert Share(vram_mib=20_800).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.6666"
 
 
 @pytest.mark.parametrize(
     ("mib", "total", "fraction"),
     [
-        (501, 46_068, "0.000021"),
-        (510, 20_000, "0.00050"),
-        (600, 20_000, "0.0050"),
-        (501, 999_999, "0.0000010"),
+        (801, 46_068, "0.000021"),
+        (810, 20_000, "0.00050"),
+        (900, 20_000, "0.0050"),
+        (801, 999_999, "0.0000010"),
     ],
 )
 def test_a_small_share_is_not_rounded_to_zero(make, mib, total, fraction):
     result = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
     assert result == fraction
-    assert 0 < float(result) <= (mib - 500) / total
+    assert 0 < float(result) <= (mib - 800) / total
 
 
 def test_the_largest_of_different_gpus_decides(make):
     gpus = (make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=40_000))
-    assert Share(vram_mib=4_500).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"
+    assert Share(vram_mib=4_800).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"
 
 
 def test_the_memory_of_a_mig_device_counts(make):
     device = MigDevice(uuid="MIG-1", profile="1g.10gb", gpu_instance=1, compute_instance=0, memory_mib=10_000)
     gpu = make.gpu(memory_mib=80_000, mig=(device,))
-    assert Share(vram_mib=5_500).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+    assert Share(vram_mib=5_800).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
 
 
 def test_unknown_memory_gives_no_fraction(make):
@@ -63,8 +63,8 @@ def test_unknown_memory_gives_no_fraction(make):
 
 
 def test_a_share_smaller_than_the_cuda_context(make):
-    with pytest.raises(UsageError, match="500 MiB too small"):
-        Share(vram_mib=500).environment((make.gpu(memory_mib=20_000),))
+    with pytest.raises(UsageError, match="800 MiB too small"):
+        Share(vram_mib=800).environment((make.gpu(memory_mib=20_000),))
 
 
 def test_a_share_larger_than_a_gpu(make):

@@ -89,6 +89,14 @@ def test_615_names_the_kernel_mode_driver(dumps):
     assert warnings == ()
 
 
+def test_580(dumps):
+    driver, (only,), warnings = smi.read(dumps / "580-h100.xml")
+    assert (driver.version, driver.kind, warnings) == ("580.159.04", None, ())
+    assert (only.name, only.brand, only.compute) == ("NVIDIA H100 80GB HBM3", "nvidia", "9.0")
+    assert (only.pci_bus_id, only.pci_device_id, only.minor) == ("0000:00:06.0", "2330", 0)
+    assert (only.memory_mib, only.mig, only.state) == (81559, None, "ok")
+
+
 def test_610_still_has_the_old_field():
     driver, _, _ = smi.parse(dump(driver="<driver_version>610.43.02</driver_version>"), "x")
     assert driver.version == "610.43.02"

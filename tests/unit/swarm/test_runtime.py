@@ -88,8 +88,8 @@ def test_a_share_gets_its_fraction_of_the_gpus_memory(start, usage):
     # The smaller GPU first: it has the least memory left.
     assert [one["IMAGEMATRIX_GPUS"] for one in shares] == ["GPU-b"] * 3 + ["GPU-a"]
     assert shares[0]["IMAGEMATRIX_VRAM_MIB"] == "3814"
-    assert shares[0]["IMAGEMATRIX_VRAM_FRACTION"] == "0.2761"  # (3814 - 500) / 12000
-    assert shares[3]["IMAGEMATRIX_VRAM_FRACTION"] == "0.1349"  # (3814 - 500) / 24564
+    assert shares[0]["IMAGEMATRIX_VRAM_FRACTION"] == "0.2511"  # (3814 - 800) / 12000
+    assert shares[3]["IMAGEMATRIX_VRAM_FRACTION"] == "0.1226"  # (3814 - 800) / 24564
     assert {key: len(names) for key, names in usage().items()} == {"nvidia1": 3, "nvidia0": 1}
 
 
