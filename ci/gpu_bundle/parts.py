@@ -18,8 +18,9 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "templates/training"
 MARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}
 KERNELS = "usr/local/share/training"
 TARGETS = ("70", "80", "90", "100", "120")
-# The first targets for which there is code for one capability ("a"), and for a family ("f").
+# The first targets that also have code for exactly one capability ("a"), and for a family ("f").
 FIRST_SPECIFIC, FIRST_OF_FAMILY = 90, 100
+SUFFIXES = ("", "a", "f")
 NVRTC = "nvidia-cuda-nvrtc-cu12>=12.8"  # the first release for 10.0; CUDA 13 no longer supports 7.0
 NVRTC_NAMES = ("libnvrtc.so.12", "libnvrtc.so.13")
 # Parts of the C library that the driver's libraries need.
@@ -153,11 +154,7 @@ def _targets(nvrtc: ctypes.CDLL) -> list[str]:
     return [
         f"{number}{suffix}"
         for number in numbers
-        for suffix in (
-            "",
-            *(["a"] if number >= FIRST_SPECIFIC else []),
-            *(["f"] if number >= FIRST_OF_FAMILY else []),
-        )
+        for suffix in SUFFIXES[: 1 + (number >= FIRST_SPECIFIC) + (number >= FIRST_OF_FAMILY)]
     ]
 
 

@@ -44,9 +44,12 @@ def refuses_a_second(machine: Machine, show: Callable[[str], None]) -> None:
     machine.once(_filled)
     machine.once(_started)
     words = machine.command(*_words(machine, FOREVER))
-    with machine.start(*words, PATH=_path(machine)) as process, begun(process):
-        done = machine.imagematrix(*_words(machine, 1), PATH=_path(machine))
-        _end(process.pid)
+    with machine.start(*words, PATH=_path(machine)) as process:
+        try:
+            with begun(process):
+                done = machine.imagematrix(*_words(machine, 1), PATH=_path(machine))
+        finally:
+            _end(process.pid)
     show(done.err.strip())
     same("exit code", done.code, BUSY)
 
