@@ -25,8 +25,8 @@ __all__ = ["Mps", "Share", "mps", "require_enough"]
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
-# The memory that CUDA and its libraries use beside a program's data: measured on an H100 with driver 580.159.04,
-# 518 MiB without libraries, and with PyTorch 2.11 for CUDA 13.0 from 610 to 750 MiB.
+# The memory that CUDA and its libraries use beside a program's data. On an H100 with driver 580.159.04, they
+# took 518 MiB in a program without libraries, and from 610 to 750 MiB with PyTorch 2.11 for CUDA 13.0.
 CONTEXT_MIB = 800
 
 

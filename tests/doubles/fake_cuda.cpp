@@ -150,7 +150,8 @@ bool has_nodes() {
 
 std::map<std::string, std::string> modules;
 
-// The targets are as `imagematrix.audit.cubin` reads them. There is no code for a family on these GPUs.
+// The targets are as `imagematrix.audit.cubin` reads them, the errors as the driver 580.159.04 gives them. There
+// is no code for a family on these GPUs.
 int loaded(const char* image) {
     unsigned target = 0;
     char suffix = '\0';
@@ -172,7 +173,7 @@ int loaded(const char* image) {
         return 222;
     }
     const unsigned own = 10 * MAJOR + MINOR;
-    return (suffix == 'a' || suffix == 'f' ? target == own : target <= own) ? 0 : 209;
+    return (suffix == 'a' || suffix == 'f' ? target == own : target <= own) ? 0 : 218;
 }
 
 }  // namespace
