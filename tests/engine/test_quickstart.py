@@ -25,7 +25,7 @@ def images(engine):
     return sorted(engine.docker("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}").stdout.splitlines())
 
 
-# The cells of one march: of all CUDA releases, drivers and GPUs, and compiled in a third of the time.
+# The cells of one march: of all CUDA releases, drivers and GPUs, and built in half the time.
 SOME = {"ONLY": "march=x86-64-v3"}
 
 

@@ -6,16 +6,15 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import oci
 from machine import FailedError, NotTriedError
-from shared import BUSY, FOREVER, IMAGE, archived, begun, device, exact, labelled, same, train, trained
+from shared import BUSY, FOREVER, IMAGE, archived, begun, device, facts, labelled, same, train, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from machine import Done, Machine
     from shared import Check
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 PULL_S = 120.0
 NO_CGROUPS = "no cgroup mount found"  # what runc says in sandboxes
 TYPE = "application/vnd.oci.image"
-PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def pulls(machine: Machine, show: Callable[[str], None]) -> None:
@@ -44,12 +42,8 @@ def refuses_a_second(machine: Machine, show: Callable[[str], None]) -> None:
     machine.once(_filled)
     machine.once(_started)
     words = machine.command(*_words(machine, FOREVER))
-    with machine.start(*words, PATH=_path(machine)) as process:
-        try:
-            with begun(process):
-                done = machine.imagematrix(*_words(machine, 1), PATH=_path(machine))
-        finally:
-            _end(process.pid)
+    with machine.start(*words, PATH=_path(machine)) as process, begun(process):
+        done = machine.imagematrix(*_words(machine, 1), PATH=_path(machine))
     show(done.err.strip())
     same("exit code", done.code, BUSY)
 
@@ -86,18 +80,6 @@ def _words(machine: Machine, steps: int) -> tuple[object, ...]:
     return ("run", *options, IMAGE, *train(machine, steps))
 
 
-def _end(pid: int) -> None:
-    """Kill a process and all below it: a container outlives its command, and its program ignores SIGTERM."""
-    children: list[str] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            children += (thread / "children").read_text().split()
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    for child in children:
-        _end(int(child))
-
-
 def _path(machine: Machine) -> str:
     """Return the PATH with which imagematrix finds the bundle's runc."""
     return f"{machine.bundle}:{os.environ.get('PATH', os.defpath)}"
@@ -110,11 +92,11 @@ def _write(machine: Machine, layout: Path) -> None:
     digest = archived(machine.image, blobs / "layer")
     layer = (blobs / "layer").rename(blobs / digest.removeprefix("sha256:"))
     system, architecture = machine.platform.split("/")
-    reference, labels = labelled(exact(machine), digest)
+    reference, labels = labelled(facts(machine, machine.driver, machine.target), digest)
     config = {
         "os": system,
         "architecture": architecture,
-        "config": {"Env": [PATH], "Labels": labels},
+        "config": {"Env": [oci.PATH], "Labels": labels},
         "rootfs": {"type": "layers", "diff_ids": [digest]},
     }
     manifest = {

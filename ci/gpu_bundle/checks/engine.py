@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from machine import FailedError, NotTriedError
-from shared import BUSY, FOREVER, IMAGE, archived, device, exact, labelled, same, train, trained
+from shared import BUSY, FOREVER, IMAGE, archived, device, facts, labelled, same, train, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def _imported(machine: Machine) -> str:
         raise NotTriedError(f"no engine answers: {version.why}")
     archive = machine.work / "root.tar"
     digest = archived(machine.image, archive)
-    reference, labels = labelled(exact(machine), digest)
+    reference, labels = labelled(facts(machine, machine.driver, machine.target), digest)
     changes = [
         word for name, value in labels.items() for word in ("--change", f"LABEL {name}={json.dumps(value)}")
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from machine import FailedError
-from shared import IMAGE, device
+from shared import IMAGE, device, saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,17 +80,13 @@ def _fits(machine: Machine, variants: dict[str, dict[str, Any]]) -> dict[str, bo
     """Return whether the rule holds for each of the files, as an image with nothing else."""
     driver = {"mode": "exact", "version": machine.driver}
     references = {f"{IMAGE}-{name}": name for name in variants}
-    document = {
-        "schema": "imagematrix.catalog/v1",
-        "image": "gpu-check",
-        "version": "v1",
-        "variants": [
+    path = saved(
+        machine,
+        [
             {"reference": reference, "platform": machine.platform, "driver": driver, **variants[name]}
             for reference, name in references.items()
         ],
-    }
-    path = machine.work / "catalog-code.json"
-    path.write_text(json.dumps(document))
+    )
     words = ("explain", IMAGE, "--gpus", device(machine), "--catalog", path, "--json")
     candidates = machine.imagematrix(*words).document["candidates"]
     fits = {}
@@ -103,13 +98,10 @@ def _fits(machine: Machine, variants: dict[str, dict[str, Any]]) -> dict[str, bo
 
 def _answers(machine: Machine, folder: Path) -> dict[str, int]:
     """Return what the driver answers to each file."""
-    places = ":".join(
-        dict.fromkeys(str(path.parent) for path in (machine.libcuda, machine.libcuda.resolve()))
-    )
     settings = {
         "CUDA_VISIBLE_DEVICES": machine.gpu["uuid"],
         "CUDA_CACHE_DISABLE": "1",  # an answer is not one of an earlier run
-        "LD_LIBRARY_PATH": places,
+        "LD_LIBRARY_PATH": machine.driver_folders,
     }
     words = (sys.executable, "-B", HERE / "load_code.py", machine.libcuda, folder)
     answers: dict[str, int] = machine.run(*words, limit=LOAD_S, **settings).json()

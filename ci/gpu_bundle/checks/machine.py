@@ -172,8 +172,12 @@ class Machine:
 
     def _end(self, process: subprocess.Popen[str]) -> None:
         self._running.discard(process)
+        below = _descendants(process.pid)  # a container has a session of its own, and outlives its command
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GIVE_UP_S)
         for pipe in (process.stdout, process.stderr):
@@ -268,6 +272,11 @@ class Machine:
         own = [path for path in present if path.resolve().name == f"libcuda.so.{self.driver}"]
         return (own or present)[0]
 
+    @property
+    def driver_folders(self) -> str:
+        """The folders of the driver's libraries, as LD_LIBRARY_PATH has them."""
+        return f"{self.libcuda.parent}:{self.libcuda.resolve().parent}"
+
     @cached_property
     def image(self) -> Path:
         """The file system of an image for this machine: the bundle's, with this machine's driver."""
@@ -296,10 +305,19 @@ class Machine:
         self.lacks("program")
         (libc,) = self.rootfs.rglob("libc.so.6")
         (loader,) = self.rootfs.rglob("ld-linux-*")
-        folders = f"{libc.parent}:{self.libcuda.parent}:{self.libcuda.resolve().parent}"
+        folders = f"{libc.parent}:{self.driver_folders}"
         program = self.rootfs / "usr/local/bin/train"
         return [loader, "--library-path", folders, program, "--steps", steps, "--cubin", cubin]
 
     def cubin(self, root: Path = Path("/")) -> Path:
         """Return the path of the kernel for the GPU below `root`."""
         return root / f"usr/local/share/training/sm_{self.target}/kernel.cubin"
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below one, none where the kernel does not list children."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found + [below for child in found for below in _descendants(child)]

@@ -46,23 +46,22 @@ def trained(machine: Machine, report: dict[str, Any]) -> None:
 def catalog(machine: Machine, drivers: tuple[str, ...] = ()) -> str:
     """Write a catalog with an image for each target and driver, and a CPU-only one; return its path."""
     machine.lacks("kernels")
-    kernels = machine.about["kernels"]
     variants: list[dict[str, Any]] = [
-        {
-            "reference": reference(driver, target),
-            "platform": machine.platform,
-            "cuda": kernels["cuda"],
-            "cubins": [target],
-            "driver": {"mode": "exact", "version": driver},
-        }
+        {"reference": reference(driver, target), **facts(machine, driver, target)}
         for driver in drivers or (machine.driver, OTHER_DRIVER)
-        for target in kernels["targets"]
+        for target in machine.about["kernels"]["targets"]
     ]
     variants.append({"reference": "gpu-check:v1-cpu", "platform": machine.platform})
+    return saved(machine, variants)
+
+
+def saved(machine: Machine, variants: list[dict[str, Any]]) -> str:
+    """Write a catalog with these variants; return its path."""
+    image, version = IMAGE.split(":")
     document = {
         "schema": "imagematrix.catalog/v1",
-        "image": "gpu-check",
-        "version": "v1",
+        "image": image,
+        "version": version,
         "variants": variants,
     }
     path = machine.work / f"catalog-{len(variants)}.json"
@@ -93,14 +92,13 @@ def reference(driver: str, target: str) -> str:
     return f"gpu-check:v1-drv{driver}-sm{target}"
 
 
-def exact(machine: Machine) -> dict[str, Any]:
-    """Return the facts of the image for the GPU, which has this machine's driver."""
-    machine.lacks("kernels")
+def facts(machine: Machine, driver: str, target: str) -> dict[str, Any]:
+    """Return the facts of an image with the kernel for a target and a driver."""
     return {
         "platform": machine.platform,
         "cuda": machine.about["kernels"]["cuda"],
-        "cubins": [machine.target],
-        "driver": {"mode": "exact", "version": machine.driver},
+        "cubins": [target],
+        "driver": {"mode": "exact", "version": driver},
     }
 
 
