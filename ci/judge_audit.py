@@ -93,7 +93,7 @@ def _ours(file: Path) -> Targets | None:
         window = Window(opened, 0, file.stat().st_size)
         if not window.at(0, HEAD).startswith(READ):
             return None
-        result = objects.examine(file.name, window)
+        result = objects.examine(file.name, window, elf.read(window))
     if result is None:
         return set(), set()
     code = result.code

@@ -32,10 +32,11 @@ from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
 from imagematrix.audit.notes import Compat
 from imagematrix.audit.objects import File
 from imagematrix.files import make_private, private
+from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from importlib.resources.abc import Traversable
 
 __all__ = ["Cache", "dump", "load"]
@@ -93,6 +94,20 @@ class Cache:
         with contextlib.suppress(OSError):
             self._write(self._name(layer.digest), zlib.compress(raw, 1))
             self._evict()
+
+    def layers_of(self, image: str) -> tuple[str, ...] | None:
+        """Return the digests of an image's layers, the lowest first; None if one of them is not cached."""
+        with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
+            layers: tuple[str, ...] = _tuple(str, ...)(json.loads(self._read(_image_name(image))))
+            own = self._own()
+            if all(DIGEST.fullmatch(layer) and (own / self._name(layer)).is_file() for layer in layers):
+                return layers
+        return None
+
+    def put_layers_of(self, image: str, layers: Sequence[str]) -> None:
+        """Cache the digests of the layers of an image, which is a name that never moves."""
+        with contextlib.suppress(OSError):
+            self._write(_image_name(image), zlib.compress(json.dumps(list(layers)).encode(), 1))
 
     def _own(self) -> Path:
         """Return the folder; raise OSError if it does not exist, or if others can access it."""
@@ -154,6 +169,10 @@ class Cache:
                 break
             Path(path).unlink(missing_ok=True)
             total -= state.st_size
+
+
+def _image_name(image: str) -> str:
+    return f"{hashlib.sha256(image.encode()).hexdigest()}.layers"
 
 
 def _states(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.stat_result, str]]:

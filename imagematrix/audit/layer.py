@@ -154,11 +154,12 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, dec
     with archives.copied(file, member.size, head) as window:
         if window.size < member.size:
             raise EOFError(f"{path} is truncated")
-        examined = objects.examine(path, window)
+        headers = elf.read(window)
+        examined = objects.examine(path, window, headers)
         if examined and guarded.listed(path):  # hashing takes as long as reading
             examined = replace(examined, recorded=_recorded(window))
-        if examined:
-            decoding.keep(path, examined, window)
+        if examined and headers:
+            decoding.keep(path, examined, headers, window)
     return Plain(file=examined, layer=digest) if examined else OTHER
 
 
@@ -191,11 +192,10 @@ class _Decoding:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def keep(self, path: str, file: File, window: Window) -> None:
+    def keep(self, path: str, file: File, headers: Elf, window: Window) -> None:
         """Keep a file for decoding if it has code for the CPU and is no library of NVIDIA's."""
         self._kept.pop(path, None)
-        headers = elf.read(window) if file.linked else None
-        if headers and decodable(headers, window) and not nvidia_names.of_nvidia(path, file.soname):
+        if file.linked and decodable(headers, window) and not nvidia_names.of_nvidia(path, file.soname):
             self._copy(headers, window)
             self._kept[path] = (file, self._end)
             self._end += -(-window.size // PAGE) * PAGE

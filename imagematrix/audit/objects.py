@@ -79,14 +79,15 @@ def interesting(path: str, head: bytes) -> bool:
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
 
-def examine(path: str, window: Window, deep: int = DEEPEST) -> File | None:
+def examine(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST) -> File | None:
     """Return the File for a window's bytes, or None if it has neither machine code nor device code.
 
-    `deep` is the number of levels of nested zips to open.
+    `headers` are those of an ELF file, as `elf.read` returns them. `deep` is the number of levels of nested
+    zips to open.
     """
     head = window.at(0, HEAD)
     if head.startswith(elf.MAGIC):
-        return _elf(path, window)
+        return _elf(path, window, headers)
     if head.startswith(archives.AR):
         return _archive(window)
     if head.startswith(fatbin.MAGIC):
@@ -98,8 +99,7 @@ def examine(path: str, window: Window, deep: int = DEEPEST) -> File | None:
     return File(size=window.size, code=code, driver=driver) if code or driver else None
 
 
-def _elf(path: str, window: Window) -> File | None:
-    headers = elf.read(window)
+def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
     if headers is None:
         return File(size=window.size, damaged=True)
     code = _code(headers, window)
@@ -162,7 +162,7 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
 
 def _archive(window: Window) -> File | None:
     """Return the device code of all objects in a static library, or None if there is none."""
-    members = [_elf(name, part) for name, part in archives.members(window)]
+    members = [_elf(name, part, elf.read(part)) for name, part in archives.members(window)]
     readable = [member for member in members if member is not None]
     code = device_code.merged(member.code for member in readable)
     if not code:
@@ -185,6 +185,6 @@ def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
             if not interesting(name, head):
                 continue
             with archives.copied(file, size, head) as part:  # zipfile yields at most `size` bytes
-                examined = examine(name, part, deep - 1)
+                examined = examine(name, part, elf.read(part), deep - 1)
         if examined:
             yield name, examined

@@ -52,7 +52,7 @@ class Found:
     layer: str
     file: File
     own: bool
-    name: str = ""
+    name: str
     role: str = DECIDES
     guarded: bool = False
 
@@ -198,7 +198,10 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         library for found in files for library in libraries.libraries(found.path, found.file, versions)
     )
     own = _roles(files, owners, listed, tuple(dict.fromkeys((*optional, *labels.optional(image.labels)))))
-    files = [replace(found, role=own.by_path.get(found.path, DECIDES)) for found in files]
+    files = [
+        replace(found, role=own.by_path[found.path]) if found.path in own.by_path else found
+        for found in files
+    ]
     used = [found for found in files if found.own and _loadable(found.file) and found.role != UNUSED]
     deciding = [found.file.code for found in used if found.role == DECIDES and found.file.code.cuda]
     drivers = tuple(_drivers(tree, files, image.environment))
@@ -243,7 +246,8 @@ def _found(tree: ImageTree[Plain]) -> Iterator[Found]:
 
 
 def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
-    yield Found(path=path, layer=layer, file=file, own=not nvidia_names.of_nvidia(path, file.soname))
+    own = not nvidia_names.of_nvidia(path, file.soname)
+    yield Found(path=path, layer=layer, file=file, own=own, name=path.rpartition(INNER)[2])
     # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
         yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
@@ -251,9 +255,8 @@ def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
 
 def _named(found: Found, owners: Mapping[str, Package]) -> Found:
     package = owners.get(found.path)
-    name = found.path.rpartition(INNER)[2]
     if package is None:
-        return replace(found, name=name)
+        return found
     name = found.path.removeprefix(f"{package.folder}/")
     rows = guarded.rows(package.name, package.version) if found.file.recorded else ()
     known = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)

@@ -26,6 +26,7 @@ from imagematrix.builder import child
 from imagematrix.builder.rewrite import Rewriter
 from imagematrix.engine import endpoint, releases, system
 from imagematrix.errors import BuildError, EngineError, UsageError
+from imagematrix.files import named
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
+    from imagematrix.audit.layers import Layers
     from imagematrix.oci.parts import SizedLayer
     from imagematrix.planning.backend import BuildSources
     from imagematrix.stores.engine import EngineStore
@@ -74,7 +76,9 @@ class Buildx:
     `builder` is the name of a builder of buildx, or of a docker context. If it is None, images are built by
     the engine `docker` itself, whose image store then decides whether timestamps are rewritten. `attest` are
     the attestations of each image, in the syntax of `docker buildx build --attest`. With `proxy` builds have
-    the proxies of this process, and otherwise none, whatever docker's configuration says.
+    the proxies of this process, and otherwise none, whatever docker's configuration says. A base of the
+    engine whose `layers` an earlier command has read is not exported: its images lack the bytes of these
+    layers, which the engine has.
     """
 
     def __init__(
@@ -84,9 +88,11 @@ class Buildx:
         attest: Sequence[str] = (),
         *,
         proxy: bool = False,
+        layers: Layers | None = None,
     ) -> None:
         self._docker = docker
         self._builder = builder
+        self._audited = layers
         self._attest = attest
         self._environment = scrubbed(os.environ)
         self._proxies: list[str] = []
@@ -107,7 +113,7 @@ class Buildx:
         self._scratch = self._open.enter_context(scratch())
         blobs = Path(tempfile.mkdtemp(dir=self._scratch))
         self._shared = _BuildLayout.of(blobs, blobs)
-        self._base_layers: Once[tuple[str, str | None, str], tuple[Path, ...]] = Once()
+        self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
         self._idle: list[_BuildLayout] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -207,22 +213,39 @@ class Buildx:
             self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
-    def base_layers(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+    def base_layers(self, base: str, sources: BuildSources, *, anew: bool = False) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them; none with the classic store.
 
-        Later builds reuse them instead of exporting them at the same time.
+        Later builds reuse them instead of exporting them at the same time. The files are empty if the layers
+        are known from an earlier command, unless they are to be exported `anew`.
         """
         if not self.reproducible:
             return ()
-        key = base, sources.images.get(base), sources.platform
-        return self._base_layers(key, lambda: self._exported_base(base, sources))
+        key = base, sources.images.get(base), sources.platform, anew
+        return self._base_layers(
+            key, lambda: (not anew and self._known_base(base, sources)) or self._exported_base(base, sources)
+        )
+
+    def _known_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+        """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
+        name = self._lasting_name(base, sources)
+        known = self._audited.of_image(name) if self._audited and name else None
+        return tuple(map(self._shared.blobs.hollow, known or ()))
+
+    def _lasting_name(self, base: str, sources: BuildSources) -> str | None:
+        """Return a name for a base of the engine that never moves, None if the base is elsewhere."""
+        held = self._docker.held(sources.images.get(base, ""))
+        return f"{held} {sources.platform}" if held else None
 
     def _exported_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources)
         with self._layout() as own:
             made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
             image = layout.LayoutImage(own.folder, made)
-            return tuple(map(image.blob, image.layers))
+        name = self._lasting_name(base, sources)
+        if self._audited and name:
+            self._audited.note_image(name, image.layers)
+        return tuple(map(image.blob, image.layers))
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
@@ -236,19 +259,24 @@ class Buildx:
             return
         with contextlib.ExitStack() as stack:
             own = stack.enter_context(self._layout(unshared=order.unshared))
+            base = beginning(order.dockerfile)
+            if base:
+                self._known_base(base, order.sources)  # so that BuildKit does not send its layers
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._open
-            users.enter_context(own.blobs.used(self._layers(own.folder, digest)))
-            base = beginning(order.dockerfile)
-            files = self.base_layers(base, order.sources) if base else ()
+            layers = self._layers(own.folder, digest)
+            users.enter_context(own.blobs.used(layers))
+            files = self.base_layers(base, order.sources, anew=order.unshared) if base else ()
             kept = frozenset(f"sha256:{file.name}" for file in files)
+            if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
+                raise layout.HollowError(base)
             if self._attest:
                 image, attested = own.rewriter.index(digest, kept, order.compression)
             else:
                 image, attested = own.rewriter.image(digest, kept, order.compression), None
             users.enter_context(own.blobs.used(layout.LayoutImage(own.folder, image).archives))
-            base_in_engine = self._docker.holds(order.sources.images.get(base or "", ""))
+            base_in_engine = self._docker.held(order.sources.images.get(base or "", ""))
             present = kept if base_in_engine else frozenset()
             yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
 
@@ -327,9 +355,10 @@ class Buildx:
         tail: list[str] = []
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "Dockerfile")
-            file.write_text(sources.pinned(dockerfile), encoding="utf-8")
-            # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
-            Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
+            with named(file):
+                file.write_text(sources.pinned(dockerfile), encoding="utf-8")
+                # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
+                Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
             own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
             own += self._proxies
@@ -370,7 +399,8 @@ class Buildx:
             raise StoppedError("stopped")
         self._docker.require()
         output = "\n".join(tail)
-        if GONE in output:
+        # A full disk ends the connection, too.
+        if GONE in output and FULL not in output:
             raise EngineError(
                 "the Docker engine stopped during a build",
                 remedy="images built so far are kept; run the same command again to continue",

@@ -137,7 +137,7 @@ class Maker:
         finally:
             exported()
         for path in paths:
-            with contextlib.suppress(ImagematrixError, OSError):
+            with contextlib.suppress(ImagematrixError, OSError, layout.HollowError):
                 self._layer(path)
 
     def make(

@@ -72,7 +72,9 @@ class Workshop:
         from imagematrix.builder.buildx import Buildx
 
         proxy = bool(self._given and self._given.proxies)
-        return self._stack.enter_context(Buildx(self._engine, name, self._attest, proxy=proxy))
+        # Only the engine has the layers of a base already; a registry may need their bytes.
+        layers = self.layers if self.store is self._engine else None
+        return self._stack.enter_context(Buildx(self._engine, name, self._attest, proxy=proxy, layers=layers))
 
     @property
     def against(self) -> Against:

@@ -208,6 +208,13 @@ class Blobs:
         self._users: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    def hollow(self, digest: str) -> Path:
+        """Return the file of a layer that BuildKit is not to send; it is empty if it is new."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / digest.removeprefix("sha256:")
+        path.touch()
+        return path
+
     @contextlib.contextmanager
     def used(self, digests: Iterable[str]) -> Iterator[None]:
         """Keep the bytes of these layers while this context is active."""

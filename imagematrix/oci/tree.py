@@ -210,5 +210,13 @@ def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[st
 
 def _made(root: _Directory, path: str) -> _Directory:
     """Return the folder at a path, creating it if needed."""
+    here: Any = root
+    for name in path.split("/")[1:]:
+        here = here.inner.get(name)
+        if not isinstance(here, _Directory):
+            break
+    else:  # there, and through no link: so it is for nearly every entry of a layer
+        directory: _Directory = here
+        return directory
     _, node = _walked(root, path, make=True)
     return node if isinstance(node, _Directory) else root

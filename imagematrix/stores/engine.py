@@ -290,9 +290,9 @@ class EngineStore:
             self._client.api.tag(image, BASE, tag)
         return f"{IMAGE}{BASE}:{tag}"
 
-    def holds(self, source: str) -> bool:
-        """Whether this is a source that `hold` returned."""
-        return self._temporary is not None and source in self._temporary
+    def held(self, source: str) -> str | None:
+        """Return the digest of the image for which `hold` returned this source; None if it did not."""
+        return self._temporary.held(source) if self._temporary else None
 
     def store(self, order: Order, made: Made) -> str:
         """Tag an image; if it is in a layout, first load what the engine lacks.

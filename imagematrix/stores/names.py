@@ -254,9 +254,10 @@ class TemporaryNames:
             self._remove({tag})
             self._tags.discard(tag)
 
-    def __contains__(self, source: str) -> bool:
-        """Whether `hold` returned this source."""
-        return source.removeprefix(f"{IMAGE}{REPOSITORY}:") in self._tags
+    def held(self, source: str) -> str | None:
+        """Return the digest of the image for which `hold` returned this source; None if it did not."""
+        tag = source.removeprefix(f"{IMAGE}{REPOSITORY}:")
+        return f"sha256:{tag.partition('-')[0]}" if tag in self._tags else None
 
     def close(self) -> None:
         """Remove the names, except where one is the last of an image that was in the engine before."""

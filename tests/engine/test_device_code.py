@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from imagematrix.audit import objects
+from imagematrix.audit import elf, objects
 from imagematrix.audit.window import Window
 
 pytestmark = pytest.mark.long
@@ -59,7 +59,8 @@ def test_targets_match_those_of_cuobjdump(judge, wheel, tmp_path):
         for name in filter(FILE.fullmatch, archive.namelist()):
             path = tmp_path / archive.extract(name, tmp_path)
             with path.open("rb") as file:
-                result = objects.examine(name, Window(file, 0, path.stat().st_size))
+                window = Window(file, 0, path.stat().st_size)
+                result = objects.examine(name, window, elf.read(window))
             listed = judge(path)
             if result and result.code.cuda and listed is not None:
                 assert (result.code.cubins, {target for target, _ in result.code.ptx}) == listed, name

@@ -121,3 +121,37 @@ def test_bytes_depend_neither_on_processors_nor_on_order(engine, tmp_path, compr
         return cells
 
     assert built("one, two", "taskset", "--cpu-list", "0", jobs="1") == built("two, one", jobs="2")
+
+
+def test_base_that_was_read_before_is_not_exported_again(engine, tmp_path):
+    """Builds then need disk space for their own layers only, and make the same bytes."""
+    small, cache = tmp_path / "small", tmp_path / "cache"
+    for folder in (tmp_path / "templates", small):
+        folder.mkdir()
+    (tmp_path / "templates/it.j2").write_text("FROM debian:trixie\nRUN echo {{ n }} > /n\n")
+
+    def build(number, temporary, cache):
+        (tmp_path / "matrix.yaml").write_text(
+            "schema: imagematrix.matrix/v1\n"
+            f"images: {{known-base: {{version: v{number}, template: it.j2, context: templates}}}}\n"
+            f"axes: {{n: ['{number}']}}\n"
+        )
+        environment = engine.environment | {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache)}
+        done = engine.imagematrix("build", cwd=tmp_path, env=environment)
+        return done.stdout.strip() if done.returncode == 0 else done.stderr
+
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", small], check=True)
+    try:
+        assert "no space left on device" in build(1, small, cache), "the base has 120 MB"
+        build(1, tmp_path, cache)
+        built = build(2, small, cache)
+        assert run(engine, built, "cat", "/n").stdout == "2\n"
+        audited = max((cache / "imagematrix/layers").iterdir(), key=lambda path: path.stat().st_size)
+        audited.write_bytes(b"damaged")
+        assert "no space left on device" in build(3, small, cache), "the base is read again"
+        assert run(engine, build(3, tmp_path, cache), "cat", "/n").stdout == "3\n"
+    finally:
+        subprocess.run(["umount", small], check=True)
+    digest = engine.inspect(built)["Id"]
+    engine.docker("rmi", built)
+    assert engine.inspect(build(2, tmp_path, tmp_path / "empty"))["Id"] == digest

@@ -126,6 +126,28 @@ def test_layer_with_a_wrong_digest_is_not_cached(kept, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+def test_layers_of_an_image_are_known_while_all_of_them_are_cached(kept, entry):
+    kept.put_layers_of("image", [DIGEST, DIGEST])
+    assert (kept.layers_of("image"), kept.layers_of("other")) == ((DIGEST, DIGEST), None)
+    kept.put_layers_of("other", [DIGEST, f"sha256:{'1' * 64}"])
+    assert kept.layers_of("other") is None
+    assert Layers(kept).of_image("image") == (DIGEST, DIGEST)
+    assert Layers().of_image("image") is None
+    entry.unlink()
+    assert kept.layers_of("image") is None
+
+
+@pytest.mark.parametrize("data", [{}, None, [1], ["../../../etc/passwd"], [["a"]]])
+def test_damaged_list_of_layers_is_ignored(kept, tmp_path, data):
+    kept.put_layers_of("image", [])
+    assert kept.layers_of("image") == ()
+    (path,) = (tmp_path / "cache" / "layers").iterdir()
+    path.write_bytes(packed(data))
+    assert kept.layers_of("image") is None
+    path.write_bytes(b"damaged")
+    assert kept.layers_of("image") is None
+
+
 def test_cache_is_invalidated_by_new_code(kept, entry, monkeypatch):
     monkeypatch.setattr(cache, "_code_in", lambda *_: [("audit/elf.py", b"other rules")])
     assert Cache(entry.parent).get(DIGEST) is None

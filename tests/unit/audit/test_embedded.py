@@ -7,12 +7,18 @@ from pathlib import Path
 import pytest
 from compiling import compiled
 
+from imagematrix.audit import elf
 from imagematrix.audit.objects import examine
 from imagematrix.audit.window import Window
 
 DATA = Path(__file__).parent / "data"
 CUBIN, FATBIN, PTX = ((DATA / name).read_bytes() for name in ("80.cubin", "lz4.fatbin", "100f.ptx"))
 SHORT = b".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\n"
+
+
+def _file(path, raw):
+    window = Window(io.BytesIO(raw), 0, len(raw))
+    return examine(path, window, elf.read(window))
 
 
 @pytest.fixture
@@ -23,8 +29,7 @@ def examined(tmp_path):
         texts = ",".join(str(byte) for byte in b"".join(arrays))
         source = f"{qualifier} unsigned char code[] = {{{texts}}};"
         source += "int main(int n, char **v) { return code[n]; }"
-        raw = compiled(tmp_path / "it", source, "-O0", *options).read_bytes()
-        return examine(path, Window(io.BytesIO(raw), 0, len(raw)))
+        return _file(path, compiled(tmp_path / "it", source, "-O0", *options).read_bytes())
 
     return call
 
@@ -81,7 +86,7 @@ def test_stripped_section_headers_hide_nothing(examined, tmp_path):
     examined(CUBIN)
     raw = bytearray((tmp_path / "it").read_bytes())
     raw[40:48], raw[60:64] = bytes(8), bytes(4)
-    assert examine("/opt/it", Window(io.BytesIO(bytes(raw)), 0, len(raw))).code.cubins == {"80"}
+    assert _file("/opt/it", bytes(raw)).code.cubins == {"80"}
 
 
 def test_libraries_of_nvidia_are_not_searched(examined):

@@ -32,8 +32,8 @@ class Docker(Double):
     def digest(self, _):
         return DIGEST
 
-    def holds(self, place):
-        return place == "docker-image://held:1"
+    def held(self, place):
+        return DIGEST if place == "docker-image://held:1" else None
 
 
 @pytest.fixture
@@ -145,6 +145,52 @@ def test_layers_of_a_base_in_the_engine_are_listed(script, order, made):
         builder.make(replace(order, sources=sources), io.StringIO(), lambda _: None) as image,
     ):
         assert image.base_layers == set(LayoutImage(image.layout, image.digest).layers)
+
+
+class Known(Double):
+    """The layers that earlier commands have read."""
+
+    def __init__(self):
+        self.images = {}
+
+    def of_image(self, image):
+        return self.images.get(image)
+
+    def note_image(self, image, layers):
+        self.images[image] = tuple(layers)
+
+
+def test_base_that_an_earlier_command_has_read_is_not_exported(script, order, made):
+    """The engine has its layers, and their audits are cached: nobody needs their bytes."""
+    arguments = script(made.replace("cp -r", "cp -rn"))
+    order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
+    known = Known()
+    with Buildx(Docker(), layers=known) as builder:
+        first, _ = make(builder, order)
+        assert known.images == {f"{DIGEST} linux/amd64": LayoutImage(first.layout, first.digest).layers}
+    assert arguments.read_text().count("--metadata-file") == 2, "the base and the image"
+    with Buildx(Docker(), layers=known) as builder, builder.make(order, io.StringIO(), print) as again:
+        assert (again.digest, again.base_layers) == (first.digest, first.base_layers)
+        assert contents(again) == [b"", b""]
+    assert arguments.read_text().count("--metadata-file") == 3
+    with Buildx(Docker(), layers=known) as builder:
+        make(builder, replace(order, sources=replace(order.sources, platform="linux/arm64")))
+        make(builder, replace(order, sources=replace(order.sources, images={})))
+    assert arguments.read_text().count("--metadata-file") == 7, "other layers, or none in the engine"
+
+
+def test_base_with_other_layers_than_before_is_exported_again(script, order, made):
+    """BuildKit decides in which form an image has the layers of its base."""
+    script(made.replace("cp -r", "cp -rn"))
+    order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
+    known = Known()
+    known.images[f"{DIGEST} linux/amd64"] = (DIGEST,)
+    with Buildx(Docker(), layers=known) as builder:
+        with pytest.raises(HollowError):
+            make(builder, order)
+        with builder.make(replace(order, unshared=True), io.StringIO(), print) as image:
+            assert contents(image) == [b"lower", b"upper"]
+            assert known.images == {f"{DIGEST} linux/amd64": LayoutImage(image.layout, image.digest).layers}
 
 
 def test_classic_store_gets_every_layer_again(script, order, made):
@@ -297,6 +343,13 @@ def test_classic_store_builds_into_the_engine(script, order):
         ("ld: cannot find -lm", False, BuildError, "ld: cannot find -lm", None),
         ("", False, BuildError, "failed without a message", None),
         ("write x: no space left on device", False, BuildError, "no space left", "free disk space in"),
+        (
+            "code = Unavailable desc = transport is closing: write x: no space left on device",
+            False,
+            BuildError,
+            "no space left",
+            "free disk space in",
+        ),
         (
             "rpc error: code = Unavailable desc = EOF",
             False,
