@@ -114,6 +114,7 @@ class Buildx:
         blobs = Path(tempfile.mkdtemp(dir=self._scratch))
         self._shared = _BuildLayout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
+        self._known_bases: Once[str, tuple[Path, ...]] = Once()
         self._idle: list[_BuildLayout] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -228,9 +229,11 @@ class Buildx:
 
     def _known_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
-        name = self._lasting_name(base, sources)
-        known = self._audited.of_image(name) if self._audited and name else None
-        return tuple(map(self._shared.blobs.hollow, known or ()))
+        name, audited = self._lasting_name(base, sources), self._audited
+        if name is None or audited is None:
+            return ()
+        hollow = self._shared.blobs.hollow
+        return self._known_bases(name, lambda: tuple(map(hollow, audited.of_image(name) or ())))
 
     def _lasting_name(self, base: str, sources: BuildSources) -> str | None:
         """Return a name for a base of the engine that never moves, None if the base is elsewhere."""
@@ -260,7 +263,7 @@ class Buildx:
         with contextlib.ExitStack() as stack:
             own = stack.enter_context(self._layout(unshared=order.unshared))
             base = beginning(order.dockerfile)
-            if base:
+            if base and not order.unshared:
                 self._known_base(base, order.sources)  # so that BuildKit does not send its layers
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
@@ -399,15 +402,14 @@ class Buildx:
             raise StoppedError("stopped")
         self._docker.require()
         output = "\n".join(tail)
-        # A full disk ends the connection, too.
-        if GONE in output and FULL not in output:
+        remedy = None
+        if FULL in output:  # which may end the connection, too
+            remedy = full_disk_remedy(self._scratch)
+        elif GONE in output:
             raise EngineError(
                 "the Docker engine stopped during a build",
                 remedy="images built so far are kept; run the same command again to continue",
             )
-        remedy = None
-        if FULL in output:
-            remedy = full_disk_remedy(self._scratch)
         elif UNRESOLVED in output and not self.local:
             remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
         raise BuildError(output or "docker buildx failed without a message", remedy=remedy)
