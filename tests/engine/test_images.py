@@ -140,15 +140,19 @@ def test_base_that_was_read_before_is_not_exported_again(engine, tmp_path):
         done = engine.imagematrix("build", cwd=tmp_path, env=environment)
         return done.stdout.strip() if done.returncode == 0 else done.stderr
 
+    def finds_no_space(message):
+        # The base's export and the cell's Dockerfile are written there, and either is the first to fail.
+        return "no space left on device" in message.casefold()
+
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", small], check=True)
     try:
-        assert "no space left on device" in build(1, small, cache), "the base has 120 MB"
+        assert finds_no_space(build(1, small, cache)), "the base has 120 MB"
         build(1, tmp_path, cache)
         built = build(2, small, cache)
         assert run(engine, built, "cat", "/n").stdout == "2\n"
         audited = max((cache / "imagematrix/layers").iterdir(), key=lambda path: path.stat().st_size)
         audited.write_bytes(b"damaged")
-        assert "no space left on device" in build(3, small, cache), "the base is read again"
+        assert finds_no_space(build(3, small, cache)), "the base is read again"
         assert run(engine, build(3, tmp_path, cache), "cat", "/n").stdout == "3\n"
     finally:
         subprocess.run(["umount", small], check=True)
