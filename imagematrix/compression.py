@@ -6,6 +6,7 @@ run them, and then its result differs from that without threads; so it always ge
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 from imagematrix import deflate
@@ -22,6 +23,7 @@ __all__ = [
     "Compression",
     "compressed",
     "has_zstd",
+    "library",
     "libzstd",
 ]
 
@@ -69,6 +71,11 @@ def libzstd() -> str:
     import zstandard
 
     return ".".join(map(str, zstandard.ZSTD_VERSION))
+
+
+def library(compression: Compression) -> str:
+    """Return the library that compresses, and its version, which decides the bytes."""
+    return f"libzstd {libzstd()}" if compression.type == "zstd" else f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
 
 
 def _zstd(pieces: Iterable[bytes], level: int, workers: int) -> Iterator[bytes]:

@@ -36,15 +36,15 @@ from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from importlib.resources.abc import Traversable
 
 __all__ = ["Cache", "dump", "load"]
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
 LARGEST = 64 << 20  # bytes of an entry before compression
-# Packages and libraries whose code and tables determine the result of an audit.
-ROOMS = ("audit", "facts", "oci")
+# Code, tables and libraries that determine the result of an audit, and the bytes of layers that are noted.
+ROOMS = ("audit", "compression.py", "deflate.py", "facts", "oci")
 LIBRARIES = ("iced-x86",)
 # Every class in a Layer, for resolving annotations.
 CLASSES = (
@@ -95,19 +95,25 @@ class Cache:
             self._write(self._name(layer.digest), zlib.compress(raw, 1))
             self._evict()
 
-    def layers_of(self, image: str) -> tuple[str, ...] | None:
-        """Return the digests of an image's layers, the lowest first; None if one of them is not cached."""
+    def has(self, digest: str) -> bool:
+        """Whether the layer with a digest is cached."""
+        with contextlib.suppress(OSError):
+            return bool(DIGEST.fullmatch(digest)) and (self._own() / self._name(digest)).is_file()
+        return False
+
+    def note(self, kind: type[T], name: str) -> T | None:
+        """Return the value noted under a name; None if there is none, or one that is no `kind`.
+
+        A note about a layer is valid only while the cache `has` the layer.
+        """
         with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
-            layers: tuple[str, ...] = _tuple(str, ...)(json.loads(self._read(_image_name(image))))
-            own = self._own()
-            if all(DIGEST.fullmatch(layer) and (own / self._name(layer)).is_file() for layer in layers):
-                return layers
+            return load(kind, json.loads(self._read(_note(name))))
         return None
 
-    def put_layers_of(self, image: str, layers: Sequence[str]) -> None:
-        """Cache the digests of the layers of an image, which is a name that never moves."""
+    def put_note(self, name: str, value: object) -> None:
+        """Note a value, made of tuples and scalars, under any name."""
         with contextlib.suppress(OSError):
-            self._write(_image_name(image), zlib.compress(json.dumps(list(layers)).encode(), 1))
+            self._write(_note(name), zlib.compress(json.dumps(dump(value)).encode(), 1))
 
     def _own(self) -> Path:
         """Return the folder; raise OSError if it does not exist, or if others can access it."""
@@ -171,8 +177,8 @@ class Cache:
             total -= state.st_size
 
 
-def _image_name(image: str) -> str:
-    return f"{hashlib.sha256(image.encode()).hexdigest()}.layers"
+def _note(name: str) -> str:
+    return f"{hashlib.sha256(name.encode()).hexdigest()}.note"
 
 
 def _states(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.stat_result, str]]:
@@ -186,12 +192,12 @@ def _age(entry: tuple[os.stat_result, str]) -> int:
     return entry[0].st_mtime_ns
 
 
-def _code_in(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_file() and entry.name.endswith((".py", ".json")):
-            yield f"{path}/{entry.name}", entry.read_bytes()
-        elif entry.is_dir():
-            yield from _code_in(entry, f"{path}/{entry.name}")
+def _code_in(entry: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    if entry.is_dir():
+        for inner in sorted(entry.iterdir(), key=lambda inner: inner.name):
+            yield from _code_in(inner, f"{path}/{inner.name}")
+    elif entry.is_file() and path.endswith((".py", ".json")):  # the zipapp for nodes has fewer files
+        yield path, entry.read_bytes()
 
 
 def dump(value: object) -> object:

@@ -39,12 +39,6 @@ class Kept(Protocol):
     def put(self, layer: Layer) -> None:
         """Cache a layer. The caller has checked that its bytes match its digest."""
 
-    def layers_of(self, image: str) -> tuple[str, ...] | None:
-        """Return the digests of an image's layers, the lowest first; None if one of them is not cached."""
-
-    def put_layers_of(self, image: str, layers: Sequence[str]) -> None:
-        """Cache the digests of the layers of an image, which is a name that never moves."""
-
 
 class Layers:
     """The layers read so far. Threads may share it.
@@ -88,18 +82,6 @@ class Layers:
             return tuple(results[digest].result() for digest in digests)
         finally:
             stopped.set()
-
-    def of_image(self, image: str) -> tuple[str, ...] | None:
-        """Return the layers of an image, the lowest first, if no byte of them has to be read again.
-
-        `image` is a name that never moves, as it was given to `note_image`.
-        """
-        return self._kept.layers_of(image) if self._kept else None
-
-    def note_image(self, image: str, layers: Sequence[str]) -> None:
-        """Note the digests of an image's layers for later commands."""
-        if self._kept:
-            self._kept.put_layers_of(image, layers)
 
     def unnamed(self, stream: ByteStream, name: str) -> Layer:
         """Return a layer whose digest is not known; it gets the digest of its tar. Raises AuditError."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
-    from imagematrix.audit.layers import Layers
+    from imagematrix.builder.earlier import EarlierBuilds
     from imagematrix.oci.parts import SizedLayer
     from imagematrix.planning.backend import BuildSources
     from imagematrix.stores.engine import EngineStore
@@ -76,9 +76,8 @@ class Buildx:
     `builder` is the name of a builder of buildx, or of a docker context. If it is None, images are built by
     the engine `docker` itself, whose image store then decides whether timestamps are rewritten. `attest` are
     the attestations of each image, in the syntax of `docker buildx build --attest`. With `proxy` builds have
-    the proxies of this process, and otherwise none, whatever docker's configuration says. A base of the
-    engine whose `layers` an earlier command has read is not exported: its images lack the bytes of these
-    layers, which the engine has.
+    the proxies of this process, and otherwise none, whatever docker's configuration says. Layers of `earlier`
+    builds that the store has are not exported: images lack their bytes.
     """
 
     def __init__(
@@ -88,11 +87,11 @@ class Buildx:
         attest: Sequence[str] = (),
         *,
         proxy: bool = False,
-        layers: Layers | None = None,
+        earlier: EarlierBuilds | None = None,
     ) -> None:
         self._docker = docker
         self._builder = builder
-        self._audited = layers
+        self._earlier = earlier
         self._attest = attest
         self._environment = scrubbed(os.environ)
         self._proxies: list[str] = []
@@ -229,11 +228,23 @@ class Buildx:
 
     def _known_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
-        name, audited = self._lasting_name(base, sources), self._audited
-        if name is None or audited is None:
+        name, earlier = self._lasting_name(base, sources), self._earlier
+        if name is None or earlier is None:
             return ()
         hollow = self._shared.blobs.hollow
-        return self._known_bases(name, lambda: tuple(map(hollow, audited.of_image(name) or ())))
+        return self._known_bases(name, lambda: tuple(map(hollow, earlier.of_base(name))))
+
+    def _known_layers(self, order: Order) -> frozenset[str]:
+        """Return the digests of layers that the store has from the last build of an order's cell.
+
+        BuildKit does not send those of them that the image still has.
+        """
+        layers = self._earlier.of_cell(order) if self._earlier else ()
+        for layer in layers:
+            self._shared.blobs.hollow(layer.exported)
+            self._shared.blobs.hollow(layer.digest)
+            self._shared.rewriter.know(layer, order.compression)
+        return frozenset(layer.digest for layer in layers)
 
     def _lasting_name(self, base: str, sources: BuildSources) -> str | None:
         """Return a name for a base of the engine that never moves, None if the base is elsewhere."""
@@ -246,8 +257,8 @@ class Buildx:
             made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
             image = layout.LayoutImage(own.folder, made)
         name = self._lasting_name(base, sources)
-        if self._audited and name:
-            self._audited.note_image(name, image.layers)
+        if self._earlier and name:
+            self._earlier.note_base(name, image.layers)
         return tuple(map(image.blob, image.layers))
 
     @contextlib.contextmanager
@@ -265,6 +276,7 @@ class Buildx:
             base = beginning(order.dockerfile)
             if base and not order.unshared:
                 self._known_base(base, order.sources)  # so that BuildKit does not send its layers
+            known = frozenset() if order.unshared else self._known_layers(order)
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._open
@@ -279,9 +291,14 @@ class Buildx:
             else:
                 image, attested = own.rewriter.image(digest, kept, order.compression), None
             users.enter_context(own.blobs.used(layout.LayoutImage(own.folder, image).archives))
-            base_in_engine = self._docker.held(order.sources.images.get(base or "", ""))
-            present = kept if base_in_engine else frozenset()
-            yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
+            if self._docker.held(order.sources.images.get(base or "", "")):
+                known |= kept
+            yield Made(digest=image, layout=own.folder, stored_layers=known, attested=attested)
+            if self._earlier:
+                rewritten = [layer for layer in layers if layer not in kept]
+                self._earlier.note_cell(
+                    order, [own.rewriter.layer(layer, order.compression) for layer in rewritten]
+                )
 
     def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""

@@ -37,16 +37,22 @@ if TYPE_CHECKING:
     from imagematrix.compression import Compression
     from imagematrix.planning.backend import Made
 
-__all__ = ["Rewriter", "labelled"]
+__all__ = ["Rewriter", "Rewritten", "labelled"]
 
 AT_ONCE = 2  # layers that are compressed: each uses several threads, and at high levels a gigabyte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rewritten:
+class Rewritten:
+    """A layer of an image: its digest, its size in a registry, and its `diff_id`, the digest of its tar.
+
+    `exported` is the digest of the layer that BuildKit exported, before times were clamped.
+    """
+
+    exported: str
     digest: str
     size: int
-    diff_id: str  # the digest of the tar, uncompressed
+    diff_id: str
 
 
 class _BlobFolder:
@@ -137,8 +143,16 @@ class Rewriter:
     def __init__(self, blobs: Path, latest: int) -> None:
         self._blobs = _BlobFolder(blobs)
         self._latest = latest
-        self._layers: Once[tuple[str, Compression], _Rewritten] = Once()
+        self._layers: Once[tuple[str, Compression], Rewritten] = Once()
         self._free = threading.Semaphore(AT_ONCE)
+
+    def know(self, layer: Rewritten, compression: Compression) -> None:
+        """Use a layer that was written earlier; its bytes are not read."""
+        self._layers((layer.exported, compression), lambda: layer)
+
+    def layer(self, exported: str, compression: Compression) -> Rewritten:
+        """Rewrite a layer; raise BuildError. Raises HollowError if its bytes have been removed."""
+        return self._layers((exported, compression), partial(self._rewritten, exported, compression))
 
     def image(self, digest: str, kept: Container[str], compression: Compression) -> str:
         """Rewrite the image with `digest` and return the new digest; raise BuildError.
@@ -165,7 +179,7 @@ class Rewriter:
         for position, layer in enumerate(manifest["layers"]):
             old = layer["digest"]
             if old not in kept:
-                new = self._layers((old, compression), partial(self._rewritten, old, compression))
+                new = self.layer(old, compression)
                 names[old] = new.digest
                 kind = compression.media_type
                 manifest["layers"][position] = {"mediaType": kind, "digest": new.digest, "size": new.size}
@@ -175,7 +189,7 @@ class Rewriter:
             config["history"] = list(_of_layers(config["history"], of_base))
         return names | self._blobs.put_image(digest, manifest, config)
 
-    def _rewritten(self, digest: str, compression: Compression) -> _Rewritten:
+    def _rewritten(self, digest: str, compression: Compression) -> Rewritten:
         tar = hashlib.sha256()
 
         def content(source: IO[bytes]) -> Iterator[bytes]:
@@ -195,7 +209,8 @@ class Rewriter:
                 raise BuildError(f"the layer {digest} cannot be read: {error}") from error
             size = target.tell()
             new = self._blobs.kept(target)
-        return _Rewritten(digest=new, size=size, diff_id=f"sha256:{tar.hexdigest()}")
+        diff_id = f"sha256:{tar.hexdigest()}"
+        return Rewritten(exported=digest, digest=new, size=size, diff_id=diff_id)
 
 
 def labelled(made: Made, own: Mapping[str, str]) -> Made:

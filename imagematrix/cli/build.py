@@ -125,7 +125,14 @@ def command(
     with contextlib.ExitStack() as stack:
         try:
             shop = stack.enter_context(
-                workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given)
+                workshop(
+                    jobs,
+                    push=push,
+                    builders=builder or (),
+                    attest=attest or (),
+                    given=given,
+                    verify=verify,
+                )
             )
 
             def planned() -> Plan:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.audit.layers import Layers
+    from imagematrix.builder.earlier import Notes
     from imagematrix.builder.pool import Pool
     from imagematrix.cli.needing import HostNeeds
     from imagematrix.matrix.matrix import Matrix
@@ -33,7 +34,7 @@ __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "shardin
 class Workshop:
     """The builders, which build `jobs` images at a time, the store of the images, and the layers read so far.
 
-    The builders are started when they are first needed.
+    The builders are started when they are first needed. They use the `notes` of earlier builds, if any.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Workshop:
         engine: EngineStore,
         remote: RegistryStore | None,
         layers: Layers,
+        notes: Notes | None,
         stack: ExitStack,
     ) -> None:
         self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
         self.layers = layers
+        self._notes = notes
         self._wanted = wanted
         self._attest = attest
         self._given = given
@@ -70,11 +73,17 @@ class Workshop:
     def _builder_of(self, name: str | None) -> Builder:
         """Return the builder called `name`, or the engine's own if it is None."""
         from imagematrix.builder.buildx import Buildx
+        from imagematrix.builder.earlier import EarlierBuilds
 
         proxy = bool(self._given and self._given.proxies)
-        # Only the engine has the layers of a base already; a registry may need their bytes.
-        layers = self.layers if self.store is self._engine else None
-        return self._stack.enter_context(Buildx(self._engine, name, self._attest, proxy=proxy, layers=layers))
+        in_engine = self.store is self._engine
+        earlier = None
+        # Images that are built on an image of the engine need its bytes if another builder builds them.
+        if self._notes and not (in_engine and name):
+            earlier = EarlierBuilds(self._notes, self.store, has_bases=in_engine)
+        return self._stack.enter_context(
+            Buildx(self._engine, name, self._attest, proxy=proxy, earlier=earlier)
+        )
 
     @property
     def against(self) -> Against:
@@ -98,11 +107,12 @@ def workshop(
     builders: Sequence[str] = (),
     attest: Sequence[str] = (),
     given: Given | None = None,
+    verify: bool = False,
 ) -> Iterator[Workshop]:
     """Yield the workshop for images in the engine, or to be pushed; raise EngineError.
 
     Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
-    builds. Each image gets the attestations `attest`.
+    builds. Each image gets the attestations `attest`. To `verify` images, nothing of earlier builds is used.
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
@@ -115,9 +125,11 @@ def workshop(
     wanted = [_builder_and_jobs(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(EngineStore())
-        layers = Layers(Cache(cache_folder("layers")))
+        cache = Cache(cache_folder("layers"))
+        layers = Layers(cache)
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
-        yield Workshop(wanted, attest, given, engine, remote, layers, stack)
+        notes = None if verify else cache
+        yield Workshop(wanted, attest, given, engine, remote, layers, notes, stack)
 
 
 def _builder_and_jobs(text: str, jobs: int) -> tuple[str | None, int]:

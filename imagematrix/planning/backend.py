@@ -106,13 +106,13 @@ class Made:
     """A built image, and the OCI layout that holds it; None if it is only in the engine's store.
 
     Without a layout its timestamps are not rewritten, so the same inputs give another digest next time.
-    `base_layers` are the digests of layers that the engine has from the base. `attested` is the digest of an
-    index in the layout with the image and its attestations, if any.
+    `stored_layers` are the digests of layers that the engine has from other images. `attested` is the digest
+    of an index in the layout with the image and its attestations, if any.
     """
 
     digest: str
     layout: Path | None = None
-    base_layers: frozenset[str] = frozenset()
+    stored_layers: frozenset[str] = frozenset()
     attested: str | None = None
 
 
@@ -206,6 +206,10 @@ class Store(Protocol):
 
     def stored(self, reference: str) -> KeptImage:
         """Return an image that is present."""
+        ...
+
+    def layers_of(self, reference: str) -> frozenset[str]:
+        """Return the digests of the uncompressed layers of an image; none if there is no such image."""
         ...
 
     def source(self, reference: str, *, local: bool) -> str | None:

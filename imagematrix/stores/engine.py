@@ -117,9 +117,12 @@ class EngineStore:
 
     def layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
-        inspected = (images.inspect(one["Id"], self._over) for one in images.listed(over=self._over))
-        roots = [(image or {}).get("RootFS") or {} for image in inspected]
-        return frozenset(layer for root in roots for layer in root.get("Layers") or ())
+        return frozenset().union(*(self.layers_of(one["Id"]) for one in images.listed(over=self._over)))
+
+    def layers_of(self, reference: str) -> frozenset[str]:
+        """Return the digests of the uncompressed layers of an image; none if there is no such image."""
+        image = images.inspect(reference, self._over) or {}
+        return frozenset((image.get("RootFS") or {}).get("Layers") or ())
 
     def parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
@@ -233,7 +236,7 @@ class EngineStore:
             assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - it was stored as one
             layout.write_without_layers(folder, manifest, archive.blob(image.config.digest))
         layers = layout.LayoutImage(folder, digest).layers
-        return Made(digest=digest, layout=folder, base_layers=frozenset(layers))
+        return Made(digest=digest, layout=folder, stored_layers=frozenset(layers))
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
@@ -320,7 +323,7 @@ class EngineStore:
         image = layout.LayoutImage(made.layout, made.digest)
         expected = image.digest if self.has_manifests else image.config
         with self._held.loading(expected) as name:
-            self._load(image, made.base_layers, order.reference, name)
+            self._load(image, made.stored_layers, order.reference, name)
             found = self.image(name)
             if found != expected:
                 raise EngineError(f"{order.reference} was stored as {found}, but {expected} was built")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -141,12 +142,22 @@ class RegistryStore:
         registry, digest = self.registry(image), self._digests[reference]
         entry = entry_of(registry, digest)
         manifest, raw = _documents(registry, entry.digest if entry else digest, reference)
-        rootfs = documents.Fields(documents.parse(raw, reference), reference).object_or_empty("rootfs")
         return KeptImage(
             digest=digest_of(manifest),
-            layers=rootfs.texts("diff_ids"),
+            layers=_diff_ids(raw, reference),
             content=labels.of_config(raw, reference).get(labels.CONTENT),
         )
+
+    def layers_of(self, reference: str) -> frozenset[str]:
+        """Return the digests of the uncompressed layers of an image; none if there is no such image."""
+        image, _, tag = reference.rpartition(":")
+        registry = self.registry(image)
+        # Whatever uses an image reports what is damaged.
+        with contextlib.suppress(UnknownImageError, UsageError):
+            entry = entry_of(registry, tag)
+            if entry:
+                return frozenset(_diff_ids(_documents(registry, entry.digest, reference)[1], reference))
+        return frozenset()
 
     def source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for a build, by its digest.
@@ -288,6 +299,12 @@ def _documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, 
     image = parse(manifest.raw, reference, Descriptor)
     assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as entry_of found
     return manifest.raw, registry.blob(image.config.digest)
+
+
+def _diff_ids(config: bytes, reference: str) -> tuple[str, ...]:
+    """Return the digests of the uncompressed layers of an image, from its configuration; raise UsageError."""
+    fields = documents.Fields(documents.parse(config, reference), reference)
+    return fields.object_or_empty("rootfs").texts("diff_ids")
 
 
 def _examine(reference: str, archive: ByteStream, layers: Layers) -> None:

@@ -126,26 +126,32 @@ def test_layer_with_a_wrong_digest_is_not_cached(kept, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_layers_of_an_image_are_known_while_all_of_them_are_cached(kept, entry):
-    kept.put_layers_of("image", [DIGEST, DIGEST])
-    assert (kept.layers_of("image"), kept.layers_of("other")) == ((DIGEST, DIGEST), None)
-    kept.put_layers_of("other", [DIGEST, f"sha256:{'1' * 64}"])
-    assert kept.layers_of("other") is None
-    assert Layers(kept).of_image("image") == (DIGEST, DIGEST)
-    assert Layers().of_image("image") is None
+def test_audits_are_known_without_reading_them(kept, entry):
+    assert kept.has(DIGEST)
+    assert not kept.has(f"sha256:{'1' * 64}")
+    assert not kept.has("sha256:../../etc/passwd")
     entry.unlink()
-    assert kept.layers_of("image") is None
+    assert not kept.has(DIGEST)
+    assert not Cache(None).has(DIGEST)
 
 
-@pytest.mark.parametrize("data", [{}, None, [1], ["../../../etc/passwd"], [["a"]]])
-def test_damaged_list_of_layers_is_ignored(kept, tmp_path, data):
-    kept.put_layers_of("image", [])
-    assert kept.layers_of("image") == ()
+def test_notes_are_kept(kept):
+    kept.put_note("a cell", ("t:v1", ((DIGEST, 1),)))
+    assert kept.note(tuple[str, tuple[tuple[str, int], ...]], "a cell") == ("t:v1", ((DIGEST, 1),))
+    assert kept.note(tuple[str, ...], "another") is None
+    Cache(None).put_note("a cell", ())
+    assert Cache(None).note(tuple[str, ...], "a cell") is None
+
+
+@pytest.mark.parametrize("data", [{}, None, [1], [["a"]]])
+def test_damaged_note_is_ignored(kept, tmp_path, data):
+    kept.put_note("image", ())
+    assert kept.note(tuple[str, ...], "image") == ()
     (path,) = (tmp_path / "cache" / "layers").iterdir()
     path.write_bytes(packed(data))
-    assert kept.layers_of("image") is None
+    assert kept.note(tuple[str, ...], "image") is None
     path.write_bytes(b"damaged")
-    assert kept.layers_of("image") is None
+    assert kept.note(tuple[str, ...], "image") is None
 
 
 def test_cache_is_invalidated_by_new_code(kept, entry, monkeypatch):

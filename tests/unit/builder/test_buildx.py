@@ -144,20 +144,27 @@ def test_layers_of_a_base_in_the_engine_are_listed(script, order, made):
         Buildx(Docker()) as builder,
         builder.make(replace(order, sources=sources), io.StringIO(), lambda _: None) as image,
     ):
-        assert image.base_layers == set(LayoutImage(image.layout, image.digest).layers)
+        assert image.stored_layers == set(LayoutImage(image.layout, image.digest).layers)
 
 
 class Known(Double):
-    """The layers that earlier commands have read."""
+    """What earlier builds noted."""
 
     def __init__(self):
-        self.images = {}
+        self.bases = {}
+        self.cells = {}
 
-    def of_image(self, image):
-        return self.images.get(image)
+    def of_base(self, base):
+        return self.bases.get(base, ())
 
-    def note_image(self, image, layers):
-        self.images[image] = tuple(layers)
+    def note_base(self, base, layers):
+        self.bases[base] = tuple(layers)
+
+    def of_cell(self, order):
+        return self.cells.get(order.reference, ())
+
+    def note_cell(self, order, layers):
+        self.cells[order.reference] = tuple(layers)
 
 
 def test_base_that_an_earlier_command_has_read_is_not_exported(script, order, made):
@@ -165,15 +172,15 @@ def test_base_that_an_earlier_command_has_read_is_not_exported(script, order, ma
     arguments = script(made.replace("cp -r", "cp -rn"))
     order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
     known = Known()
-    with Buildx(Docker(), layers=known) as builder:
+    with Buildx(Docker(), earlier=known) as builder:
         first, _ = make(builder, order)
-        assert known.images == {f"{DIGEST} linux/amd64": LayoutImage(first.layout, first.digest).layers}
+        assert known.bases == {f"{DIGEST} linux/amd64": LayoutImage(first.layout, first.digest).layers}
     assert arguments.read_text().count("--metadata-file") == 2, "the base and the image"
-    with Buildx(Docker(), layers=known) as builder, builder.make(order, io.StringIO(), print) as again:
-        assert (again.digest, again.base_layers) == (first.digest, first.base_layers)
+    with Buildx(Docker(), earlier=known) as builder, builder.make(order, io.StringIO(), print) as again:
+        assert (again.digest, again.stored_layers) == (first.digest, first.stored_layers)
         assert contents(again) == [b"", b""]
     assert arguments.read_text().count("--metadata-file") == 3
-    with Buildx(Docker(), layers=known) as builder:
+    with Buildx(Docker(), earlier=known) as builder:
         make(builder, replace(order, sources=replace(order.sources, platform="linux/arm64")))
         make(builder, replace(order, sources=replace(order.sources, images={})))
     assert arguments.read_text().count("--metadata-file") == 7, "other layers, or none in the engine"
@@ -184,13 +191,51 @@ def test_base_with_other_layers_than_before_is_exported_again(script, order, mad
     script(made.replace("cp -r", "cp -rn"))
     order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
     known = Known()
-    known.images[f"{DIGEST} linux/amd64"] = (DIGEST,)
-    with Buildx(Docker(), layers=known) as builder:
+    known.bases[f"{DIGEST} linux/amd64"] = (DIGEST,)
+    with Buildx(Docker(), earlier=known) as builder:
         with pytest.raises(HollowError):
             make(builder, order)
         with builder.make(replace(order, unshared=True), io.StringIO(), print) as image:
             assert contents(image) == [b"lower", b"upper"]
-            assert known.images == {f"{DIGEST} linux/amd64": LayoutImage(image.layout, image.digest).layers}
+            assert known.bases == {f"{DIGEST} linux/amd64": LayoutImage(image.layout, image.digest).layers}
+
+
+@pytest.fixture
+def own(layout, tmp_path, order):
+    """An order for an image of two tars without a base, and the commands with which buildx writes it."""
+    digest = layout(tmp_path / "made", bytes(1024), bytes(2048))
+    copied = f"cp -rn {tmp_path}/made/blobs/* $dest/blobs/"
+    built = f"{copied}; {written(**{'containerimage.digest': digest})}"
+    return replace(order, dockerfile="FROM scratch\n"), built
+
+
+def test_layers_of_the_last_build_are_not_rewritten(script, own):
+    order, built = own
+    script(built)
+    known = Known()
+    with Buildx(Docker(), earlier=known) as builder, builder.make(order, io.StringIO(), print) as first:
+        parts = LayoutImage(first.layout, first.digest).parts
+        assert known.cells == {}, "it is not stored yet"
+        assert all(contents(first))
+    layers = known.cells[order.reference]
+    assert [(layer.digest, layer.size) for layer in layers] == [(part.digest, part.size) for part in parts]
+    with Buildx(Docker(), earlier=known) as builder:
+        with builder.make(order, io.StringIO(), print) as again:
+            assert (again.digest, again.stored_layers) == (first.digest, {part.digest for part in parts})
+            assert contents(again) == [b"", b""]
+        with builder.make(replace(order, unshared=True), io.StringIO(), print) as alone:
+            assert (alone.digest, alone.stored_layers) == (first.digest, frozenset())
+            assert all(contents(alone)), "the store has lost them"
+
+
+def test_failed_image_is_not_noted(script, own):
+    order, built = own
+    script(built)
+    known = Known()
+    with Buildx(Docker(), earlier=known) as builder, pytest.raises(BuildError):  # noqa: SIM117
+        with builder.make(order, io.StringIO(), print):
+            raise BuildError("not stored")
+    assert known.cells == {}
 
 
 def test_classic_store_gets_every_layer_again(script, order, made):
@@ -212,7 +257,7 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
         manifest = json.loads(LayoutImage(image.layout, image.digest).raw)
         assert "annotations" not in manifest, "labels follow the audit"
         assert steps == ["2/3: RUN make"]
-        assert image.base_layers == frozenset(), "the base may not be in the engine"
+        assert image.stored_layers == frozenset(), "the base may not be in the engine"
         assert image.layout.is_dir()
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
     assert not image.layout.exists(), "images that were not stored are removed"

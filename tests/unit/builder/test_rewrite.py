@@ -170,8 +170,8 @@ def test_full_disk_is_reported_and_leaves_no_files(tmp_path):
 
 def test_labels_are_added_to_an_image_with_its_layers(blobs, folder):
     before = blobs.image(gzip.compress(tar("a", 0)), annotations={"a": "b"})["digest"]
-    made = labelled(Made(digest=before, layout=folder, base_layers=frozenset("x")), OWN)
-    assert made == Made(digest=made.digest, layout=folder, base_layers=frozenset("x"))
+    made = labelled(Made(digest=before, layout=folder, stored_layers=frozenset("x")), OWN)
+    assert made == Made(digest=made.digest, layout=folder, stored_layers=frozenset("x"))
     first, second = blobs.json(before), blobs.json(made.digest)
     assert second["annotations"] == {"a": "b", labels.CELL: "a"}
     assert second["layers"] == first["layers"]

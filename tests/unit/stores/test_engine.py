@@ -168,6 +168,13 @@ def test_layers_of_an_image_are_listed_with_sizes(engine, docker):
     assert docker.parts("t:v2") is None
 
 
+def test_uncompressed_layers_are_listed(engine, docker):
+    tell(engine, "GET", "/images/t:v1/json", {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}})
+    assert docker.layers_of("t:v1") == {DIGEST}
+    tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
+    assert docker.layers_of("t:v2") == frozenset()
+
+
 def test_stored_image_is_described(engine, docker):
     image = {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}, "Config": {"Labels": {labels.CONTENT: "x"}}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
@@ -352,7 +359,7 @@ def test_layers_of_a_present_base_are_not_loaded(engine, docker, built):
     order, made = built
     lower, upper = LayoutImage(made.layout, made.digest).layers
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
-    docker.store(order, replace(made, base_layers=frozenset({lower})))
+    docker.store(order, replace(made, stored_layers=frozenset({lower})))
     (loaded,) = (names(archive) for archive in engine.bodies if archive)
     assert {lower, upper} & {f"sha256:{name[13:]}" for name in loaded} == {upper}
 

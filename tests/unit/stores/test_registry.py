@@ -58,6 +58,16 @@ def test_stored_image_is_described(remote, repository, make_image):
         remote.stored(one.order.reference)
 
 
+def test_uncompressed_layers_are_listed(remote, repository, make_image):
+    one = make_image("a")
+    assert remote.layers_of(one.order.reference) == frozenset()
+    store(remote, one)
+    assert remote.layers_of(one.order.reference) == {"sha256:1", "sha256:2"}
+    media_type, _ = repository.manifests[one.made.digest]
+    repository.manifests[one.made.digest] = media_type, b"damaged"
+    assert remote.layers_of(one.order.reference) == frozenset(), "whoever uses it reports that"
+
+
 ZSTD = DEFAULT.media_type
 
 
