@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ from imagematrix.scratch import full_disk_remedy, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import TextIO
 
     from imagematrix.builder.earlier import EarlierBuilds
@@ -213,26 +214,32 @@ class Buildx:
             self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
-    def base_layers(self, base: str, sources: BuildSources, *, anew: bool = False) -> tuple[Path, ...]:
+    def base_layers(
+        self, base: str, sources: BuildSources, together: Collection[str], *, anew: bool = False
+    ) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them; none with the classic store.
 
-        Later builds reuse them instead of exporting them at the same time. The files are empty if the layers
-        are known from an earlier command, unless they are to be exported `anew`.
+        Later builds, of the images `together`, reuse them instead of exporting them at the same time. The
+        files are empty if the layers are known from an earlier command, unless they are to be exported
+        `anew`.
         """
         if not self.reproducible:
             return ()
         key = base, sources.images.get(base), sources.platform, anew
         return self._base_layers(
-            key, lambda: (not anew and self._known_base(base, sources)) or self._exported_base(base, sources)
+            key,
+            lambda: (
+                (not anew and self._known_base(base, sources, together)) or self._exported_base(base, sources)
+            ),
         )
 
-    def _known_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+    def _known_base(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
         """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
         name, earlier = self._lasting_name(base, sources), self._earlier
         if name is None or earlier is None:
             return ()
-        hollow = self._shared.blobs.hollow
-        return self._known_bases(name, lambda: tuple(map(hollow, earlier.of_base(name))))
+        layers = partial(earlier.of_base, name, sources.images[base], together)
+        return self._known_bases(name, lambda: tuple(map(self._shared.blobs.hollow, layers())))
 
     def _known_layers(self, order: Order) -> frozenset[str]:
         """Return the digests of layers that the store has from the last build of an order's cell.
@@ -247,9 +254,10 @@ class Buildx:
         return frozenset(layer.digest for layer in layers)
 
     def _lasting_name(self, base: str, sources: BuildSources) -> str | None:
-        """Return a name for a base of the engine that never moves, None if the base is elsewhere."""
-        held = self._docker.held(sources.images.get(base, ""))
-        return f"{held} {sources.platform}" if held else None
+        """Return a name for a base that never moves; None if the engine has it by its name only."""
+        source = sources.images.get(base, "")
+        digest = self._docker.held(source) or source.partition("@")[2]
+        return f"{digest} {sources.platform}" if digest else None
 
     def _exported_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources)
@@ -275,14 +283,14 @@ class Buildx:
             own = stack.enter_context(self._layout(unshared=order.unshared))
             base = beginning(order.dockerfile)
             if base and not order.unshared:
-                self._known_base(base, order.sources)  # so that BuildKit does not send its layers
+                self._known_base(base, order.sources, order.together)  # BuildKit does not send its layers
             known = frozenset() if order.unshared else self._known_layers(order)
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._open
             layers = self._layers(own.folder, digest)
             users.enter_context(own.blobs.used(layers))
-            files = self.base_layers(base, order.sources, anew=order.unshared) if base else ()
+            files = self.base_layers(base, order.sources, order.together, anew=order.unshared) if base else ()
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
                 raise layout.HollowError(base)

@@ -17,7 +17,7 @@ from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from imagematrix.planning.backend import Order, Store
 
@@ -47,23 +47,21 @@ class Notes(Protocol):
 
 
 class EarlierBuilds:
-    """The layers that builds of bases and cells had, of which no byte is needed any more; thread-safe.
+    """The layers that builds of bases and cells had, of which no byte is needed any more; thread-safe."""
 
-    `has_bases` is whether the store has the bases that builds start from, as their engine has.
-    """
-
-    def __init__(self, notes: Notes, store: Store, *, has_bases: bool) -> None:
+    def __init__(self, notes: Notes, store: Store) -> None:
         self._notes = notes
         self._store = store
-        self._has_bases = has_bases
 
-    def of_base(self, base: str) -> tuple[str, ...]:
+    def of_base(self, base: str, source: str, together: Iterable[str]) -> tuple[str, ...]:
         """Return the digests of a base's layers, the lowest first; none if the bytes of one are needed.
 
-        `base` is the name of a base in the engine that never moves, as it was given to `note_base`.
+        `base` is a name of the base that never moves, as it was given to `note_base`, and `source` is where
+        builds find it. `together` are the references of images that are built on it.
         """
         layers = self._notes.note(BASE, base) or ()
-        return layers if self._has_bases and all(map(self._notes.has, layers)) else ()
+        known = all(map(self._notes.has, layers)) and self._store.has_base(source, layers, together)
+        return layers if known else ()
 
     def note_base(self, base: str, layers: Sequence[str]) -> None:
         """Note the digests of the layers of a base."""

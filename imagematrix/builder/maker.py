@@ -133,7 +133,7 @@ class Maker:
             for (base, _), item in firsts.items():
                 if base in item.bases:
                     with contextlib.suppress(ImagematrixError, OSError):
-                        paths += self._builder.base_layers(base, self._sources(item))
+                        paths += self._builder.base_layers(base, self._sources(item), self._together)
         finally:
             exported()
         for path in paths:

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -60,9 +60,9 @@ class Pool:
         """
         return self._builders[0].export(dockerfile, sources)
 
-    def base_layers(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+    def base_layers(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them, from the first builder."""
-        return self._builders[0].base_layers(base, sources)
+        return self._builders[0].base_layers(base, sources, together)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:

@@ -76,11 +76,10 @@ class Workshop:
         from imagematrix.builder.earlier import EarlierBuilds
 
         proxy = bool(self._given and self._given.proxies)
-        in_engine = self.store is self._engine
         earlier = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
-        if self._notes and not (in_engine and name):
-            earlier = EarlierBuilds(self._notes, self.store, has_bases=in_engine)
+        if self._notes and not (self.store is self._engine and name):
+            earlier = EarlierBuilds(self._notes, self.store)
         return self._stack.enter_context(
             Buildx(self._engine, name, self._attest, proxy=proxy, earlier=earlier)
         )

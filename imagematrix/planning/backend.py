@@ -11,7 +11,7 @@ from imagematrix.render.dockerfile import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import TextIO
@@ -150,10 +150,11 @@ class Builder(Protocol):
         """Build `dockerfile` and return the text files in its last stage, by name; raise BuildError."""
         ...
 
-    def base_layers(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+    def base_layers(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them; raise BuildError.
 
-        Later builds reuse them. A builder without layouts has none.
+        Later builds reuse them: those of the images with the references `together`. A builder without layouts
+        has none.
         """
         ...
 
@@ -210,6 +211,13 @@ class Store(Protocol):
 
     def layers_of(self, reference: str) -> frozenset[str]:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
+        ...
+
+    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:
+        """Whether images can be stored without the bytes of the `layers` of their base.
+
+        `source` is where builds find the base; `together` are the references of the images.
+        """
         ...
 
     def source(self, reference: str, *, local: bool) -> str | None:

@@ -25,7 +25,7 @@ from imagematrix.stores.names import Namer, TemporaryNames, present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import docker
@@ -123,6 +123,10 @@ class EngineStore:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
         image = images.inspect(reference, self._over) or {}
         return frozenset((image.get("RootFS") or {}).get("Layers") or ())
+
+    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:  # noqa: ARG002
+        """Whether images can be stored without the bytes of the layers of their base: if it is held."""
+        return self.held(source) is not None
 
     def parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.

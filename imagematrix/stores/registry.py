@@ -24,7 +24,7 @@ from imagematrix.planning.backend import KeptImage, Made, Present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.audit.layers import Layers
@@ -158,6 +158,16 @@ class RegistryStore:
             if entry:
                 return frozenset(_diff_ids(_documents(registry, entry.digest, reference)[1], reference))
         return frozenset()
+
+    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:  # noqa: ARG002
+        """Whether images can be stored without the bytes of the `layers` of their base.
+
+        `together` are their references: each of their repositories must have the layers.
+        """
+        repositories = {self.registry(reference.rpartition(":")[0]) for reference in together}
+        wanted = [(registry, layer) for registry in repositories for layer in layers]
+        with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+            return all(pool.map(lambda one: one[0].has_blob(one[1]), wanted))
 
     def source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for a build, by its digest.

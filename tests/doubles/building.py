@@ -145,7 +145,7 @@ class FakeBackend:
             raise self.errors["export"]
         return self.macros
 
-    def base_layers(self, base, sources):
+    def base_layers(self, base, sources, together):  # noqa: ARG002
         self.calls.append(("base", base, sources))
         if base in self.errors:
             raise self.errors[base]

@@ -154,7 +154,7 @@ class Known(Double):
         self.bases = {}
         self.cells = {}
 
-    def of_base(self, base):
+    def of_base(self, base, source, together):  # noqa: ARG002
         return self.bases.get(base, ())
 
     def note_base(self, base, layers):
@@ -184,6 +184,18 @@ def test_base_that_an_earlier_command_has_read_is_not_exported(script, order, ma
         make(builder, replace(order, sources=replace(order.sources, platform="linux/arm64")))
         make(builder, replace(order, sources=replace(order.sources, images={})))
     assert arguments.read_text().count("--metadata-file") == 7, "other layers, or none in the engine"
+
+
+def test_base_of_a_registry_has_its_digest_as_name(script, order, made):
+    script(made.replace("cp -r", "cp -rn"))
+    order = replace(order, sources=replace(order.sources, images={"a:1": f"docker-image://a:1@{DIGEST}"}))
+    known = Known()
+    with Buildx(Docker(), earlier=known) as builder:
+        make(builder, order)
+    assert [*known.bases] == [f"{DIGEST} linux/amd64"]
+    with Buildx(Docker(), earlier=known) as builder, builder.make(order, io.StringIO(), print) as again:
+        assert contents(again) == [b"", b""]
+        assert again.stored_layers == frozenset(), "the engine does not have them"
 
 
 def test_base_with_other_layers_than_before_is_exported_again(script, order, made):
@@ -359,7 +371,7 @@ def test_concurrent_builds_share_blobs_but_not_layouts(script, order, made):
 def test_exported_base_has_the_layers_of_images(script, order, made):
     arguments = script(made)
     with Buildx(Docker(), attest=["type=sbom"]) as builder:
-        files = builder.base_layers("a:1", order.sources)
+        files = builder.base_layers("a:1", order.sources, ())
         assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
     words = arguments.read_text().splitlines()
     assert "--provenance=false" in words
@@ -367,7 +379,7 @@ def test_exported_base_has_the_layers_of_images(script, order, made):
     docker = Docker()
     docker.has_manifests = False
     with Buildx(docker) as builder:
-        assert builder.base_layers("a:1", order.sources) == ()
+        assert builder.base_layers("a:1", order.sources, ()) == ()
 
 
 def test_classic_store_builds_into_the_engine(script, order):

@@ -26,13 +26,17 @@ LAYERS = tuple(
 
 
 class Stored:
-    """A store whose images have the uncompressed layers in `images`."""
+    """A store whose images have the uncompressed layers in `images`, and that has base images or not."""
 
     def __init__(self):
+        self.bases = True
         self.images = {f"t:v1-a-{INPUT}": {layer.diff_id for layer in LAYERS}}
 
     def layers_of(self, reference):
         return frozenset(self.images.get(reference, ()))
+
+    def has_base(self, source, layers, together):
+        return self.bases and (source, len(layers), together) == ("docker-image://base@x", 2, ["t:v1"])
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def store():
 
 @pytest.fixture
 def builds(cache, store):
-    return EarlierBuilds(cache, store, has_bases=True)
+    return EarlierBuilds(cache, store)
 
 
 @pytest.fixture
@@ -103,10 +107,13 @@ def test_note_that_is_no_digest_is_ignored(builds, order):
     assert builds.of_cell(order) == ()
 
 
-def test_base_is_known_while_all_its_layers_are_audited(cache, store, builds):
+def test_base_is_known_while_all_its_layers_are_audited_and_stored(store, builds):
     names = [layer.digest for layer in LAYERS]
+    use = "docker-image://base@x", ["t:v1"]
     builds.note_base("base", names)
-    assert builds.of_base("base") == (*names,)
-    assert EarlierBuilds(cache, store, has_bases=False).of_base("base") == ()
-    builds.note_base("base", [*names, digest("9")])
-    assert builds.of_base("base") == builds.of_base("another") == ()
+    assert builds.of_base("base", *use) == (*names,)
+    store.bases = False
+    assert builds.of_base("base", *use) == ()
+    store.bases = True
+    builds.note_base("base", [names[0], digest("9")])
+    assert builds.of_base("base", *use) == builds.of_base("another", *use) == ()

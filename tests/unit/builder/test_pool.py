@@ -30,9 +30,9 @@ class Builder(Double):
         with self.make(dockerfile, sources, None):
             return {"from": dockerfile}
 
-    def base_layers(self, base, sources):
+    def base_layers(self, base, sources, together):
         with self.make(base, sources, None):
-            return (base,)
+            return (base, together)
 
     @contextlib.contextmanager
     def make(self, order, log, step):  # noqa: ARG002
@@ -86,7 +86,7 @@ def test_exports_take_no_build_slot():
     pool = Pool([(Builder(), 1)])
     with pool._one():
         assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
-        assert pool.base_layers("debian", None) == ("debian",)
+        assert pool.base_layers("debian", None, ["t:v1"]) == ("debian", ["t:v1"])
 
 
 def test_finished_image_frees_its_slot():

@@ -175,6 +175,15 @@ def test_uncompressed_layers_are_listed(engine, docker):
     assert docker.layers_of("t:v2") == frozenset()
 
 
+def test_base_is_there_if_it_is_held(engine, docker):
+    tell(engine, "GET", "/images/base:1/json", {"Id": DIGEST, "RepoDigests": []})
+    tell(engine, "GET", "/images/json", [])
+    tell(engine, "POST", f"/images/{DIGEST}/tag", {}, 201)
+    source = docker.hold("base:1", DIGEST)
+    assert docker.has_base(source, [OTHER], ["t:v1"])
+    assert not docker.has_base(f"docker-image://base:1@{DIGEST}", [OTHER], ["t:v1"])
+
+
 def test_stored_image_is_described(engine, docker):
     image = {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}, "Config": {"Labels": {labels.CONTENT: "x"}}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)

@@ -68,6 +68,16 @@ def test_uncompressed_layers_are_listed(remote, repository, make_image):
     assert remote.layers_of(one.order.reference) == frozenset(), "whoever uses it reports that"
 
 
+def test_base_is_there_if_every_repository_has_its_layers(remote, make_image):
+    one = make_image("a")
+    store(remote, one)
+    reference = one.order.reference
+    assert remote.has_base("", [digest(b"one"), digest(b"two")], [reference, f"{reference}-again"])
+    assert not remote.has_base("", [digest(b"one"), digest(b"three")], [reference])
+    other = reference.replace(":v", "-other:v")
+    assert not remote.has_base("", [digest(b"one")], [reference, other])
+
+
 ZSTD = DEFAULT.media_type
 
 
