@@ -10,31 +10,22 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
-import os
-import re
-import signal
-import subprocess
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from imagematrix.builder import child
 from imagematrix.builder.rewrite import Rewriter
-from imagematrix.engine import endpoint, releases, system
-from imagematrix.errors import BuildError, EngineError, UsageError
-from imagematrix.files import named
+from imagematrix.builder.solver import Solver
+from imagematrix.engine import releases
+from imagematrix.errors import EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
-from imagematrix.planning.backend import Made, Order, StoppedError
-from imagematrix.planning.given import PROXIES, scrubbed
+from imagematrix.planning.backend import Made, Order
 from imagematrix.render.dockerfile import beginning
-from imagematrix.scratch import full_disk_remedy, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,14 +38,6 @@ if TYPE_CHECKING:
     from imagematrix.stores.engine import EngineStore
 
 __all__ = ["Buildx"]
-
-STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
-OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
-GRACE = 10  # seconds until a stopped build is killed
-GONE = "code = Unavailable"  # gRPC's message for a lost server
-UNRESOLVED = "failed to resolve source metadata"
-FULL = "no space left on device"
-TAIL = 20  # lines of a failed build's log in its error
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,58 +77,32 @@ class Buildx:
         self._builder = builder
         self._earlier = earlier
         self._attest = attest
-        self._environment = scrubbed(os.environ)
-        self._proxies: list[str] = []
-        for name in PROXIES:
-            value = (os.environ.get(name) or os.environ.get(name.lower())) if proxy else None
-            # Both spellings get one value: BuildKit reads either, and docker's configuration adds the other.
-            for case in (name, name.lower()):
-                self._proxies.append(f"--build-arg={case}" + ("" if value else "="))
-                if value:
-                    self._environment[case] = value
-        self._command = self._require()
-        self._elsewhere = self._in_a_context() and builder != endpoint.context()
-        if self._elsewhere:
-            # The default builder of an engine works only in the docker context of its name.
-            self._environment.pop("DOCKER_HOST", None)
-            self._environment["DOCKER_CONTEXT"] = str(builder)
-        self._open = contextlib.ExitStack()
-        self._scratch = self._open.enter_context(scratch())
+        self._require()
+        self._solver = Solver(docker, builder, proxy=proxy)
+        self._scratch = self._solver.folder
         blobs = Path(tempfile.mkdtemp(dir=self._scratch))
         self._shared = _BuildLayout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
         self._known_bases: Once[str, tuple[Path, ...]] = Once()
+        self._kept = contextlib.ExitStack()  # layers that images need to the end
         self._idle: list[_BuildLayout] = []
-        self._running: set[subprocess.Popen[str]] = set()
-        self._stopped = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._open.close()
+        self._solver.stop()
+        self._kept.close()
+        self._solver.close()
 
-    def _require(self) -> str:
-        """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
+    def _require(self) -> None:
+        """Raise EngineError or UsageError if the engine cannot build what is wanted."""
         if self._builder is None:
             self._require_builds()
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store cannot keep attestations", remedy=remedy)
-        command = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
-        try:
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
-        except OSError as error:
-            raise system.cannot_start(error) from error
-        except subprocess.CalledProcessError as error:
-            raise _broken(error.stderr) from error
-        buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
-        if "Err" in buildx or "Path" not in buildx:
-            raise _broken(str(buildx.get("Err", "docker has no such plugin")))
-        return str(buildx["Path"])
 
     def _require_builds(self) -> None:
         version = self._docker.version
@@ -155,18 +112,6 @@ class Buildx:
         if not releases.BUILDS.of(version):
             remedy = f"install {releases.BUILDS} or newer; `select` and `run` work with this version"
             raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
-
-    def _in_a_context(self) -> bool:
-        """Whether the builder is the engine of a docker context."""
-        if self._builder is None:
-            return False
-        command = [self._command, "inspect", self._builder]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if "no builder" in done.stderr:
-            raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
-        if done.returncode:
-            raise _broken(done.stderr)
-        return bool(OWN.search(done.stdout))
 
     @property
     def reproducible(self) -> bool:
@@ -183,7 +128,7 @@ class Buildx:
         current = self._docker.digest(reference)
         if self._builder is None and current == digest:
             return None
-        if self._elsewhere and digest in self._digests(reference):
+        if self._solver.elsewhere and digest in self._solver.digests(reference):
             return None
         if current not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
@@ -201,17 +146,11 @@ class Buildx:
                 raise UsageError(f"{reference} is now another image in the engine", remedy="build again")
         return where
 
-    def _digests(self, reference: str) -> str:
-        """Return the digests of a name in the engine of the builder's context."""
-        command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
-        return done.stdout
-
     def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             output = ["--output", _attributes({"type": "local", "dest": folder})]
-            self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+            self._solver.solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     def base_layers(
@@ -276,7 +215,9 @@ class Buildx:
         options += ["--no-cache"] if order.no_cache else []
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
-            made = self._measured([*options, "--output", "type=docker"], order, log, step)
+            made = self._solver.metadata(
+                [*options, "--output", "type=docker"], order.dockerfile, order.sources, log, step
+            )
             yield Made(digest=made["containerimage.config.digest"])
             return
         with contextlib.ExitStack() as stack:
@@ -287,7 +228,7 @@ class Buildx:
             known = frozenset() if order.unshared else self._known_layers(order)
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
-            users = stack if self._docker.has_manifests else self._open
+            users = stack if self._docker.has_manifests else self._kept
             layers = self._layers(own.folder, digest)
             users.enter_context(own.blobs.used(layers))
             files = self.base_layers(base, order.sources, order.together, anew=order.unshared) if base else ()
@@ -331,7 +272,8 @@ class Buildx:
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
         options = [*options, "--output", _attributes(output)]
-        return str(self._measured(options, order, log, step)["containerimage.digest"])
+        made = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
+        return str(made["containerimage.digest"])
 
     @contextlib.contextmanager
     def _layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
@@ -358,100 +300,9 @@ class Buildx:
         (folder / "blobs").symlink_to(self._shared.folder)
         return folder
 
-    def _measured(
-        self, options: list[str], order: Order, log: TextIO, step: Callable[[str], None]
-    ) -> dict[str, Any]:
-        """Solve, and return the metadata that buildx writes about the result."""
-        with tempfile.NamedTemporaryFile(dir=self._scratch, suffix=".json") as metadata:
-            options = [
-                *options,
-                f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
-                f"--metadata-file={metadata.name}",
-            ]
-            self._solve(options, order.dockerfile, order.sources, log, step)
-            document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
-        return document
-
-    def _solve(
-        self,
-        options: list[str],
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        step: Callable[[str], None],
-    ) -> None:
-        tail: list[str] = []
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            file = Path(folder, "Dockerfile")
-            with named(file):
-                file.write_text(sources.pinned(dockerfile), encoding="utf-8")
-                # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
-                Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
-            own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
-            own += [f"--platform={sources.platform}"]
-            own += self._proxies
-            own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
-            own += [f"--secret={spec}" for spec in sources.secrets]
-            own += [f"--ssh={spec}" for spec in sources.ssh]
-            own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
-            process = self._start([self._command, "build", *own, *options, str(sources.context)])
-            assert process.stdout is not None  # noqa: S101 - a pipe; for the type checker
-            try:
-                for raw in process.stdout:
-                    line = sources.named(raw)
-                    log.write(line)
-                    tail = [*tail[1 - TAIL :], line.rstrip()]
-                    match = STEP.match(line)
-                    if match:
-                        step(f"{match[1]}: {match[2]}")
-            except BaseException:
-                child.send(process, signal.SIGKILL)
-                raise
-            finally:
-                code = child.finish(process)
-                with self._lock:
-                    self._running.discard(process)
-        if code:
-            self._failed(tail)
-
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        with self._lock:
-            if self._stopped:
-                raise StoppedError("stopped")
-            process = child.start(command, self._environment)
-            self._running.add(process)
-        return process
-
-    def _failed(self, tail: list[str]) -> None:
-        if self._stopped:
-            raise StoppedError("stopped")
-        self._docker.require()
-        output = "\n".join(tail)
-        remedy = None
-        if FULL in output:  # which may end the connection, too
-            remedy = full_disk_remedy(self._scratch)
-        elif GONE in output:
-            raise EngineError(
-                "the Docker engine stopped during a build",
-                remedy="images built so far are kept; run the same command again to continue",
-            )
-        elif UNRESOLVED in output and not self.local:
-            remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
-        raise BuildError(output or "docker buildx failed without a message", remedy=remedy)
-
     def stop(self) -> None:
-        """Stop all running builds; those that do not end within GRACE seconds are killed."""
-        with self._lock:
-            self._stopped = True
-            running = list(self._running)
-        for process in running:
-            child.send(process, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE
-        for process in running:
-            try:
-                process.wait(max(0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.send(process, signal.SIGKILL)
+        """Stop all running builds; those that do not end soon are killed."""
+        self._solver.stop()
 
 
 def _attributes(attributes: Mapping[str, str]) -> str:
@@ -459,8 +310,3 @@ def _attributes(attributes: Mapping[str, str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in attributes.items()])
     return line.getvalue()
-
-
-def _broken(output: str) -> EngineError:
-    remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
-    return EngineError(f"docker buildx does not work: {output.strip()}", remedy=remedy)

@@ -437,7 +437,7 @@ def test_stopped_build_raises_stopped_error(script, order):
 
 
 def test_build_that_ignores_sigterm_is_killed(script, order, monkeypatch):
-    monkeypatch.setattr("imagematrix.builder.buildx.GRACE", 0.2)
+    monkeypatch.setattr("imagematrix.builder.solver.GRACE", 0.2)
     script("trap '' TERM; echo begun; while true; do sleep 0.1; done")
     with Buildx(Docker()) as builder:
         threading.Timer(0.3, builder.stop).start()
