@@ -53,7 +53,7 @@ def locked(
         beating = threading.Thread(target=_beat, args=(mine, ended), name="lock", daemon=True)
         beating.start()
         try:
-            yield True
+            yield not until()  # asked again: the last holder may have released it since it was asked
         finally:
             ended.set()
             beating.join()

@@ -89,6 +89,14 @@ def test_whoever_waits_long_is_told_again(lock, hold, monkeypatch):
     assert len(told) == 3
 
 
+def test_what_the_last_holder_did_before_it_let_go_is_not_missed(lock):
+    """It ends between the question and the next attempt to get the lock."""
+    answers = iter([False, True])
+    with locked(lock, until=lambda: next(answers)) as held:
+        assert not held
+    assert not lock.exists()
+
+
 def test_a_killed_process_holds_nothing(lock, hold):
     process = hold()
     with locked(lock, wait=False) as held:
