@@ -83,7 +83,8 @@ def _row(engine: Engine, new: str, old: str, what: str) -> Row:
     done = engine.imagematrix("ls", "--from", old, "--json", new, "--catalog", new)
     if done.returncode:
         raise SystemExit(done.stderr)
-    (variant,) = (one for one in json.loads(done.stdout)["variants"] if one["cubins"])
+    target = f"-sm{COMPUTE.replace('.', '')}-"
+    (variant,) = (one for one in json.loads(done.stdout)["variants"] if target in one["reference"])
     return Row(
         what=f"a node with PyTorch {TORCH} pulls: {what}",
         ours=megabytes(variant["from"]),

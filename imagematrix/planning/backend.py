@@ -190,10 +190,11 @@ class Store(Protocol):
         """Return the images of `image`:`version` that the store has."""
         ...
 
-    def earlier(self, image: str, cell: str, input_digest: str) -> str | None:
-        """Return the reference of an image of any version that was built from these inputs, if it has one.
+    def earlier(self, image: str, cells: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the references of images of any version that were built from the inputs of `cells`, by cell.
 
-        A store that cannot give it another version without its layers has none.
+        `cells` are the input digests by cell. A store that cannot give an image another version without its
+        layers has none.
         """
         ...
 

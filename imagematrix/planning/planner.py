@@ -84,7 +84,7 @@ def plan(
         if expression:
             expansion = only(expansion, expression, matrix)
         planner = _Planner(matrix, against, renderer, leaving)
-        items = tuple(planner.items(expansion))
+        items = tuple(planner.taking_over(tuple(planner.items(expansion))))
     return Plan(
         items=items,
         bases=planner.bases,
@@ -142,6 +142,30 @@ class _Planner:
                 yield self._item(cell)
         for dropped in expansion.excluded:
             yield self._excluded(dropped)
+
+    def taking_over(self, items: Sequence[Planned | Dropped]) -> Iterator[Planned | Dropped]:
+        """Yield items, of which those take over an image of an earlier version that can.
+
+        A store is asked once for all of an image, because a registry takes several requests for each cell.
+        """
+        cells: dict[str, dict[str, str]] = {}
+        for item in items:
+            if isinstance(item, Planned) and item.identity and self._is_new(item):
+                cells.setdefault(item.cell.image.name, {})[item.cell.id] = item.identity.digest
+        store = self._against.store if self._against.adopts_earlier else None
+        found = {image: store.earlier(image, digests) for image, digests in cells.items()} if store else {}
+        for item in items:
+            earlier = found.get(item.cell.image.name, {}).get(item.cell.id)
+            if isinstance(item, Planned) and earlier:
+                why = f"the same inputs as {earlier}"
+                yield replace(item, status=PlanStatus.ADOPT, earlier=earlier, why=why)
+            else:
+                yield item
+
+    @staticmethod
+    def _is_new(item: Planned) -> bool:
+        """Whether no store has an image of this item's version and cell."""
+        return item.status is PlanStatus.BUILD and item.why is None and not item.cell.image.development
 
     def _is_unneeded(self, cell: Cell) -> bool:
         return (cell.image.name, cell.id) in self._unneeded
@@ -275,14 +299,7 @@ class _Planner:
         in_engine = _same(self._present_of(self._against.engine, cell), cell, made)
         if in_engine:
             return replace(item, status=PlanStatus.ADOPT, labels=in_engine.labels)
-        if same:
-            return replace(item, why="the registry lost it")
-        if self._against.store and self._against.adopts_earlier and not cell.image.development:
-            earlier = self._against.store.earlier(cell.image.name, cell.id, made.digest)
-            if earlier:
-                why = f"the same inputs as {earlier}"
-                return replace(item, status=PlanStatus.ADOPT, earlier=earlier, why=why)
-        return item
+        return replace(item, why="the registry lost it") if same else item
 
     def _difference(self, store: Store, reference: str, cell: Cell, made: Identity) -> tuple[Difference, str]:
         """Return how a cell differs from the image `reference`, as data and as a sentence."""

@@ -60,7 +60,6 @@ class EngineStore:
         self._connecting = threading.RLock()  # of the three
         self._components: dict[str, Mapping[str, str]] = {}
         self._ids: dict[str, str] = {}  # of the images that are present
-        self._built: dict[str, list[Present]] = {}  # the images of all versions, by name
         self._loaded: set[str] = set()  # layers
         self._loading: set[str] = set()  # layers
         self._changed = threading.Condition()  # of the two
@@ -213,22 +212,20 @@ class EngineStore:
                 found.append(one)
         return found
 
-    def earlier(self, image: str, cell: str, input_digest: str) -> str | None:
-        """Return the reference of an image of any version that was built from these inputs, if it has one.
+    def earlier(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
+        """Return the references of images of any version that were built from the inputs of `cells`, by cell.
 
         The classic image store has none: it needs every layer in an archive to load.
         """
         if not self.has_manifests:
-            return None
-        if image not in self._built:
-            entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._over)
-            self._built[image] = [one for entry in entries for one in present(self._over, entry, image)]
-        found = (
-            one.reference
-            for one in self._built[image]
-            if (one.cell, one.input_digest, one.development) == (cell, input_digest, False)
-        )
-        return next(found, None)
+            return {}
+        entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._over)
+        built = [one for entry in entries for one in present(self._over, entry, image)]
+        return {
+            one.cell: one.reference
+            for one in reversed(built)  # of several, the first one listed
+            if cells.get(one.cell) == one.input_digest and not one.development
+        }
 
     def without_layers(self, reference: str, folder: Path) -> Made:
         """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""

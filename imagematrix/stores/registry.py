@@ -51,7 +51,6 @@ class RegistryStore:
         self._layers = layers
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
-        self._tags: dict[str, list[str]] = {}  # of repositories, when they were listed for earlier versions
         self._complete: dict[str, Complete] = {}  # by repository
         self._blobs: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
@@ -89,26 +88,27 @@ class RegistryStore:
             )
         return images
 
-    def earlier(self, image: str, cell: str, input_digest: str) -> str | None:
-        """Return the reference of an image of any version that was built from these inputs, if it has one.
+    def earlier(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
+        """Return the references of images of any version that were built from the inputs of `cells`, by cell.
 
         An image without a label of its content, or with another content, is none.
         """
         registry = self.registry(image)
-        if image not in self._tags:
-            self._tags[image] = registry.tags()
-        suffix = labels.tag("", cell, input_digest)  # a version has no dash
-        for tag in self._tags[image]:
-            if tag.endswith(suffix) and "-" not in tag.removesuffix(suffix):
-                entry = entry_of(registry, tag)
-                if (
-                    entry
-                    and entry.ours
-                    and entry.tag == tag
-                    and self._is_intact(registry, entry, input_digest)
-                ):
-                    self._digests[f"{image}:{tag}"] = entry.digest
-                    return f"{image}:{tag}"
+        tags: dict[str, list[str]] = {}  # of all versions, by what follows the version
+        for tag in registry.tags():
+            tags.setdefault(tag.removeprefix(labels.version_of(tag)), []).append(tag)
+        alike = {cell: tags.get(labels.tag("", cell, digest), []) for cell, digest in cells.items()}
+        with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+            found = pool.map(lambda cell: self._intact(registry, alike[cell], cells[cell]), cells)
+            return {cell: f"{image}:{tag}" for cell, tag in zip(cells, found, strict=True) if tag}
+
+    def _intact(self, registry: Registry, tags: Iterable[str], input_digest: str) -> str | None:
+        """Return the first of `tags` that an image built from these inputs has; None if none has."""
+        for tag in tags:
+            entry = entry_of(registry, tag)
+            if entry and entry.ours and entry.tag == tag and self._is_intact(registry, entry, input_digest):
+                self._digests[f"{registry.name}:{tag}"] = entry.digest
+                return tag
         return None
 
     def _is_intact(self, registry: Registry, entry: IndexEntry, input_digest: str) -> bool:

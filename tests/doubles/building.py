@@ -111,11 +111,13 @@ class FakeBackend:
             if (own[labels.IMAGE], own[labels.VERSION]) == (image, version)
         ]
 
-    def earlier(self, image, cell, input_digest):
-        wanted = (image, cell, input_digest)
-        keys = (labels.IMAGE, labels.CELL, labels.INPUT)
-        found = (name for name in self.raw if tuple(map(self.images[name].get, keys)) == wanted)
-        return next(found, None)
+    def earlier(self, image, cells):
+        built = {name: self.images[name] for name in self.raw if self.images[name][labels.IMAGE] == image}
+        return {
+            own[labels.CELL]: name
+            for name, own in built.items()
+            if cells.get(own[labels.CELL]) == own[labels.INPUT]
+        }
 
     def without_layers(self, reference, folder):
         write_without_layers(folder, *self.raw[reference])

@@ -589,9 +589,8 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     server, remote, repository, earlier, image, tmp_path
 ):
     reference, before = earlier
-    assert remote.earlier(image, "a", digest(b"2")) is None
-    assert remote.earlier(image, "b", digest(b"1")) is None
-    assert remote.earlier(image, "a", digest(b"1")) == reference
+    assert remote.earlier(image, {"a": digest(b"2"), "b": digest(b"1")}) == {}
+    assert remote.earlier(image, {"a": digest(b"1"), "b": digest(b"1")}) == {"a": reference}
     server.requests.clear()
     order, made = labelled_anew(remote, reference, tmp_path / "taken", "v2")
     stored = remote.store(order, made)
@@ -601,7 +600,7 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     entry = entry_of(remote.registry(image), tag(order.labels))
     assert (entry.ours, entry.annotations[labels.VERSION]) == (True, "v2")
     other = RegistryStore(remote, Layers())
-    assert other.earlier(image, "a", digest(b"1")) in (reference, order.reference)
+    assert other.earlier(image, {"a": digest(b"1")})["a"] in (reference, order.reference)
 
 
 def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
@@ -609,14 +608,14 @@ def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
 ):
     """The tag has only a part of the input digest, and says nothing of the blobs."""
     reference, _ = earlier
-    assert remote.earlier(image, "a", f"{digest(b'1')[:-1]}0") is None
-    assert remote.earlier(image, "b-a", digest(b"1")) is None, "a cell whose name ends alike"
+    assert remote.earlier(image, {"a": f"{digest(b'1')[:-1]}0"}) == {}
+    assert remote.earlier(image, {"b-a": digest(b"1")}) == {}, "a cell whose name ends alike"
     classic = make_image("classic")  # without a label of its content
     remote.store(classic.order, classic.made)
     for cell in ("classic", "none"):
-        assert RegistryStore(remote, Layers()).earlier(image, cell, digest(b"1")) is None
+        assert RegistryStore(remote, Layers()).earlier(image, {cell: digest(b"1")}) == {}
     del repository.blobs[digest(b"two")]
-    assert RegistryStore(remote, Layers()).earlier(image, "a", digest(b"1")) is None
+    assert RegistryStore(remote, Layers()).earlier(image, {"a": digest(b"1")}) == {}
     assert remote.registry(image).digest(reference.rpartition(":")[2])
 
 
@@ -633,7 +632,7 @@ def test_image_built_on_an_earlier_one_is_not_taken_over(remote, repository, ear
     raw["config"] |= {"digest": digest(changed), "size": len(changed)}
     repository.blobs |= {digest(changed): changed, digest(b"three"): b"three"}
     repository.put(reference.rpartition(":")[2], json.dumps(raw).encode(), MANIFEST)
-    assert RegistryStore(remote, Layers()).earlier(image, "a", digest(b"1")) is None
+    assert RegistryStore(remote, Layers()).earlier(image, {"a": digest(b"1")}) == {}
 
 
 def digest_of_config(repository, reference):
@@ -644,7 +643,7 @@ def digest_of_config(repository, reference):
 
 def test_earlier_image_that_was_deleted_is_reported(remote, repository, earlier, image, tmp_path):
     reference, _ = earlier
-    assert remote.earlier(image, "a", digest(b"1")) == reference
+    assert remote.earlier(image, {"a": digest(b"1")}) == {"a": reference}
     repository.manifests.clear()
     with pytest.raises(UnknownImageError, match="is no longer in its registry"):
         remote.without_layers(reference, tmp_path / "taken")
