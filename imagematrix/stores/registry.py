@@ -52,7 +52,7 @@ class RegistryStore:
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
         self._complete: dict[str, Complete] = {}  # by repository
-        self._blobs: dict[tuple[str, str], threading.Lock] = {}
+        self._pushed: Once[tuple[str, str], None] = Once()  # blobs, by repository and digest
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -227,13 +227,13 @@ class RegistryStore:
         return self._read_back(registry, reference, expected)
 
     def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
-        # Images share most of their layers: the first one uploads a layer, the others wait.
-        with self._lock:
-            once = self._blobs.setdefault((registry.name, digest), threading.Lock())
-        with once:
+        def push() -> None:
             if not registry.has_blob(digest):
                 with layout.solid(pushed.blob(digest)).open("rb") as file:
                     registry.push_blob(digest, file)
+
+        # Images share most of their layers: the first one uploads a layer, the others wait.
+        self._pushed((registry.name, digest), push)
 
     def _present(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
         """Return the digest of the image with a reference: `expected`, or an image with the same inputs.
