@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,21 +49,32 @@ OTHERS = ("vllm", "tensorflow")  # starters
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """Yield the bytes to pull for upgrades of PyTorch's image, and for other frameworks beside it."""
+    """Yield the bytes to pull for upgrades of PyTorch's image, and for other frameworks beside it.
+
+    One engine would need more than 80 GB of disk space for all of them.
+    """
+    with _node(folder / "upgrades") as (engine, project, prefix, first):
+        for version, upgrade in UPGRADES.items():
+            name = f"{prefix}/pytorch:{version}"
+            _published(engine, project / version, "pytorch", name, upgrade)
+            yield _row(engine, name, first, upgrade.what)
+    with _node(folder / "others") as (engine, project, prefix, first):
+        for template in OTHERS:
+            name = f"{prefix}/{template}:v1"
+            _published(engine, project / template, template, name)
+            yield _row(engine, name, first, f"{template} beside it")
+
+
+@contextmanager
+def _node(folder: Path) -> Iterator[tuple[Engine, Path, str, str]]:
+    """Yield an engine, a folder for projects, a repository prefix, and PyTorch's image, which it has."""
     with building.new_engine() as engine, ExitStack() as stack:
         registry = Registry(engine, pulling.PORT)
         stack.callback(registry.remove)
         prefix = f"{registry.address}/bench"
         first = f"{prefix}/pytorch:v1"
         _published(engine, folder / "v1", "pytorch", first)
-        for version, upgrade in UPGRADES.items():
-            name = f"{prefix}/pytorch:{version}"
-            _published(engine, folder / version, "pytorch", name, upgrade)
-            yield _row(engine, name, first, upgrade.what)
-        for template in OTHERS:
-            name = f"{prefix}/{template}:v1"
-            _published(engine, folder / template, template, name)
-            yield _row(engine, name, first, f"{template} beside it")
+        yield engine, folder, prefix, first
 
 
 def _published(
