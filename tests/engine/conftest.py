@@ -32,7 +32,8 @@ mount --rbind /dev/shm /mnt/shm
 mount --move /mnt /dev
 """
 # Files that one worker runs one after the other, longest first; any other file is a group of its own.
-# Those of the first use images of the shipped matrix, which test_quickstart builds, or their build cache.
+# Those of the first use images of the shipped matrix, which test_quickstart builds, or their build cache; or
+# their containers have GPUs, which the engines of other tests then see in use.
 GROUPS = (
     (
         "quickstart",
@@ -46,6 +47,8 @@ GROUPS = (
         "verify",
         "doctor",
         "daemonless",
+        "classic",
+        "shares",
         "tags",  # at the end, because it empties the build cache
     ),
     ("gpu_bundle",),
@@ -53,7 +56,7 @@ GROUPS = (
     ("faults",),
     ("engines",),
     ("registry",),
-    ("names", "classic", "pull"),  # with the engine that has the classic store
+    ("names", "pull"),  # with the engine that has the classic store
 )
 LAST = ("builders", "ci")  # they clear the build cache of an engine
 
