@@ -215,9 +215,7 @@ class Buildx:
         options += ["--no-cache"] if order.no_cache else []
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
-            made = self._solver.metadata(
-                [*options, "--output", "type=docker"], order.dockerfile, order.sources, log, step
-            )
+            made = self._solver.metadata([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
         with contextlib.ExitStack() as stack:
@@ -272,8 +270,7 @@ class Buildx:
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
         options = [*options, "--output", _attributes(output)]
-        made = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
-        return str(made["containerimage.digest"])
+        return str(self._solver.metadata(options, order, log, step)["containerimage.digest"])
 
     @contextlib.contextmanager
     def _layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:

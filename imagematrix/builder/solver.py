@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TextIO
 
-    from imagematrix.planning.backend import BuildSources
+    from imagematrix.planning.backend import BuildSources, Order
     from imagematrix.stores.engine import EngineStore
 
 __all__ = ["Solver"]
@@ -74,8 +74,7 @@ class Solver:
         self.folder = self._open.enter_context(scratch())
 
     def close(self) -> None:
-        """Stop all running solves, and remove the folder."""
-        self.stop()
+        """Remove the folder; all solves have ended."""
         self._open.close()
 
     def _in_a_context(self) -> bool:
@@ -97,21 +96,16 @@ class Solver:
         return done.stdout
 
     def metadata(
-        self,
-        options: Sequence[str],
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        step: Callable[[str], None],
+        self, options: Sequence[str], order: Order, log: TextIO, step: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Solve as `solve` does; return the metadata that buildx writes about the result."""
+        """Build an order as `solve` does; return the metadata that buildx writes about the result."""
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
             options = [
                 *options,
                 f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
                 f"--metadata-file={metadata.name}",
             ]
-            self.solve(options, dockerfile, sources, log, step)
+            self.solve(options, order.dockerfile, order.sources, log, step)
             document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
         return document
 
