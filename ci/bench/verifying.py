@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from measure import Row, duration, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
 # Most have code for several architectures.
 WHEELS = (
@@ -45,14 +47,15 @@ ROUNDS = 3
 SHARE = 0.5  # minimum fraction of the rate of reading
 MEMORY = 300  # MiB
 KIB = 1024
+PAUSE = 0.2  # seconds
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 READ = 'set -e; for layer in "$@"; do gzip -dc "$layer" | sha256sum; done'
 FRESH = 'rm -rf "$XDG_CACHE_HOME"; exec "$@"'
 # The command without the decoding of instructions, to which the limit does not apply.
 READING = """
-from imagematrix.audit import layer
+from imagematrix.audit.cpu.processes import Processes
 from imagematrix.cli import main
-layer.scan = lambda *_: None
+Processes.start_scan = lambda *_: lambda: None
 main()
 """
 
@@ -91,13 +94,43 @@ def rows(folder: Path, *, large: bool) -> Iterator[Row]:
         met=ratio >= SHARE,
     )
     yield Row(what="and decoding the instructions", ours=duration(ours.seconds - reading.seconds))
+    memory = _memory((*fresh, "-m", "imagematrix", *words))
     yield Row(
-        what="peak memory of both",
-        ours=f"{ours.memory:.0f} MiB",
+        what="peak memory of both, with all processes",
+        ours=f"{memory:.0f} MiB",
         bar=f"< {MEMORY} MiB",
-        met=ours.memory < MEMORY,
+        met=memory < MEMORY,
     )
     yield Row(what="both once more: the layers are in the cache", ours=duration(taken["again"].seconds))
+
+
+def _memory(command: Sequence[str]) -> float:
+    """Return the peak memory of a command and of the processes that it starts, in MiB.
+
+    Pages that they share count once. It is looked at several times a second.
+    """
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, sum(_proportional(pid) for pid in (process.pid, *_children(process.pid))))
+            time.sleep(PAUSE)
+    return peak / KIB
+
+
+def _children(pid: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            yield from map(int, thread.read_text().split())
+
+
+def _proportional(pid: int) -> int:
+    """Return the proportional set size of a process in KiB, 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "Pss":
+                return int(value.split()[0])
+    return 0
 
 
 def _layout(folder: Path, wheels: list[Path]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from imagematrix.audit import archives, elf, nvidia_names, objects, packages
-from imagematrix.audit.cpu.scan import decodable, scan
+from imagematrix.audit.cpu.scan import decodable, scan_later
 from imagematrix.audit.installed import METADATA_FILES, Database
 from imagematrix.audit.objects import HEAD, File
 from imagematrix.audit.window import Window
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import IO, BinaryIO
 
+    from imagematrix.audit.cpu.scan import StartScan
     from imagematrix.audit.elf import Elf
     from imagematrix.audit.objects import File
     from imagematrix.oci.expanded import ByteStream
@@ -94,13 +95,13 @@ class Layer:
     emptied: frozenset[str]
 
 
-def read(stream: ByteStream, digest: str) -> Layer:
+def read(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) -> Layer:
     """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
     found: LayerListing[Plain] = LayerListing()
     texts = 0
     try:
         expanded = Expanded(stream)
-        with open_tar(expanded) as archive, _Decoding() as decoding:
+        with open_tar(expanded) as archive, _Decoding(start_scan) as decoding:
             for member in members(archive):
                 path = found.path_of(member)
                 if path and path != "/":
@@ -178,8 +179,9 @@ class _Decoding:
     a distribution, whose code is not decoded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_scan: StartScan) -> None:
         self.databases = packages.Databases()
+        self._start_scan = start_scan
         self._kept: dict[str, tuple[File, int]] = {}
         self._end = 0
         self._stack = contextlib.ExitStack()
@@ -202,12 +204,16 @@ class _Decoding:
 
     def decoded(self) -> Iterator[tuple[str, File, File]]:
         """Yield each kept file's path, the File as it was kept, and the File with the result of decoding."""
-        for path, (file, start) in self._kept.items():
+        self._file.flush()  # other processes may read it
+        scans = []
+        for path, (file, start) in sorted(self._kept.items(), key=lambda kept: -kept[1][0].size):
             window = Window(self._file, start, file.size)
             if file.size <= WHOLE and self.databases.has(window):
                 yield path, file, replace(file, packaged=True)
             elif headers := elf.read(window):
-                yield path, file, replace(file, host=scan(path, headers, window))
+                scans.append((path, file, self._start_scan(path, headers, window)))
+        for path, file, scanned in reversed(scans):  # the large files take longest
+            yield path, file, replace(file, host=scanned())
 
     def _copy(self, headers: Elf, window: Window) -> None:
         self._file.truncate(self._end + window.size)  # omitted sections become holes, which take no space

@@ -50,6 +50,10 @@ class Window(io.RawIOBase):
         self._at += len(piece)
         return len(piece)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the whole file."""
+        return self._file.fileno()
+
     def at(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset` on."""
         size = min(size, self.size - offset)

@@ -100,7 +100,7 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     with scratch() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
         with Maker(items, plan, snapshots, builder, store, layers, verify=verify) as maker:
-            run = _BuildRun(items, maker, builder, reporter, logs, fail_fast=fail_fast)
+            run = _BuildRun(items, maker, reporter, logs, fail_fast=fail_fast)
             results = [*failed, *run.results(jobs)]
     position = {id(item): index for index, item in enumerate(plan.items)}
     return sorted(results, key=lambda result: position[id(result.item)])
@@ -143,7 +143,6 @@ class _BuildRun:
         self,
         items: Sequence[Planned],
         maker: Maker,
-        builder: Builder,
         reporter: Reporter,
         logs: Path,
         *,
@@ -151,7 +150,6 @@ class _BuildRun:
     ) -> None:
         self._items = {item.reference: item for item in items}
         self._maker = maker
-        self._builder = builder
         self._reporter = reporter
         self._logs = logs
         self._fail_fast = fail_fast
@@ -173,7 +171,7 @@ class _BuildRun:
             ended = _received(outcome)
         except BaseException:
             self._stopped = True
-            self._builder.stop()
+            self._maker.stop()
             with contextlib.suppress(Empty):  # the results have to be reported soon
                 outcome.get(timeout=GRACE)
             raise
@@ -224,7 +222,7 @@ class _BuildRun:
                     future.cancel()
                 # Nothing needs the other work, such as after all cells have failed.
                 if self._stopped or not all(future.done() for future in shared):
-                    self._builder.stop()
+                    self._maker.stop()
         self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
         return complete(self._items.values(), self._results.values())
 

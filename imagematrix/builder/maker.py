@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageEr
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import driver, labels
-from imagematrix.planning.backend import BuildSources, Order
+from imagematrix.planning.backend import BuildSources, Order, StoppedError
 from imagematrix.planning.driver import DriverFolder
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.remote_driver import RemoteDriver
@@ -92,6 +93,11 @@ class Maker:
     def __exit__(self, *_: object) -> None:
         self._kept.close()
 
+    def stop(self) -> None:
+        """Stop the builds and audits that are running."""
+        self._builder.stop()
+        self._layers.stop()
+
     def prepare(self) -> None:
         """Pin the bases and copy the contexts; their cells report what is missing.
 
@@ -136,9 +142,8 @@ class Maker:
                         paths += self._builder.base_layers(base, self._sources(item), self._together)
         finally:
             exported()
-        for path in paths:
-            with contextlib.suppress(ImagematrixError, OSError, layout.HollowError):
-                self._layer(path)
+        with contextlib.suppress(ImagematrixError, OSError, layout.HollowError):
+            self._read(paths)
 
     def make(
         self, item: Planned, log: Path, step: Callable[[str], None], release_slot: Callable[[], None]
@@ -310,7 +315,8 @@ class Maker:
         `promised` is the entry that its cell promises. Raises AuditError if the bytes contradict it, or if a
         march is doubtful and `strict_march` is set.
         """
-        audited = of_layers(map(self._layer, image.layer_files), promised, item.cell.optional_code)
+        layers = self._read(image.layer_files)
+        audited = of_layers(layers, promised, item.cell.optional_code)
         entries.require(audited.device_code, audited.unmatched)
         entry = proof.with_code(audited, promised, trimmed=item.trims)
         broken = contradictions(audited, entry)
@@ -323,8 +329,16 @@ class Maker:
         proven = record.replace(entry, facts=proof.proven(audited, entry), libraries=audited.versions)
         return proven, tuple(warnings)
 
-    def _layer(self, path: Path) -> Layer:
-        return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))
+    def _read(self, paths: Sequence[Path]) -> list[Layer]:
+        """Return the layers in these files; raise StoppedError after `stop`."""
+        # Largest first, so that the others are read meanwhile.
+        files = {f"sha256:{path.name}": path for path in sorted(paths, key=lambda path: -path.stat().st_size)}
+        try:
+            read = self._layers.all(tuple(files), lambda digest: layout.solid(files[digest]).open("rb"))
+        except CancelledError as error:
+            raise StoppedError("stopped") from error
+        layers = dict(zip(files, read, strict=True))
+        return [layers[f"sha256:{path.name}"] for path in paths]
 
 
 def _require_budget(budget: int, parts: Sequence[SizedLayer], *, compressed: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, defaultdict
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 from imagematrix.audit.cpu import dispatch, functions
@@ -20,12 +20,15 @@ from imagematrix.audit.host_code import NAMES, Carriers, HostCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from imagematrix.audit.elf import Elf
+    from imagematrix.audit.elf import Elf, Section
     from imagematrix.audit.window import Window
 
-__all__ = ["Decoder", "decodable", "scan"]
+    # Starts to scan a file, and returns a function that waits for the result; see `scan`.
+    StartScan = Callable[[str, Elf, Window], Callable[[], HostCode]]
+
+__all__ = ["Decoder", "code_sections", "decodable", "scan", "scan_later"]
 
 FEW = 8  # instructions with a flag in bytes that may be data; fewer are no evidence
 NAMED = 5  # names of functions to report for each flag
@@ -64,11 +67,21 @@ def decodable(elf: Elf, window: Window) -> bool:
     return elf.linked and elf.machine in MACHINES and window.at(4, len(WIDE)) == WIDE
 
 
-def scan(path: str, elf: Elf, window: Window) -> HostCode:
-    """Return the CPU flags that the code of a `decodable` file needs; `whole` is False without a decoder."""
-    sections = [
+def code_sections(elf: Elf) -> list[Section]:
+    """Return the sections of a file with code to decode."""
+    return [
         section for section in elf.sections if section.flags & CODE and not section.name.startswith(LINKAGE)
     ]
+
+
+def scan_later(path: str, elf: Elf, window: Window) -> Callable[[], HostCode]:
+    """Return a function that returns the result of `scan`."""
+    return partial(scan, path, elf, window)
+
+
+def scan(path: str, elf: Elf, window: Window) -> HostCode:
+    """Return the CPU flags that the code of a `decodable` file needs; `whole` is False without a decoder."""
+    sections = code_sections(elf)
     if not sections:
         return HostCode(whole=False)
     decoder = _decoder(elf.machine)

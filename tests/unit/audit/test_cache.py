@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import zlib
+from concurrent.futures import CancelledError
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -365,3 +366,23 @@ def test_interrupt_does_not_wait_for_a_layer():
         go_on.set()
         sender.join()
         signal.signal(signal.SIGINT, before)
+
+
+def test_stopped_layers_are_not_awaited():
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Held:
+        def read(self, _size=-1, /):
+            reading.set()
+            go_on.wait()
+            return b""
+
+    layers = Layers()
+    stopping = threading.Thread(target=lambda: reading.wait() and layers.stop())
+    stopping.start()
+    with pytest.raises(CancelledError):
+        layers.all([DIGEST], lambda _: contextlib.nullcontext(Held()))
+    stopping.join()
+    with pytest.raises(CancelledError):
+        layers.all([DIGEST], lambda _: contextlib.nullcontext(Held()))
+    go_on.set()

@@ -569,7 +569,9 @@ def test_adopting_needs_neither_compiler_nor_base(planned, carry_out, backend):
 def test_shared_layer_is_audited_once(planned, carry_out, backend, tar, monkeypatch):
     read = []
     real = layer.read
-    monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
+    monkeypatch.setattr(
+        layer, "read", lambda stream, name, start: read.append(name) or real(stream, name, start)
+    )
     backend.layers = [tar(("bin/true", b"")), tar()]
     assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
     assert len(read) == len(set(read)) == 2
@@ -636,6 +638,32 @@ def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, j
     assert len(backend.called("make")) == jobs
     assert not backend.images
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_interrupt_does_not_wait_for_audits(planned, backend, logs, tar, monkeypatch):
+    reading, go_on = threading.Event(), threading.Event()
+    results = []
+
+    class Listing(Recorder):
+        def finished(self, result):
+            results.append(result.status)
+
+    def read(*_):
+        reading.set()
+        go_on.wait()
+
+    def interrupt():
+        assert reading.wait(10)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    monkeypatch.setattr(layer, "read", read)
+    backend.layers = [tar(("bin/true", b""))]
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        build(planned(only=CPU), backend, backend, jobs=1, logs=logs, reporter=Listing(), layers=Layers())
+    assert results == ["stopped"]
+    go_on.set()
 
 
 def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, logs, monkeypatch):
@@ -722,7 +750,9 @@ def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend,
     backend.salt = ""
     read = []
     real = layer.read
-    monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
+    monkeypatch.setattr(
+        layer, "read", lambda stream, name, start: read.append(name) or real(stream, name, start)
+    )
     carry_out(plan, jobs=2)
     ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
     assert base == "debian:trixie"
