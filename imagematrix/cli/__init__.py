@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -15,6 +16,14 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the caller ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from imagematrix.cli.front import run
+    from imagematrix.cli.front import ENDED_BY_SIGNAL, run
 
-    raise SystemExit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code in ENDED_BY_SIGNAL:
+        _leave(code)
+    raise SystemExit(code)
+
+
+def _leave(code: int) -> None:
+    """Exit at once: Python would wait for threads, and those may wait for an engine or a registry."""
+    os._exit(code)

@@ -57,12 +57,12 @@ def audited(
 def shared_layers() -> Iterator[Layers]:
     """Yield the layers that the images of a command share, with the user's cache and progress."""
     from imagematrix.audit.cache import Cache
-    from imagematrix.audit.cpu.processes import Processes
+    from imagematrix.audit.cpu.scanners import Scanners
     from imagematrix.audit.layers import Layers
     from imagematrix.files import cache_folder
 
-    with progress() as watch, Processes() as processes:
-        yield Layers(Cache(cache_folder("layers")), watch, processes.start_scan)
+    with progress() as watch, Scanners() as scanners:
+        yield Layers(Cache(cache_folder("layers")), watch, scanners.start_scan)
 
 
 @contextlib.contextmanager

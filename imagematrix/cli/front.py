@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["plain", "run"]
+__all__ = ["ENDED_BY_SIGNAL", "plain", "run"]
 
 REPEATABLE = frozenset({"where", "gang"})  # options that make a list
 STDERR = 2
@@ -37,6 +37,7 @@ UNEXPECTED = 1
 HUNG_UP = 129
 INTERRUPTED = 130
 TERMINATED = 143
+ENDED_BY_SIGNAL = (HUNG_UP, INTERRUPTED, TERMINATED)
 
 
 def run(words: Sequence[str]) -> int:

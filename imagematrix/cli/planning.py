@@ -116,7 +116,7 @@ def workshop(
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
     from imagematrix.audit.cache import Cache
-    from imagematrix.audit.cpu.processes import Processes
+    from imagematrix.audit.cpu.scanners import Scanners
     from imagematrix.audit.layers import Layers
     from imagematrix.files import cache_folder
     from imagematrix.stores.engine import EngineStore
@@ -126,8 +126,8 @@ def workshop(
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(EngineStore())
         cache = Cache(cache_folder("layers"))
-        processes = stack.enter_context(Processes())
-        layers = Layers(cache, start_scan=processes.start_scan)
+        scanners = stack.enter_context(Scanners())
+        layers = Layers(cache, start_scan=scanners.start_scan)
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
         notes = None if verify else cache
         yield Workshop(wanted, attest, given, engine, remote, layers, notes, stack)

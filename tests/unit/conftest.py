@@ -541,6 +541,8 @@ def cli(monkeypatch, capsys):
     for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "GITLAB_CI", "NO_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
 
+    monkeypatch.setattr("imagematrix.cli._leave", sys.exit)
+
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["imagematrix", *map(str, words)])
         with pytest.raises(SystemExit) as ended:

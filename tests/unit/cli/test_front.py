@@ -171,6 +171,14 @@ def test_ctrl_c_ends_a_command_that_starts_without_a_traceback(module, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+def test_ctrl_c_does_not_wait_for_threads():
+    """A thread may wait for an engine that unpacks an image."""
+    waiting = "import concurrent.futures as c, time; c.ThreadPoolExecutor().submit(time.sleep, 600)\n"
+    words = [sys.executable, "-c", waiting + INTERRUPTED_AT, "imagematrix.cli.select"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_stays_ignored_if_the_caller_ignores_it():
     """As for commands that a shell starts in the background."""
     words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", INTERRUPTED_AT]

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from imagematrix.audit.elf import Elf
     from imagematrix.audit.host_code import HostCode
 
-__all__ = ["Processes", "serve"]
+__all__ = ["Scanners", "serve"]
 
 LARGE = 8 << 20  # bytes of code, which take longer to decode than a process takes to start
-MOST = 8  # processes: this one reads layers no faster than they scan
+MOST = 8  # scanners: this process reads layers no faster than they scan
 PATIENCE = 60  # seconds until a process has to be ready
 # What multiprocessing starts would import the main module, which may be a script without a guard.
-PROGRAM = "import sys; sys.path[:] = {!r}; from imagematrix.audit.cpu import processes; processes.serve({})"
+PROGRAM = "import sys; sys.path[:] = {!r}; from imagematrix.audit.cpu import scanners; scanners.serve({})"
 
 
-class Processes:
-    """At most one process for each processor; thread-safe. Use it as a context manager.
+class Scanners:
+    """Processes that scan files, at most one for each processor; thread-safe. Use it as a context manager.
 
     Large files start them. They end with this process, however it ends.
     """
@@ -43,7 +43,7 @@ class Processes:
         self._most = min(len(os.sched_getaffinity(0)), MOST)
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="scan")
         self._of_thread = threading.local()
-        self._started: list[_Process] = []
+        self._started: list[_Scanner] = []
         self._closed = False
         self._lock = threading.Lock()
 
@@ -53,11 +53,11 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._closed = True
-        for process in self._started:
-            process.kill()
+        for scanner in self._started:
+            scanner.kill()
         self._threads.shutdown(cancel_futures=True)
-        for process in self._started:
-            process.close()
+        for scanner in self._started:
+            scanner.close()
 
     def start_scan(self, path: str, headers: Elf, window: Window) -> Callable[[], HostCode]:
         """Start to scan a `decodable` file, and return a function that waits for the result; see `scan`.
@@ -72,25 +72,25 @@ class Processes:
         return self._threads.submit(self._scanned, path, window).result
 
     def _scanned(self, path: str, window: Window) -> HostCode:
-        part = path, window.start, window.size
-        process = self._process()
-        return process.scanned(window.fileno(), *part) if process else _scanned(window.fileno(), *part)
+        part = window.fileno(), path, window.start, window.size
+        scanner = self._scanner()
+        return scanner.scanned(*part) if scanner else _scanned(*part)
 
-    def _process(self) -> _Process | None:
+    def _scanner(self) -> _Scanner | None:
         """Return the process of this thread."""
-        if not hasattr(self._of_thread, "process"):
-            self._of_thread.process = process = _Process.started()
-            if process:
+        if not hasattr(self._of_thread, "scanner"):
+            self._of_thread.scanner = new = _Scanner.started()
+            if new:
                 with self._lock:
-                    self._started.append(process)
+                    self._started.append(new)
                     closed = self._closed
                 if closed:
-                    process.kill()
-        own: _Process | None = self._of_thread.process
+                    new.kill()
+        own: _Scanner | None = self._of_thread.scanner
         return own
 
 
-class _Process:
+class _Scanner:
     """A process that scans one file at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
@@ -98,7 +98,7 @@ class _Process:
         self._connection = connection
 
     @classmethod
-    def started(cls) -> _Process | None:
+    def started(cls) -> _Scanner | None:
         """Return a new process that is ready, or None if there can be none."""
         from multiprocessing import Pipe  # imported late: most commands need no process
 
@@ -151,7 +151,7 @@ class _Process:
 
 
 def serve(descriptor: int) -> None:
-    """Scan the files that another process sends until it ends; the body of a process of `Processes`."""
+    """Scan the files that another process sends until it ends; the body of a process of `Scanners`."""
     from multiprocessing.connection import Connection
     from multiprocessing.reduction import recv_handle
 
@@ -176,13 +176,13 @@ def _end_with_input() -> None:
 
 
 def _scanned(descriptor: int, path: str, start: int, size: int) -> HostCode:
-    window = Window(cast("BinaryIO", _File(descriptor)), start, size)
+    window = Window(cast("BinaryIO", _OpenFile(descriptor)), start, size)
     headers = elf.read(window)
     assert headers is not None  # noqa: S101 - who asks has read them; for the type checker
     return scan(path, headers, window)
 
 
-class _File(io.RawIOBase):
+class _OpenFile(io.RawIOBase):
     """A file with a position of its own: all that read an open file share the other one."""
 
     def __init__(self, descriptor: int) -> None:

@@ -18,9 +18,9 @@ from compiling import compiled
 from images import tar
 
 from imagematrix.audit import elf, layer
-from imagematrix.audit.cpu import processes
-from imagematrix.audit.cpu.processes import Processes
+from imagematrix.audit.cpu import scanners
 from imagematrix.audit.cpu.scan import scan
+from imagematrix.audit.cpu.scanners import Scanners
 from imagematrix.audit.window import Window
 from imagematrix.errors import AuditError
 
@@ -34,7 +34,7 @@ VPADDD = 0xC2FEF5C5  # vpaddd %ymm2, %ymm1, %ymm0
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(processes, "LARGE", 1)
+    monkeypatch.setattr(scanners, "LARGE", 1)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def found_alone(libraries):
 
 
 def test_processes_find_what_one_thread_finds(started, libraries):
-    with Processes() as scanning:
+    with Scanners() as scanning:
         assert found(scanning, libraries) == found(scanning, libraries) == found_alone(libraries)
     assert 1 <= len(started) <= 2
     assert all(process.returncode == -signal.SIGKILL for process in started)
@@ -102,7 +102,7 @@ def test_processes_find_what_one_thread_finds(started, libraries):
 def test_threads_share_processes(started, libraries):
     alone = found_alone(libraries)
     results = []
-    with Processes() as scanning:
+    with Scanners() as scanning:
         threads = [
             threading.Thread(target=lambda: results.append(found(scanning, libraries))) for _ in range(5)
         ]
@@ -115,31 +115,31 @@ def test_threads_share_processes(started, libraries):
 
 
 def test_small_file_starts_no_process(started, libraries, monkeypatch):
-    monkeypatch.setattr(processes, "LARGE", 1 << 20)
-    with Processes() as scanning:
+    monkeypatch.setattr(scanners, "LARGE", 1 << 20)
+    with Scanners() as scanning:
         assert found(scanning, libraries) == found_alone(libraries)
     assert not started
 
 
 def test_one_processor_starts_no_process(started, libraries, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    with Processes() as scanning:
+    with Scanners() as scanning:
         assert found(scanning, libraries) == found_alone(libraries)
     assert not started
 
 
 @pytest.mark.parametrize("executable", ["/bin/true", "/bin/cat", "/nonexistent", ""])
 def test_program_that_embeds_python_scans_by_itself(libraries, monkeypatch, executable):
-    monkeypatch.setattr(processes, "PATIENCE", 1)
+    monkeypatch.setattr(scanners, "PATIENCE", 1)
     monkeypatch.setattr(sys, "executable", executable)
-    with Processes() as scanning:
+    with Scanners() as scanning:
         assert found(scanning, libraries) == found_alone(libraries)
 
 
 def test_parts_of_one_file_are_scanned_at_the_same_time(libraries, tmp_path):
     path = tmp_path / "all"
     path.write_bytes(b"".join(window.at(0, window.size) for _, window in libraries.values()))
-    with path.open("rb") as file, Processes() as scanning:
+    with path.open("rb") as file, Scanners() as scanning:
         parts, start = {}, 0
         for name, (headers, window) in libraries.items():
             parts[name] = headers, Window(file, start, window.size)
@@ -149,14 +149,14 @@ def test_parts_of_one_file_are_scanned_at_the_same_time(libraries, tmp_path):
 
 def test_error_in_a_process_is_raised_here(libraries):
     *_, library = libraries.values()
-    with Processes() as scanning, pytest.raises(TypeError):
+    with Scanners() as scanning, pytest.raises(TypeError):
         scanning.start_scan(None, *library)()
 
 
 def test_killed_process_makes_a_layer_unreadable(started, libraries, tmp_path):
     """The kernel does so when memory is short."""
     program = compiled(tmp_path / "p", "int main(void) { return 0; }").read_bytes()
-    with Processes() as scanning:
+    with Scanners() as scanning:
         found(scanning, libraries)
         for process in started:
             process.kill()
@@ -166,7 +166,7 @@ def test_killed_process_makes_a_layer_unreadable(started, libraries, tmp_path):
 
 def test_processes_end_at_once_when_they_are_closed(started, long, open_window):
     window = open_window(long)
-    with Processes() as scanning:
+    with Scanners() as scanning:
         result = scanning.start_scan("/lib/long.so", elf.read(window), window)
         while not started:
             time.sleep(0.01)
@@ -186,11 +186,11 @@ def test_processes_end_with_a_killed_parent(long):
         "subprocess.Popen = start\n"
         "from pathlib import Path\n"
         "from imagematrix.audit import elf\n"
-        "from imagematrix.audit.cpu.processes import Processes\n"
+        "from imagematrix.audit.cpu.scanners import Scanners\n"
         "from imagematrix.audit.window import Window\n"
         f"path = Path({str(long)!r})\n"
         "window = Window(path.open('rb'), 0, path.stat().st_size)\n"
-        "with Processes() as scanning: scanning.start_scan('/l', elf.read(window), window)()\n"
+        "with Scanners() as scanning: scanning.start_scan('/l', elf.read(window), window)()\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
@@ -212,7 +212,7 @@ def _runs(pid):
 def test_process_serves_until_its_connection_closes(libraries):
     own, other = Pipe()
     *_, (path, (headers, window)) = libraries.items()
-    command = [sys.executable, "-c", processes.PROGRAM.format(sys.path, other.fileno())]
+    command = [sys.executable, "-c", scanners.PROGRAM.format(sys.path, other.fileno())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
         other.close()
         with closing(own):
