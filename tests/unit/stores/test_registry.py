@@ -278,7 +278,7 @@ def test_adopted_image_is_audited(remote, docker, make_image, archive):
 def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image, archive, monkeypatch):
     read = []
     real = layer.read
-    monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
+    monkeypatch.setattr(layer, "read", lambda stream, *rest: read.append(rest[0]) or real(stream, *rest))
     for cell in ("a", "b"):
         one = make_image(cell)
         docker.store(one.order, one.made)
