@@ -90,8 +90,8 @@ def _listed() -> tuple[Fields, ...]:
     """
     import subprocess
 
+    from imagematrix.children import child_command
     from imagematrix.documents import Fields, parse
-    from imagematrix.node.nvml import child_command
 
     remedy, path = None, socket()
     command = [*child_command("imagematrix.allocation.pods_query"), path]

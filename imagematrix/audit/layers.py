@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from imagematrix import deflate
 from imagematrix.audit import layer
 from imagematrix.audit.cpu.scan import scan_later
 from imagematrix.oci.expanded import Expanded, Hashed
@@ -90,7 +90,7 @@ class Layers:
             if self._stopped:
                 raise CancelledError
             self._awaited.update(results.values())
-        for _ in range(min(MOST, len(results), len(os.sched_getaffinity(0)))):
+        for _ in range(min(MOST, len(results), deflate.threads())):
             # Daemon threads: a command that is interrupted does not wait for a large file.
             threading.Thread(target=work, name="layer", daemon=True).start()
         try:

@@ -7,9 +7,9 @@ import threading
 
 from imagematrix import documents
 from imagematrix.allocation.processes import container_ids
+from imagematrix.children import child_command
 from imagematrix.errors import UsageError
 from imagematrix.node import nvml_memory
-from imagematrix.node.nvml import child_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ call on a node without persistence mode takes seconds. Starting that process cos
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.documents import Fields
     from imagematrix.node.host import Driver
 
-__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "child_command", "decode", "explain", "read"]
+__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "decode", "explain", "read"]
 
 TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
@@ -100,6 +99,8 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
     import json
     import subprocess
 
+    from imagematrix.children import child_command
+
     if not sys.executable:
         return Nvml(message="cannot start a process: sys.executable is not set")
     try:
@@ -121,17 +122,6 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
     except (ValueError, UsageError):
         last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {child.returncode}"]
         return Nvml(message=f"the query process failed: {last[0]}")
-
-
-def child_command(module: str) -> list[str]:
-    """Return the command that runs `main` of a module, by its full name, in a separate process.
-
-    It imports modules from where this process does: from folders or from an archive.
-    """
-    # "" is the working directory, which may contain a foreign pynvml.py.
-    path = [os.path.abspath(entry) for entry in sys.path if entry]  # noqa: PTH100 - strings, not paths
-    program = f"import sys; sys.path[:] = {path!r}; import {module} as child; child.main()"
-    return [sys.executable, "-P", "-c", program]
 
 
 def decode(document: object) -> Nvml:

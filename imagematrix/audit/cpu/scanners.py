@@ -11,9 +11,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, cast
 
+from imagematrix import deflate
 from imagematrix.audit import elf
 from imagematrix.audit.cpu.scan import code_sections, scan, scan_later
 from imagematrix.audit.window import Window
+from imagematrix.children import child_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +26,11 @@ if TYPE_CHECKING:
     from imagematrix.audit.elf import Elf
     from imagematrix.audit.host_code import HostCode
 
-__all__ = ["Scanners", "serve"]
+__all__ = ["Scanners", "main"]
 
 LARGE = 8 << 20  # bytes of code, which take longer to decode than a process takes to start
 MOST = 8  # scanners: this process reads layers no faster than they scan
 PATIENCE = 60  # seconds until a process has to be ready
-# What multiprocessing starts would import the main module, which may be a script without a guard.
-PROGRAM = "import sys; sys.path[:] = {!r}; from imagematrix.audit.cpu import scanners; scanners.serve({})"
 
 
 class Scanners:
@@ -40,7 +40,7 @@ class Scanners:
     """
 
     def __init__(self) -> None:
-        self._most = min(len(os.sched_getaffinity(0)), MOST)
+        self._most = min(deflate.threads(), MOST)
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="scan")
         self._of_thread = threading.local()
         self._started: list[_Scanner] = []
@@ -105,7 +105,7 @@ class _Scanner:
         connection, other = Pipe()
         with other:
             number = other.fileno()
-            command = [sys.executable, "-I", "-c", PROGRAM.format(sys.path, number)]
+            command = [*child_command(__name__), str(number)]
             try:
                 # In a session of its own, it gets no signal from a terminal.
                 process = subprocess.Popen(
@@ -150,13 +150,16 @@ class _Scanner:
         self._connection.close()
 
 
-def serve(descriptor: int) -> None:
-    """Scan the files that another process sends until it ends; the body of a process of `Scanners`."""
+def main() -> None:
+    """Scan the files that a process of `Scanners` gets, until the process that started it ends.
+
+    The argument is the descriptor of the connection.
+    """
     from multiprocessing.connection import Connection
     from multiprocessing.reduction import recv_handle
 
     threading.Thread(target=_end_with_input, daemon=True).start()
-    with Connection(descriptor) as connection, contextlib.suppress(EOFError, OSError):
+    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError, OSError):
         connection.send(None)
         while True:
             part = connection.recv()

@@ -158,7 +158,7 @@ def test_a_gpu_in_mig_mode_may_be_held_whole(listing, gpu):
 def test_a_query_that_fails_is_an_error(socket, monkeypatch, gpu, program, message):
     socket.touch()
     monkeypatch.setattr(pods, "TIMEOUT_S", 0.2 if message and "within" in message else 20)
-    monkeypatch.setattr("imagematrix.node.nvml.child_command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr("imagematrix.children.child_command", lambda _: [sys.executable, "-c", program])
     if message is None:
         assert pods.usage((gpu(),)) == {}
         return

@@ -22,6 +22,7 @@ from imagematrix.audit.cpu import scanners
 from imagematrix.audit.cpu.scan import scan
 from imagematrix.audit.cpu.scanners import Scanners
 from imagematrix.audit.window import Window
+from imagematrix.children import child_command
 from imagematrix.errors import AuditError
 
 SOON = 30  # seconds, on a slow machine
@@ -212,7 +213,7 @@ def _runs(pid):
 def test_process_serves_until_its_connection_closes(libraries):
     own, other = Pipe()
     *_, (path, (headers, window)) = libraries.items()
-    command = [sys.executable, "-c", scanners.PROGRAM.format(sys.path, other.fileno())]
+    command = [*child_command(scanners.__name__), str(other.fileno())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
         other.close()
         with closing(own):
