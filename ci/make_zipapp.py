@@ -29,6 +29,7 @@ OTHERS = (
     "cryptography",
     "grpcio",
     "iced-x86",
+    "isal",
     "jinja2",
     "prometheus-client",
     "protobuf",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["ByteStream"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ByteStream", "filled"]
+
+PIECE = 1 << 20
 
 
 class ByteStream(Protocol):
@@ -12,3 +18,12 @@ class ByteStream(Protocol):
 
     def read(self, size: int = ..., /) -> bytes:
         """Return the next bytes, empty at the end."""
+
+
+def filled(read: Callable[[int], bytes], size: int) -> bytes:
+    """Return the next `size` bytes, all if it is negative, from a `read` that may return fewer each time."""
+    parts: list[bytes] = []
+    while size and (piece := read(size if size > 0 else PIECE)):
+        parts.append(piece)
+        size -= len(piece) if size > 0 else 0
+    return b"".join(parts)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
 
 from imagematrix.errors import AuditError
 from imagematrix.oci.byte_stream import ByteStream
+from imagematrix.oci.ungzip import ungzip
 from imagematrix.oci.unzstd import unzstd
 
 __all__ = ["GZIP", "ZSTD", "ByteStream", "Expanded", "Hashed"]
@@ -41,12 +40,7 @@ class Expanded:
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next `size` bytes, fewer at the end."""
-        try:
-            data = self._file.read(size)
-        except (OSError, zlib.error) as error:
-            if type(error) not in (gzip.BadGzipFile, zlib.error):
-                raise
-            raise ValueError(str(error)) from error
+        data = self._file.read(size)
         self.produced += len(data)
         if self.produced > max(FREE, RATIO * self._raw.read_so_far):
             raise ValueError(f"{self._raw.read_so_far} bytes expand to more than {self.produced}")
@@ -101,7 +95,7 @@ class _Counted:
 
 def _opened(raw: _Counted) -> ByteStream:
     if raw.head.startswith(GZIP):
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload,no-any-return]  # read only
+        return ungzip(raw)
     if raw.head == ZSTD or (raw.head[1:] == b"\x2a\x4d\x18" and raw.head[0] in SKIPPABLE):
         return unzstd(raw)
     return raw

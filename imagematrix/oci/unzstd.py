@@ -11,6 +11,7 @@ import threading
 import weakref
 
 from imagematrix.errors import EngineError
+from imagematrix.oci.byte_stream import filled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,14 +57,10 @@ class _ZstandardLibrary:
         self._reader: Any = decompressor.stream_reader(raw, read_across_frames=True)  # type: ignore[arg-type]
 
     def read(self, size: int = PIECE, /) -> bytes:
-        parts: list[bytes] = []
         try:
-            while size and (piece := self._reader.read(size if size > 0 else PIECE)):
-                parts.append(piece)
-                size -= len(piece) if size > 0 else 0
+            return filled(self._reader.read, size)
         except self._error as error:
             raise ValueError(str(error)) from error
-        return b"".join(parts)
 
 
 class _PythonsZstandard(_ZstandardLibrary):
