@@ -143,14 +143,14 @@ class ImageTree(Generic[F]):
     def _apply(self, layer: TreeLayer[F]) -> None:
         upper = _Directory()
         for path in layer.emptied:
-            _made(upper, path).emptied = True
+            _made(upper, path, layer.digest).emptied = True
         upper.emptied = False  # overlayfs ignores an opaque root
         for path in layer.removed:
             parent, _, name = path.rpartition("/")
-            _made(upper, parent).removed.add(name)
+            _made(upper, parent, layer.digest).removed.add(name)
         for path, entry in layer.entries.items():
             parent, _, name = path.rpartition("/")
-            folder = _made(upper, parent)
+            folder = _made(upper, parent, layer.digest)
             if isinstance(entry, Folder):
                 if not name:
                     upper.own = entry
@@ -179,7 +179,7 @@ class ImageTree(Generic[F]):
 def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[str], Any]:
     """Follow a path; return the names in the resolved path, and the entry there, or None if there is none.
 
-    With `make`, create a folder there if none exists, and all its parents.
+    With `make`, create a folder there if there is nothing, and all its parents.
     """
     names: list[str] = []
     passed: list[Any] = [root]
@@ -199,7 +199,7 @@ def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[st
                 names, passed = [], [root]
             ahead += node.target.split("/")[::-1]
             continue
-        if make and isinstance(here, _Directory) and not isinstance(node, _Directory):
+        if make and isinstance(here, _Directory) and node is None:
             node = here.inner[name] = _Directory()
         if node is None or isinstance(node, Symlink):
             return names, None
@@ -208,8 +208,12 @@ def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[st
     return names, passed[-1]
 
 
-def _made(root: _Directory, path: str) -> _Directory:
-    """Return the folder at a path, creating it if needed."""
+def _made(root: _Directory, path: str, digest: str) -> _Directory:
+    """Return the folder at a path, creating it if needed.
+
+    Raises AuditError if a file is there, or links in a loop. Engines refuse such a layer, whose digest is
+    `digest`: containerd by mkparent() in archive/tar.go, Docker when it creates what is in the folder.
+    """
     here: Any = root
     for name in path.split("/")[1:]:
         here = here.inner.get(name)
@@ -219,4 +223,6 @@ def _made(root: _Directory, path: str) -> _Directory:
         directory: _Directory = here
         return directory
     _, node = _walked(root, path, make=True)
-    return node if isinstance(node, _Directory) else root
+    if not isinstance(node, _Directory):
+        raise AuditError(f"layer {digest} has entries in {path}, which is no folder")
+    return node

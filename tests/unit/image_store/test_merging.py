@@ -155,6 +155,9 @@ def test_the_same_empty_layer_may_come_twice():
         ([[link("l", "x" * 4097)]], "has 4097 characters"),
         ([["/".join("a" * 258)]], "258 levels"),
         ([[link("l", "/".join("a" * 250)), f"l/{'/'.join('b' * 9)}"]], "259 levels"),
+        ([["a", "a/b"]], "has entries in /a, which is no folder"),
+        ([["a", link("l", "a"), "l/b"]], "has entries in /l, which is no folder"),
+        ([[link("l", "l"), "l/b"]], "has entries in /l, which is no folder"),
         ([[("a", b"1"), hardlink("b", "a"), "a"]], "is replaced after another entry"),
     ],
 )
@@ -252,6 +255,8 @@ def unpack(members, lower, number):  # noqa: C901 - one branch for each kind of 
             if kind != "folder":
                 if not made:
                     return None
+                if kind:
+                    reject()  # engines refuse an entry below a file, and below links in a loop
                 replace(here, "folder")
             done.append(name)
         return "/".join([*done, path.rpartition("/")[2]])
