@@ -45,7 +45,6 @@ T = TypeVar("T")
 
 POLL_S = 0.1
 GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
-HEAD_START = 1.0  # seconds that builds wait for the export of bases: a small base is then exported only once
 # Images for each job that are built, audited or stored at a time. Builds thus go on while the first audit
 # reads the base. Each image takes the disk space of its layers.
 OPEN = 4
@@ -202,9 +201,7 @@ class _BuildRun:
             try:
                 shared.append(ahead.submit(self._maker.query_compilers))
                 if jobs > 1:
-                    exported = threading.Event()
-                    shared.append(ahead.submit(self._maker.export_bases, exported.set))
-                    exported.wait(HEAD_START)
+                    shared.append(ahead.submit(self._maker.export_bases))
                 while order.is_active() and not self._stopped:
                     ready = order.get_ready()
                     futures |= {

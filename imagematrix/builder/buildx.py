@@ -20,7 +20,7 @@ from typing import Self
 from imagematrix.builder.rewrite import Rewriter
 from imagematrix.builder.solver import Solver
 from imagematrix.engine import releases
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
@@ -222,7 +222,10 @@ class Buildx:
             own = stack.enter_context(self._layout(unshared=order.unshared))
             base = beginning(order.dockerfile)
             if base and not order.unshared:
-                self._known_base(base, order.sources, order.together)  # BuildKit does not send its layers
+                step(f"exporting {base}")
+                # BuildKit would send its layers with each image. If that fails, the build says so in its log.
+                with contextlib.suppress(BuildError):
+                    self.base_layers(base, order.sources, order.together)
             known = frozenset() if order.unshared else self._known_layers(order)
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.

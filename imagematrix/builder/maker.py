@@ -126,22 +126,19 @@ class Maker:
             with contextlib.suppress(ImagematrixError, OSError):
                 self._compilers.flags(item, self._sources(item))
 
-    def export_bases(self, exported: Callable[[], object]) -> None:
-        """Export the bases of the images, call `exported`, and read them; the builds report the errors.
+    def export_bases(self) -> None:
+        """Export the bases of the images and read them; the builds report the errors.
 
-        The first images finish at the same time, and each would otherwise export its base.
+        Images are thus built while the layers of their bases are read.
         """
         firsts: dict[tuple[str | None, str], Planned] = {}
         for item in self._to_build:
             firsts.setdefault((beginning(item.dockerfile), item.cell.platform), item)
         paths: list[Path] = []
-        try:
-            for (base, _), item in firsts.items():
-                if base in item.bases:
-                    with contextlib.suppress(ImagematrixError, OSError):
-                        paths += self._builder.base_layers(base, self._sources(item), self._together)
-        finally:
-            exported()
+        for (base, _), item in firsts.items():
+            if base in item.bases:
+                with contextlib.suppress(ImagematrixError, OSError):
+                    paths += self._builder.base_layers(base, self._sources(item), self._together)
         with contextlib.suppress(ImagematrixError, OSError, layout.HollowError):
             self._read(paths)
 

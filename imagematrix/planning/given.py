@@ -27,6 +27,8 @@ __all__ = ["PROXIES", "Given", "parse", "proxies", "scrubbed"]
 # Source policies, labels from git, attestations, other frontends: see docs.docker.com, "Build variables".
 DECIDING = ("BUILDX_", "BUILDKIT_", "EXPERIMENTAL_BUILDKIT_", "SOURCE_DATE_EPOCH", "DOCKER_DEFAULT_PLATFORM")
 KEPT = ("BUILDX_CONFIG",)  # the location of builders for --builder
+# buildx would otherwise ask git about the copy of the context, which is in no repository of its own.
+OWN = {"BUILDX_METADATA_PROVENANCE": "disabled", "BUILDX_GIT_INFO": "0"}
 # Set in every build by docker's own configuration (config.json, "proxies") unless overridden.
 PROXIES = ("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -155,7 +157,7 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without the variables that change what buildx and BuildKit build."""
     return {
         name: value for name, value in environment.items() if name in KEPT or not name.startswith(DECIDING)
-    } | {"BUILDX_METADATA_PROVENANCE": "disabled"}
+    } | OWN
 
 
 def proxies(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -169,3 +169,14 @@ def test_an_engine_that_has_the_layers_in_another_form_gets_them(engine, build):
     assert (after["RootFS"], after["Id"] != before["Id"]) == (before["RootFS"], True)
     (second,) = digests(build("other-form:v2", f"{LARGE} 2 > /last"))
     assert contents(engine, second)[0] == contents(engine, first)[0]
+
+
+def test_a_base_is_exported_once(engine, build, small):
+    """There is disk space for the base, of which four cells need no more than one."""
+    own = 4 * OWN
+    base = f"FROM debian:trixie\nRUN head -c {own}MB /dev/urandom > /x\n"
+    engine.docker("buildx", "build", "--tag=base-of-several:1", "-", input=base)
+    space = small(BASE // 2 + own + BASE // 2)
+    lines = "FROM base-of-several:1\nRUN echo {{ which }} > /n"
+    done = build("over-one-base:v1", lines, cells="1, 2, 3, 4", temporary=space)
+    assert len(digests(done)) == 4

@@ -268,7 +268,7 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
             assert contents(image) == [b"lower", b"upper"], "layers of the base are unchanged"
         manifest = json.loads(LayoutImage(image.layout, image.digest).raw)
         assert "annotations" not in manifest, "labels follow the audit"
-        assert steps == ["2/3: RUN make"]
+        assert steps == ["exporting a:1", "2/3: RUN make"], "the layers of the base are sent first, and once"
         assert image.stored_layers == frozenset(), "the base may not be in the engine"
         assert image.layout.is_dir()
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
@@ -382,6 +382,15 @@ def test_exported_base_has_the_layers_of_images(script, order, made):
         assert builder.base_layers("a:1", order.sources, ()) == ()
 
 
+def test_base_that_cannot_be_exported_fails_the_build(script, order):
+    arguments = script("echo 'failed to resolve source metadata for a:1'; exit 1")
+    log = io.StringIO()
+    with Buildx(Docker(), "mine") as builder, pytest.raises(BuildError, match="failed to resolve"):
+        make(builder, order, log)
+    assert "failed to resolve" in log.getvalue()
+    assert arguments.read_text().splitlines().count("build") == 2
+
+
 def test_classic_store_builds_into_the_engine(script, order):
     arguments = script(written(**{"containerimage.config.digest": DIGEST}))
     docker = Docker()
@@ -451,7 +460,9 @@ def test_unwritable_log_ends_the_build(script, order):
             raise OSError(28, "No space left on device")
 
     script("echo begun; exec sleep 60")
-    with Buildx(Docker()) as builder, pytest.raises(OSError, match="No space left"):
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker) as builder, pytest.raises(OSError, match="No space left"):
         make(builder, order, Full())
 
 
