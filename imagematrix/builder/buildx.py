@@ -12,7 +12,6 @@ import csv
 import io
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +84,6 @@ class Buildx:
         self._shared = _BuildLayout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
         self._known_bases: Once[str, tuple[Path, ...]] = Once()
-        self._begun: Once[tuple[object, ...], None] = Once()  # beginnings, by name and sources
         self._kept = contextlib.ExitStack()  # layers that images need to the end
         self._idle: list[_BuildLayout] = []
         self._lock = threading.Lock()
@@ -213,8 +211,6 @@ class Buildx:
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
-        if order.first and not order.no_cache:
-            self._begin(order, log, step)
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
         options += ["--no-cache"] if order.no_cache else []
         if not self.reproducible:
@@ -253,32 +249,6 @@ class Buildx:
                 self._earlier.note_cell(
                     order, [own.rewriter.layer(layer, order.compression) for layer in rewritten]
                 )
-
-    def _begin(self, order: Order, log: TextIO, step: Callable[[str], None]) -> None:
-        """Build the beginnings of an order that no other order has built, several at a time."""
-        sources = order.sources
-        beginnings = {one.name: one for one in order.first}
-
-        def begin(name: str) -> None:
-            for need in beginnings[name].needs:
-                begin(need)
-            dockerfile = beginnings[name].dockerfile
-            # Images may give the same name to other folders, where what one of them builds may fail.
-            named = tuple(sorted(one for one in sources.images.items() if one[0] in dockerfile))
-            key = name, sources.platform, sources.context, named
-            self._begun(key, partial(build, dockerfile))
-
-        def build(dockerfile: str) -> None:
-            options = ["--provenance=false", "--output=type=cacheonly"]
-            own = io.StringIO()  # the outputs of several builds at a time could not be told apart
-            try:
-                self._solver.metadata(options, replace(order, dockerfile=dockerfile), own, step)
-            finally:
-                log.write(own.getvalue())
-
-        with ThreadPoolExecutor(len(beginnings), thread_name_prefix="begin") as pool:
-            for _ in pool.map(begin, beginnings):
-                pass
 
     def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""

@@ -18,7 +18,6 @@ from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import compare, difference
 from imagematrix.builder.result import ENGINE, BuildStatus, Result
 from imagematrix.builder.rewrite import labelled
-from imagematrix.builder.sharing import beginnings
 from imagematrix.catalog import labels as labels_of
 from imagematrix.compression import libzstd
 from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
@@ -81,7 +80,6 @@ class Maker:
         self._compilers = Compilers(self._to_build, builder)
         self._made: dict[str, Made] = {}
         self._together = frozenset(item.reference for item in items)
-        self._beginnings = beginnings({item.reference: item.dockerfile for item in self._to_build})
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}
@@ -165,7 +163,6 @@ class Maker:
             dockerfile=item.dockerfile,
             sources=sources,
             together=self._together,
-            first=self._beginnings[item.reference],
             compression=item.cell.image.compression,
         )
         with opened(log) as file:

@@ -8,12 +8,11 @@ is overlooked would be in the image but not in its identity.
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, pairwise, zip_longest
+from itertools import pairwise
 
 from imagematrix.errors import UsageError
 
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
-    "Built",
     "bases",
     "beginning",
-    "built",
     "has_stage",
     "replaced",
     "require_known_inputs",
@@ -51,7 +48,6 @@ WITHOUT_IMAGES = (
     *("user", "volume", "workdir"),
 )
 WITH_HEREDOCS = ("add", "copy", "run")
-BUILDING = (*WITH_HEREDOCS, "workdir")
 DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(\S+)", re.ASCII)
 DIRECTIVES = ("syntax", "escape", "check")
 # A line that continues in the next. Two backslashes at its end continue it in some releases only.
@@ -146,52 +142,6 @@ def stages(dockerfile: str) -> tuple[str, ...]:
     return tuple(texts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """An instruction that builds something. Those of two Dockerfiles that build the same have one `digest`.
-
-    `needs` are the digests of all that it builds on, `end` is the offset of its end, and `runs` whether it is
-    RUN.
-    """
-
-    digest: str
-    needs: frozenset[str]
-    end: int
-    runs: bool
-
-
-def built(dockerfile: str) -> tuple[Built, ...]:
-    """Return the instructions of `dockerfile` that build something, in order.
-
-    ENV and the like count with the instruction that follows them.
-    """
-    steps = _read(dockerfile).steps
-    found: list[Built] = []
-    made: dict[str, tuple[str, frozenset[str]]] = {}  # by stage: a digest of it, and what it is built from
-    whole, needs, stage = "", frozenset[str](), ""
-    numbers, number = count(), ""
-    for step, following in zip_longest(steps, steps[1:]):
-        end = following.start if following else len(dockerfile)
-        if step.stage is not None:
-            image = step.names[0].text.lower()
-            whole, needs = made.get(image, (image, frozenset()))
-            stage, number = step.stage, str(next(numbers))
-        else:
-            sources = [made[name.text.lower()] for name in step.names if name.text.lower() in made]
-            text = dockerfile[step.start : end].rstrip()
-            whole = _digest(whole, text, *(source for source, _ in sources))
-            needs = needs.union(*(others for _, others in sources))
-            if step.command in BUILDING:
-                found.append(Built(whole, needs, end, runs=step.command == "run"))
-                needs |= {whole}
-        made[stage] = made[number] = whole, needs
-    return tuple(found)
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.sha256(repr(texts).encode()).hexdigest()
-
-
 def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
     """Return `dockerfile` with the images that `images` maps replaced; names of stages stay."""
     parts: list[str] = []
@@ -226,13 +176,12 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An instruction, the images that it names, and the stage that it begins ("" for an unnamed one).
+    """An instruction that names images, begins a stage ("" for an unnamed one) or reads the context.
 
     `start` is its offset, `copying` its text if it reads the context.
     """
 
     start: int
-    command: str
     names: tuple[_Name, ...] = ()
     stage: str | None = None
     copying: str | None = None
@@ -299,10 +248,7 @@ def _steps(dockerfile: str) -> Iterator[_Step]:
 
 @lru_cache(maxsize=4096)
 def _paragraph(text: str) -> _Part:
-    part = _read(text, whole=False)
-    # What reads by paragraph, as plans of large matrices do, needs no other steps.
-    steps = (step for step in part.steps if step.names or step.copying or step.stage is not None)
-    return replace(part, steps=tuple(steps))
+    return _read(text, whole=False)
 
 
 def _read(text: str, *, whole: bool = True) -> _Part:
@@ -332,33 +278,32 @@ def _read(text: str, *, whole: bool = True) -> _Part:
             continue
         instruction, parts = "".join(parts), []
         step, heredocs = _instruction(instruction, text[start:offset], start)
-        steps.append(step)
+        steps += step
     if parts and whole:
-        steps.append(_instruction("".join(parts), text[start:], start)[0])
+        steps += _instruction("".join(parts), text[start:], start)[0]
     return _Part(tuple(steps), cut=bool(parts or heredocs))
 
 
-def _instruction(text: str, raw: str, start: int) -> tuple[_Step, list[tuple[str, str]]]:
-    """Return the step for an instruction and its heredocs; `raw` is its text in the file."""
+def _instruction(text: str, raw: str, start: int) -> tuple[list[_Step], list[tuple[str, str]]]:
+    """Return the step for an instruction, if any, and its heredocs; `raw` is its text in the file."""
     word, *rest = BLANKS.split(text.strip(SPACE), maxsplit=1)
     command = word.lower()
     if command in WITHOUT_IMAGES:
-        return _Step(start, command), []
+        return [], []
     if command == "onbuild":  # it applies to later builds, but its heredocs are here
         source = _imported(rest[0]) if rest else None
         if source:
             remedy = "write the instruction into the templates that build on this image"
             raise UsageError(f"ONBUILD brings {source} into later builds: {raw.strip()}", remedy=remedy)
         inner, *more = BLANKS.split(rest[0].strip(SPACE), maxsplit=1) if rest else [""]
-        arguments = rest[0] if rest else ""
-        return _Step(start, command), _heredocs(inner.lower(), arguments, more[0] if more else "")
+        return [], _heredocs(inner.lower(), rest[0] if rest else "", more[0] if more else "")
     if command != "from" and command not in WITH_HEREDOCS:
         raise _unreadable(f"{word!r}, which is not an instruction", "see the Dockerfile reference")
     if command == "run" and "--" not in text and "<<" not in text:  # most instructions
-        return _Step(start, command), []
+        return [], []
     flags, arguments = _flags(rest[0] if rest else "")
     if command == "from":
-        return _stage(arguments, raw, start), []
+        return [_stage(arguments, raw, start)], []
     remote = _fetched(flags, arguments) if command == "add" else None
     if remote:
         raise UsageError(
@@ -366,8 +311,8 @@ def _instruction(text: str, raw: str, start: int) -> tuple[_Step, list[tuple[str
             remedy="add --checksum=sha256:..., name a commit of a git repository (URL.git#...), or use COPY",
         )
     names = tuple(_sources(flags, raw, start))
-    copying = raw.strip() if _reads_context(command, flags, arguments) else None
-    return _Step(start, command, names, copying=copying), _heredocs(command, text, arguments)
+    step = _Step(start, names, copying=raw.strip() if _reads_context(command, flags, arguments) else None)
+    return [step] if names or step.copying else [], _heredocs(command, text, arguments)
 
 
 def _imported(trigger: str) -> str | None:
@@ -431,7 +376,6 @@ def _stage(arguments: str, raw: str, start: int) -> _Step:
         raise _unreadable(f"FROM {arguments}", "write FROM IMAGE, or FROM IMAGE AS NAME")
     return _Step(
         start,
-        "from",
         (_named(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start),),
         words[2].lower() if len(words) > 1 else "",
     )

@@ -8,7 +8,6 @@ from imagematrix.errors import UsageError
 from imagematrix.render.dockerfile import (
     bases,
     beginning,
-    built,
     replaced,
     require_known_inputs,
     require_no_files,
@@ -261,47 +260,6 @@ def test_stages_include_the_stages_they_build_on():
         True,
     ]
     assert stages("FROM a\nRUN 1\n") == ()
-
-
-def shared(one, other):
-    """Which instructions of the first Dockerfile build the same as one of the second."""
-    others = {step.digest for step in built(other)}
-    return [step.digest in others for step in built(one)]
-
-
-def test_what_an_instruction_builds_depends_on_all_before_it():
-    dockerfile = "FROM a\nENV A=1\nRUN 1 \\\n  2\nWORKDIR /w\nRUN <<E\n3\nE\nLABEL a=b\n"
-    assert [step.runs for step in built(dockerfile)] == [True, False, True]
-    assert shared(dockerfile, dockerfile) == [True, True, True]
-    assert shared(dockerfile, dockerfile.replace("a=b", "a=c")) == [True, True, True]
-    assert shared(dockerfile, dockerfile.replace("3", "4")) == [True, True, False]
-    assert shared(dockerfile, dockerfile.replace("2", "4")) == [False, False, False]
-    assert shared(dockerfile, dockerfile.replace("A=1", "A=2")) == [False, False, False]
-    assert shared(dockerfile, dockerfile.replace("FROM a", "FROM b")) == [False, False, False]
-    run, folder, last = built(dockerfile)
-    assert (run.needs, folder.needs, last.needs) == (set(), {run.digest}, {run.digest, folder.digest})
-    assert dockerfile[: run.end].endswith("  2\n")
-    assert dockerfile[: folder.end].endswith("WORKDIR /w\n")
-    assert dockerfile[: last.end].endswith("\nE\n")
-    assert built("FROM a\nENV A=1\n") == ()
-
-
-def test_what_an_instruction_builds_depends_on_its_sources():
-    dockerfile = "FROM a AS One\nRUN 1\nFROM b\nRUN 2\nCOPY --from=one /x /x\nCOPY --from=0 /y /y\n"
-    assert shared(dockerfile, dockerfile.replace("RUN 2", "RUN 3")) == [True, False, False, False]
-    assert shared(dockerfile, dockerfile.replace("RUN 1", "RUN 3")) == [False, True, False, False]
-    assert built(dockerfile)[0].digest in built(dockerfile)[2].needs
-    numbered = dockerfile.replace("COPY --from=one /x /x\n", "")
-    assert built(numbered)[0].digest in built(numbered)[2].needs
-    mounted = "FROM a AS one\nRUN 1\nFROM b\nRUN --mount=from=one,target=/o 2\n"
-    assert shared(mounted, mounted.replace("RUN 1", "RUN 3")) == [False, False]
-
-
-def test_a_stage_begins_with_what_another_has_built():
-    dockerfile = "FROM a AS body\nRUN 1\n\nFROM body\nRUN 2\n"
-    assert shared(dockerfile, "FROM a AS trunk\nRUN 1\nFROM trunk AS rest\nRUN 3\n") == [True, False]
-    assert shared(dockerfile, dockerfile.replace("RUN 2", "RUN 3")) == [True, False]
-    assert shared(dockerfile, dockerfile.replace("RUN 1", "RUN 3")) == [False, False]
 
 
 @pytest.mark.parametrize(
