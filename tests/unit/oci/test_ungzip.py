@@ -10,6 +10,7 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import Lost, pieces
 
 from imagematrix.oci.expanded import Expanded
 from imagematrix.oci.ungzip import ungzip
@@ -24,10 +25,6 @@ def way(request, monkeypatch):
     """Only one way to decompress."""
     if request.param == "standard":
         monkeypatch.setitem(sys.modules, "isal", None)
-
-
-def pieces(stream, size):
-    return b"".join(iter(lambda: stream.read(size), b""))
 
 
 @pytest.mark.parametrize("size", [7_001, 1 << 20, 1 << 25])
@@ -76,15 +73,8 @@ def test_what_is_truncated_is_an_error(lost):
 
 
 def test_the_source_s_own_error_is_raised():
-    class Broken(io.BytesIO):
-        def read(self, size=-1):
-            data = super().read(size)
-            if not data:
-                raise ConnectionResetError("the registry went away")
-            return data
-
     with pytest.raises(ConnectionResetError, match="went away"):
-        pieces(ungzip(Broken(PACKED)), 1 << 20)
+        pieces(ungzip(Lost(PACKED)), 1 << 20)
 
 
 def test_a_name_without_end_takes_no_memory():

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import zstandard
+from reading import Lost, pieces
 
 from imagematrix.errors import EngineError
 from imagematrix.oci.expanded import Expanded
@@ -37,10 +38,6 @@ def packed(content=CONTENT, **parameters):
     made = zstandard.ZstdCompressionParameters.from_level(3, write_checksum=True, **parameters)
     compressor = zstandard.ZstdCompressor(compression_params=made).compressobj()
     return compressor.compress(content) + compressor.flush()
-
-
-def pieces(stream, size):
-    return b"".join(iter(lambda: stream.read(size), b""))
 
 
 @pytest.mark.usefixtures("way")
@@ -85,15 +82,8 @@ def test_a_truncated_stream_gives_less_or_an_error(way):
 
 @pytest.mark.usefixtures("way")
 def test_an_error_of_the_source_is_raised_as_it_is():
-    class Broken(io.BytesIO):
-        def read(self, size=-1):
-            data = super().read(size)
-            if not data:
-                raise ConnectionResetError("the registry went away")
-            return data
-
     with pytest.raises(ConnectionResetError, match="went away"):
-        pieces(unzstd(Broken(packed())), 1 << 20)
+        pieces(unzstd(Lost(packed())), 1 << 20)
 
 
 def test_a_program_does_not_outlive_its_stream(monkeypatch, way):
