@@ -38,6 +38,8 @@ DRIVER = {
     "libnvidia-gpucomp.so": 1,
 }
 FAMILY = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+# How a message begins after which a program prints more: Go its stack, docker where its help is.
+REASONS = ("panic: ", "docker: ")
 FLOOR = (525, 60, 13)  # the oldest driver that runs code of any CUDA 12
 
 
@@ -76,8 +78,7 @@ class Done(NamedTuple):
     def why(self) -> str:
         """Its exit code and last message, in one line."""
         lines = (self.err.strip() or self.out.strip() or "no output").splitlines()
-        # After a panic, Go programs print a stack trace.
-        reason = next((line for line in lines if line.startswith("panic: ")), lines[-1])
+        reason = next((line for line in lines if line.startswith(REASONS)), lines[-1])
         return f"`{self.line}` exited with {self.code}: {reason}"
 
     def json(self) -> Any:

@@ -1,6 +1,7 @@
 """Run some hundred operators of PyTorch on a device, and print a hash of each result as JSON.
 
     python operators.py cuda
+    python operators.py cuda sparse.mm      # only these, with the hashes of many runs of each
 
 Inputs come from fixed seeds, so two runs on a device agree, except for operators that add in any order.
 For these, `size` is the mean of the absolute values. An operator that fails has the name of its error.
@@ -46,20 +47,29 @@ ACTIVATIONS = """
 LINEAR = "inv det slogdet pinv qr svd eigvalsh cholesky_ex matrix_norm cond matrix_exp"
 FOURIER = "fft ifft fft2 rfft irfft fftn hfft"
 SIZE = 67  # not a multiple of a kernel's block size
+REPEATS = 300
 
 
 def main() -> None:
-    """Run all operators on the device given as the argument."""
+    """Run the operators named in the arguments, or all, on the device given as the first argument."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    device = torch.device(sys.argv[1])
-    results: dict[str, dict[str, object]] = {}
-    for name, case in _cases(device):
-        torch.manual_seed(0)
-        try:
-            results[name] = _result(case())
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is to be the same before and after
-            results[name] = {"error": type(error).__name__}
-    print(json.dumps(results))
+    device, names = torch.device(sys.argv[1]), sys.argv[2:]
+    if names:
+        print(json.dumps({name: _hashes(case) for name, case in _cases(device) if name in names}))
+    else:
+        print(json.dumps({name: _attempt(case) for name, case in _cases(device)}))
+
+
+def _hashes(case: Case) -> list[str]:
+    return sorted({str(_attempt(case).get("hash")) for _ in range(REPEATS)})
+
+
+def _attempt(case: Case) -> dict[str, object]:
+    torch.manual_seed(0)
+    try:
+        return _result(case())
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is to be the same before and after
+        return {"error": type(error).__name__}
 
 
 def _result(value: object) -> dict[str, object]:

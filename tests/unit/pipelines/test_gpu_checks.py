@@ -89,6 +89,23 @@ def test_processes_of_a_check_end_with_it(module, machine):
         machine.run("/no/such")
 
 
+@pytest.mark.parametrize(
+    ("err", "reason"),
+    [
+        (
+            "WARNING: swap\ndocker: Error response: no runc\n\nRun 'docker run --help'",
+            "docker: Error response: no runc",
+        ),
+        ("panic: nil map\ngoroutine 1\nexit status 2", "panic: nil map"),
+        ("first\nlast\n", "last"),
+        ("", "no output"),
+    ],
+)
+def test_failed_command_is_told_with_its_reason(module, err, reason):
+    done = module("machine").Done(("docker", "run"), 125, "", err)
+    assert done.why == f"`docker run` exited with 125: {reason}"
+
+
 def test_failed_part_of_the_bundle_gives_a_reason(module, monkeypatch, tmp_path):
     parts = module("parts")
     for name in ("dpkg", "gcc", "apt-get"):
@@ -125,12 +142,15 @@ site = os.environ.get("PYTHONPATH", {site!r})
 state = {site!r} + "/runs"
 if sys.argv[1] == "-c":
     print(json.dumps({{"folder": {site!r} + "/torch", "version": "9.9", "cuda": "12.8", "gpu": {gpu}}}))
+elif names := sys.argv[4:]:
+    print(json.dumps({{name: ["1", "2"] if name in ("unstable", "seldom") else ["1"] for name in names}}))
 else:
     with open(state, "a") as file:
         file.write("x")
     runs = os.path.getsize(state)
     results = {{f"op{{at}}": {{"hash": str(at), "size": 1.0}} for at in range({operators})}}
     results["refused"] = {{"error": "RuntimeError"}}
+    results["seldom"] = {{"hash": str(runs // 3), "size": 1.0 + runs / 1e6}}
     results["unstable"] = {{"hash": str(runs), "size": 1.0 + runs / 1e6}}
     trimmed = not all(open(site + "/torch/lib/code.fatbin", "rb").read()[-64:])
     assert trimmed == (runs == 3), "only the copy is trimmed"
@@ -173,7 +193,7 @@ def pytorch(module, machine, evidence, tmp_path, monkeypatch):
 
 
 def test_pytorch_is_trimmed_and_compared(pytorch, evidence):
-    assert pytorch() == ("PyTorch 9.9 without 0 MB: 251 operators, 250 bit by bit, 1 are refused as before")
+    assert pytorch() == ("PyTorch 9.9 without 0 MB: 252 operators, 250 bit by bit, 1 are refused as before")
     assert evidence == ["trimmed: code.fatbin: 128 of 272 bytes"]
 
 
@@ -188,15 +208,16 @@ def test_pytorch_is_compared_without_a_gpu(pytorch):
         '{"op7": {"error": "AcceleratorError"}}',
         '{"refused": {"hash": "0", "size": 0.0}}',
         '{"unstable": {"hash": "0", "size": 1.1}}',
+        '{"seldom": {"hash": "0", "size": 1.1}}',
     ],
 )
 def test_different_result_of_the_trimmed_copy_fails(pytorch, module, after):
-    with pytest.raises(module("machine").FailedError, match=r"^1 of 252 operators: "):
+    with pytest.raises(module("machine").FailedError, match=r"^1 of 253 operators: "):
         pytorch(after)
 
 
 def test_too_few_operators_prove_nothing(pytorch, module):
-    with pytest.raises(module("machine").FailedError, match="only 4 of 5 operators have a result on cuda"):
+    with pytest.raises(module("machine").FailedError, match="only 5 of 6 operators have a result on cuda"):
         pytorch(operators=3)
 
 
