@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import re
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
-from imagematrix.planning.backend import Made, Order
+from imagematrix.planning.backend import Beginning, Made, Order
 from imagematrix.render.dockerfile import beginning
 
 TYPE_CHECKING = False
@@ -84,6 +86,7 @@ class Buildx:
         self._shared = _BuildLayout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
         self._known_bases: Once[str, tuple[Path, ...]] = Once()
+        self._begun: Once[tuple[object, ...], None] = Once()  # beginnings, by name and sources
         self._kept = contextlib.ExitStack()  # layers that images need to the end
         self._idle: list[_BuildLayout] = []
         self._lock = threading.Lock()
@@ -146,8 +149,11 @@ class Buildx:
                 raise UsageError(f"{reference} is now another image in the engine", remedy="build again")
         return where
 
-    def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
+    def export(
+        self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
+    ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
+        self._begin(first, sources, io.StringIO(), lambda _: None)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             output = ["--output", _attributes({"type": "local", "dest": folder})]
             self._solver.solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
@@ -203,6 +209,7 @@ class Buildx:
         with self._layout() as own:
             made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
             image = layout.LayoutImage(own.folder, made)
+        self._begun(_inputs(Beginning(base, order.dockerfile), sources), lambda: None)
         name = self._lasting_name(base, sources)
         if self._earlier and name:
             self._earlier.note_base(name, image.layers)
@@ -213,8 +220,10 @@ class Buildx:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
         options += ["--no-cache"] if order.no_cache else []
+        first = () if order.no_cache else order.first
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
+            self._begin(first, order.sources, log, step)
             made = self._solver.metadata([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
@@ -226,6 +235,7 @@ class Buildx:
                 # BuildKit would send its layers with each image. If that fails, the build says so in its log.
                 with contextlib.suppress(BuildError):
                     self.base_layers(base, order.sources, order.together)
+            self._begin(first, order.sources, log, step)
             known = frozenset() if order.unshared else self._known_layers(order)
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
@@ -249,6 +259,32 @@ class Buildx:
                 self._earlier.note_cell(
                     order, [own.rewriter.layer(layer, order.compression) for layer in rewritten]
                 )
+
+    def _begin(
+        self, first: Sequence[Beginning], sources: BuildSources, log: TextIO, step: Callable[[str], None]
+    ) -> None:
+        """Build beginnings that have not been built yet, several at a time."""
+        beginnings = {one.name: one for one in first}
+
+        def begin(name: str) -> None:
+            one = beginnings[name]
+            for need in one.needs:
+                begin(need)
+            self._begun(_inputs(one, sources), partial(build, one.dockerfile))
+
+        def build(dockerfile: str) -> None:
+            own = io.StringIO()  # the outputs of several builds at a time could not be told apart
+            try:
+                self._solver.solve(
+                    ["--provenance=false", "--output=type=cacheonly"], dockerfile, sources, own, step
+                )
+            finally:
+                log.write(own.getvalue())
+
+        if beginnings:
+            with ThreadPoolExecutor(len(beginnings), thread_name_prefix="begin") as pool:
+                for _ in pool.map(begin, beginnings):
+                    pass
 
     def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""
@@ -303,6 +339,14 @@ class Buildx:
     def stop(self) -> None:
         """Stop all running builds; those that do not end soon are killed."""
         self._solver.stop()
+
+
+def _inputs(beginning: Beginning, sources: BuildSources) -> tuple[object, ...]:
+    """Return what two orders have in common if they have one beginning in common."""
+    text = beginning.dockerfile
+    context = sources.context if re.search("copy|add|mount", text, re.IGNORECASE) else None
+    named = [(name, value) for each in (sources.images, sources.args) for name, value in each.items()]
+    return beginning.name, sources.platform, context, *sorted(one for one in named if one[0] in text)
 
 
 def _attributes(attributes: Mapping[str, str]) -> str:

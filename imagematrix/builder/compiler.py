@@ -17,10 +17,12 @@ from imagematrix.render.dockerfile import through_stage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
-    from imagematrix.planning.backend import Builder, BuildSources
+    from imagematrix.planning.backend import BuildSources
     from imagematrix.planning.plan import Planned
+
+    Export = Callable[[str, BuildSources], Mapping[str, str]]
 
 __all__ = ["Compilers"]
 
@@ -28,9 +30,12 @@ ABSENT = "no-cc"  # the file that stands for a stage without a compiler
 
 
 class Compilers:
-    """The compilers of a build's items; thread-safe."""
+    """The compilers of a build's items; thread-safe.
 
-    def __init__(self, items: Iterable[Planned], builder: Builder) -> None:
+    `export` builds a Dockerfile and returns the text files in its last stage, as a Builder does.
+    """
+
+    def __init__(self, items: Iterable[Planned], export: Export) -> None:
         self._compilers: dict[Hashable, _Compiler] = {}
         self._of: dict[str, _Compiler] = {}  # by the references of items
         for item in items:
@@ -39,11 +44,16 @@ class Compilers:
             if stage and march:
                 image = item.cell.image  # a stage can use its files, arguments and secrets
                 key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
-                made = self._compilers.setdefault(key, _Compiler(stage, builder))
+                made = self._compilers.setdefault(key, _Compiler(item, stage, export))
                 made.options.add(item.cell.facts.option(march))
                 if not item.needs:
                     made.item = made.item or item
                 self._of[item.reference] = made
+
+    @property
+    def dockerfiles(self) -> dict[str, Planned]:
+        """What is built to run the compilers, each with an item that uses it."""
+        return {compiler.dockerfile: compiler.user for compiler in self._compilers.values()}
 
     def representatives(self) -> list[Planned]:
         """Return for each compiler an item that uses it and builds on no other image of the matrix."""
@@ -85,11 +95,12 @@ class Compilers:
 class _Compiler:
     """The compiler of one stage, run once for all its marches when the first result is needed."""
 
-    def __init__(self, stage: str, builder: Builder) -> None:
+    def __init__(self, user: Planned, stage: str, export: Export) -> None:
+        self.user = user
         self.options: set[str] = set()
         self.item: Planned | None = None
         self._stage = stage
-        self._builder = builder
+        self._export = export
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
 
@@ -98,7 +109,7 @@ class _Compiler:
         with self._lock:
             if self._answer is None:
                 try:
-                    self._answer = self._query(sources)
+                    self._answer = self._export(self.dockerfile, sources)
                 except BuildError as error:
                     self._answer = error  # the next cell would fail in the same way
             if not isinstance(self._answer, BuildError) and ABSENT in self._answer:
@@ -115,17 +126,18 @@ class _Compiler:
         """The compiler's output, if it has run by now."""
         return self._answer if isinstance(self._answer, Mapping) else None
 
-    def _query(self, sources: BuildSources) -> Mapping[str, str]:
+    @property
+    def dockerfile(self) -> str:
+        """What is built to run it."""
         words = " ".join(sorted(self.options))
         script = (
             f"command -v cc > /dev/null || touch /macros/{ABSENT}; for option in {words}; do "
             'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
         )
-        dockerfile = (
+        return (
             f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
-        return self._builder.export(dockerfile, sources)
 
 
 def _unknown(item: Planned, option: str) -> BuildError:

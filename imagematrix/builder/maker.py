@@ -18,6 +18,7 @@ from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import compare, difference
 from imagematrix.builder.result import ENGINE, BuildStatus, Result
 from imagematrix.builder.rewrite import labelled
+from imagematrix.builder.sharing import beginnings
 from imagematrix.catalog import labels as labels_of
 from imagematrix.compression import libzstd
 from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
@@ -29,6 +30,7 @@ from imagematrix.planning.driver import DriverFolder
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.remote_driver import RemoteDriver
 from imagematrix.render.dockerfile import beginning
+from imagematrix.render.steps import Recipe
 from imagematrix.trim import program
 
 TYPE_CHECKING = False
@@ -77,9 +79,12 @@ class Maker:
         self._builder = builder
         self._store = store
         self._verify = verify
-        self._compilers = Compilers(self._to_build, builder)
+        self._compilers = Compilers(self._to_build, self._export)
         self._made: dict[str, Made] = {}
         self._together = frozenset(item.reference for item in items)
+        recipes = {item.reference: _recipe(item.dockerfile, item) for item in self._to_build}
+        recipes |= {text: _recipe(text, item) for text, item in self._compilers.dockerfiles.items()}
+        self._beginnings = beginnings(recipes)
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}
@@ -119,6 +124,9 @@ class Maker:
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.of(context)
+
+    def _export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
+        return self._builder.export(dockerfile, sources, self._beginnings[dockerfile])
 
     def query_compilers(self) -> None:
         """Query the CPU flags while the first images are built; their builds report the errors."""
@@ -163,6 +171,7 @@ class Maker:
             dockerfile=item.dockerfile,
             sources=sources,
             together=self._together,
+            first=self._beginnings[item.reference],
             compression=item.cell.image.compression,
         )
         with opened(log) as file:
@@ -336,6 +345,17 @@ class Maker:
             raise StoppedError("stopped") from error
         layers = dict(zip(files, read, strict=True))
         return [layers[f"sha256:{path.name}"] for path in paths]
+
+
+def _recipe(dockerfile: str, item: Planned) -> Recipe:
+    image = item.cell.image
+    return Recipe(
+        dockerfile=dockerfile,
+        platform=item.cell.platform,
+        context=str(image.context),
+        arguments=str(image.build_args),
+        images={driver.CONTEXT: item.driver.digest} if item.driver else {},
+    )
 
 
 def _require_budget(budget: int, parts: Sequence[SizedLayer], *, compressed: bool) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from imagematrix.oci.parts import SizedLayer
-    from imagematrix.planning.backend import Builder, BuildSources, Made, Order
+    from imagematrix.planning.backend import Beginning, Builder, BuildSources, Made, Order
 
 __all__ = ["Pool"]
 
@@ -53,12 +53,14 @@ class Pool:
             return self._builders[0].held(reference, digest)
         return self.pinned(reference, digest)
 
-    def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
+    def export(
+        self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
+    ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name.
 
         It takes no slot, because builds wait for it.
         """
-        return self._builders[0].export(dockerfile, sources)
+        return self._builders[0].export(dockerfile, sources, first)
 
     def base_layers(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them, from the first builder."""

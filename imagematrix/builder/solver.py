@@ -103,12 +103,9 @@ class Solver:
     ) -> dict[str, Any]:
         """Build an order as `solve` does; return the metadata that buildx writes about the result."""
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
-            options = [
-                *options,
-                f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
-                f"--metadata-file={metadata.name}",
-            ]
-            self.solve(options, order.dockerfile, order.sources, log, step)
+            self.solve(
+                [*options, f"--metadata-file={metadata.name}"], order.dockerfile, order.sources, log, step
+            )
             document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
         return document
 
@@ -134,6 +131,7 @@ class Solver:
                 Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
             own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
+            own += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
             own += self._proxies
             own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
             own += [f"--secret={spec}" for spec in sources.secrets]

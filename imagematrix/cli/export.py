@@ -181,7 +181,7 @@ class _MatrixFile:
                     raise UsageError(f"{item.cell.id}: only `build` can take a driver from a folder")
             if not items:
                 raise UsageError("nothing to export: no cell can be built")
-            compilers = Compilers(items, shop.builder)
+            compilers = Compilers(items, shop.builder.export)
             pins = {base: shop.lasting(base, digest) for base, digest in plan.bases.items()}
             orders = []
             for item in items:

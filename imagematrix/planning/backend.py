@@ -80,15 +80,28 @@ class BuildSources:
         return {name: where for name, where in self.images.items() if not where.startswith(IMAGE)}
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The beginning of a Dockerfile that other images share, built before the rest.
+
+    `name` is the same for all of them. `needs` are the names of others that have to be built before.
+    """
+
+    name: str
+    dockerfile: str
+    needs: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One image to make: the Dockerfile's text, its sources, its reference and labels.
 
     If the builder writes layouts, there are no labels before the image is built and audited: then they are
     written once, and state what its bytes prove. Without layouts they are claims, given to the build.
-    `together` are the references of all images that the build stores. `compression` is that of the layers
-    that a builder adds to a layout; without layouts, the engine compresses what it pushes. `no_cache` uses
-    nothing of earlier builds; `unshared` shares no bytes on disk with another build.
+    `together` are the references of all images that the build stores. `first` are parts of the Dockerfile to
+    build before it. `compression` is that of the layers that a builder adds to a layout; without layouts, the
+    engine compresses what it pushes. `no_cache` uses nothing of earlier builds; `unshared` shares no bytes on
+    disk with another build.
     """
 
     reference: str
@@ -96,6 +109,7 @@ class Order:
     sources: BuildSources
     labels: Mapping[str, str] = field(default_factory=dict)
     together: frozenset[str] = frozenset()
+    first: tuple[Beginning, ...] = ()
     compression: Compression = DEFAULT
     no_cache: bool = False
     unshared: bool = False
@@ -146,8 +160,13 @@ class Builder(Protocol):
         """Return the source of a base image as `pinned` does, but by a name that cannot move."""
         ...
 
-    def export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
-        """Build `dockerfile` and return the text files in its last stage, by name; raise BuildError."""
+    def export(
+        self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
+    ) -> dict[str, str]:
+        """Build `dockerfile` and return the text files in its last stage, by name; raise BuildError.
+
+        `first` are parts of it to build before.
+        """
         ...
 
     def base_layers(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:

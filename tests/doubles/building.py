@@ -141,7 +141,7 @@ class FakeBackend:
     def lasting(self, reference, digest):
         return f"docker-image://{reference}@{digest}"
 
-    def export(self, dockerfile, sources):
+    def export(self, dockerfile, sources, first=()):  # noqa: ARG002
         self.calls.append(("export", dockerfile, sources.context))
         if "export" in self.errors:
             raise self.errors["export"]

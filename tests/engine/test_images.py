@@ -121,3 +121,27 @@ def test_bytes_depend_neither_on_processors_nor_on_order(engine, tmp_path, compr
         return cells
 
     assert built("one, two", "taskset", "--cpu-list", "0", jobs="1") == built("two, one", jobs="2")
+
+
+def test_a_stage_that_cells_share_is_built_once(engine, tmp_path):
+    """BuildKit would run it again for a cell that begins after another one that ran it has ended."""
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/it.j2").write_text(
+        f"FROM debian:trixie AS compiler\nRUN sleep 1; echo {tmp_path}\n"
+        "FROM compiler AS program\nRUN sleep 2; date +%N > /program; echo {{ program }}\n"
+        "FROM debian:trixie\nCOPY --from=program /program /program\n"
+        "RUN sleep {{ 1 + 2 * (variant | int) }}\n"
+    )
+    (tmp_path / "matrix.yaml").write_text(
+        "schema: imagematrix.matrix/v1\n"
+        "images: {once: {version: v1, template: it.j2, context: templates}}\n"
+        "axes: {program: [a, b], variant: ['0', '1', '2', '3']}\n"
+    )
+    done = engine.imagematrix("build", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    programs = {
+        (reference.split("-")[1], run(engine, reference, "cat", "/program").stdout)
+        for reference in done.stdout.split()
+    }
+    assert len(programs) == 2
+    assert len(done.stdout.split()) == 8

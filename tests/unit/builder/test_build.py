@@ -594,6 +594,22 @@ def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, ba
     assert [order.unshared for order in orders] == [False, True] * 2
 
 
+def test_what_images_share_is_built_before_them(planned, carry_out, backend):
+    asked = []
+    export = backend.export
+
+    def noted(dockerfile, sources, first):
+        asked.append(first)
+        return export(dockerfile, sources)
+
+    backend.export = noted
+    carry_out(planned(only="cuda=12.4"))
+    (first,) = {call[2].first for call in backend.calls if call[0] == "make"}
+    assert [one.dockerfile for one in first] == ["FROM debian:trixie AS compiler\nRUN apt-get install g++\n"]
+    (asked_first,) = asked
+    assert [one.name for one in asked_first] == [one.name for one in first], "it runs at the same time"
+
+
 def test_next_image_is_built_during_a_store(planned, carry_out, backend):
     third = threading.Event()
     make, store = backend.make, backend.store

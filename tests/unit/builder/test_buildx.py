@@ -13,7 +13,7 @@ from imagematrix.builder.buildx import Buildx
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci.layout import HollowError, LayoutImage
-from imagematrix.planning.backend import BuildSources, Order, StoppedError
+from imagematrix.planning.backend import Beginning, BuildSources, Order, StoppedError
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -380,6 +380,47 @@ def test_exported_base_has_the_layers_of_images(script, order, made):
     docker.has_manifests = False
     with Buildx(docker) as builder:
         assert builder.base_layers("a:1", order.sources, ()) == ()
+
+
+def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
+    script(
+        f"for word; do case $word in --file=*) cat ${{word#*=}} >> {tmp_path}/built;; esac; done;"
+        f" case $* in *cacheonly*) echo begun;; *) {made};; esac"
+    )
+    base = Beginning("a:1", "FROM a:1 AS one\n")  # it is exported before
+    first = Beginning("1", "FROM a:1\nRUN 1\n", frozenset({"a:1"}))
+    second = Beginning("2", "FROM a:1\nRUN 1\nRUN 2\n", frozenset({"a:1", "1"}))
+    log = io.StringIO()
+    with Buildx(Docker(), "mine") as builder:
+        make(builder, replace(order, first=(base, first, second), dockerfile="FROM a:1\nRUN 3\n"), log)
+        make(builder, replace(order, first=(base, first), dockerfile="FROM a:1\nRUN 4\n"), log)
+        make(builder, replace(order, first=(Beginning("5", "FROM a:1\nRUN 5\n"),), no_cache=True), log)
+    lines = (tmp_path / "built").read_text().splitlines()
+    assert [line for line in lines if line.startswith("RUN")] == ["RUN 1", "RUN 1", "RUN 2", "RUN 3", "RUN 4"]
+    assert log.getvalue().count("begun") == 2
+
+
+def test_beginning_of_another_context_is_another(script, order, tmp_path):
+    arguments = script("true")
+    first = (Beginning("1", "FROM a:1\nCOPY --from=c /x /x\n"),)
+    others = (
+        {"context": tmp_path},
+        {"images": {"c": "/other"}},
+        {"images": {**order.sources.images, "d": "/e"}},
+    )
+    with Buildx(Docker(), "mine") as builder:
+        for change in ({}, *others):
+            builder.export("FROM a:1\n", replace(order.sources, **change), first)
+    begun = arguments.read_text().splitlines().count("--output=type=cacheonly")
+    assert begun == 3, "d is not in it"
+
+
+def test_beginning_that_fails_fails_the_images_that_need_it(script, order):
+    script("echo 'g++: not found'; exit 1")
+    log = io.StringIO()
+    with Buildx(Docker(), "mine") as builder, pytest.raises(BuildError, match="not found"):
+        make(builder, replace(order, first=(Beginning("1", "FROM a:1\nRUN g++\n"),)), log)
+    assert log.getvalue() == "g++: not found\n"
 
 
 def test_base_that_cannot_be_exported_fails_the_build(script, order):

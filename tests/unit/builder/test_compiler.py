@@ -20,7 +20,7 @@ def flags(planned, backend):
 
     def call(*changes, **options):
         items = planned(*changes, **options).with_status("build")
-        compilers = Compilers(items, backend)
+        compilers = Compilers(items, backend.export)
         return {item.cell.id: compilers.flags(item, sources(item)) for item in items}
 
     return call
@@ -72,7 +72,7 @@ def test_compiler_is_that_of_the_image_s_own_arguments(planned, backend):
         )
 
     backend.export = export
-    compilers = Compilers(items, backend)
+    compilers = Compilers(items, backend.export)
     flags = {}
     for item in items:
         try:
@@ -97,7 +97,7 @@ def test_march_unknown_to_the_compiler_is_a_build_error(flags, backend):
 def test_failed_compiler_query_is_not_repeated(planned, backend):
     backend.errors["export"] = BuildError("no such package")
     items = planned(only="cuda=none").with_status("build")
-    compilers = Compilers(items, backend)
+    compilers = Compilers(items, backend.export)
     for item in items:
         with pytest.raises(BuildError, match="no such package"):
             compilers.flags(item, sources(item))

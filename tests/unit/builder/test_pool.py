@@ -26,7 +26,7 @@ class Builder(Double):
     def pinned(self, reference, digest):
         return None if self.has == reference else f"{reference}@{digest}"
 
-    def export(self, dockerfile, sources):
+    def export(self, dockerfile, sources, first=()):  # noqa: ARG002
         with self.make(dockerfile, sources, None):
             return {"from": dockerfile}
 

@@ -1,0 +1,105 @@
+"""What several images share, to be built once.
+
+As long as a build goes on that ran a step, BuildKit does not find the cached results of steps on top of it,
+and runs them again for the next image (28.5.2: it compares what was just made only by what others copy from
+it). So a step on top of which images differ is built first, in a build of its own. All images then have it
+from the cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import TypeVar
+
+from imagematrix.planning.backend import Beginning
+from imagematrix.render.steps import built
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+
+    from imagematrix.render.steps import Built, Recipe
+
+    Steps = Mapping[str, Built]  # by digest, in order
+
+__all__ = ["beginnings"]
+
+K = TypeVar("K", bound="Hashable")
+
+
+def beginnings(recipes: Mapping[K, Recipe]) -> dict[K, tuple[Beginning, ...]]:
+    """Return what to build before the images of `recipes`, by their keys."""
+    images = {key: _by_digest(built(recipe)) for key, recipe in recipes.items()}
+    times = Counter(chain.from_iterable(images.values()))
+    first = _first(images, times)
+    return {
+        key: tuple(
+            Beginning(step.digest, _text(recipe.dockerfile, step), step.needs & first[key])
+            for step in images[key].values()
+            if step.digest in first[key]
+        )
+        for key, recipe in recipes.items()
+    }
+
+
+def _by_digest(steps: Iterable[Built]) -> Steps:
+    """Return each step where it comes first."""
+    found: dict[str, Built] = {}
+    for step in steps:
+        found.setdefault(step.digest, step)
+    return found
+
+
+def _text(dockerfile: str, step: Built) -> str:
+    return dockerfile[step.start if step.command == "from" else 0 : step.end]
+
+
+def _first(images: Mapping[K, Steps], times: Mapping[str, int]) -> Mapping[K, frozenset[str]]:
+    """Return which steps of each image are built first."""
+    steps = {digest: step for own in images.values() for digest, step in own.items()}
+    pairs = _pairs(steps, times)
+    first: dict[K, frozenset[str]] = {key: frozenset() for key in images}
+    branching: set[str] = set()
+    more = {below for below, above in pairs if times[below] > times[above]}
+    while not more <= branching:
+        branching |= more
+        first = {
+            key: _with_others(frozenset(branching & own.keys()), own, times) for key, own in images.items()
+        }
+        # These builds, too, can have a step without another one on top of it.
+        builds = {digest: steps[digest].needs | {digest} for digest in chain.from_iterable(first.values())}
+        more = {
+            below
+            for below, above in pairs
+            for digest, parts in builds.items()
+            if below in parts and above not in parts and digest != below
+        }
+    return first
+
+
+def _pairs(steps: Steps, times: Mapping[str, int]) -> set[tuple[str, str]]:
+    """Return which steps are on top of which, as far as RUN of several images is above or the upper one."""
+    pairs: set[tuple[str, str]] = set()
+    for step in steps.values():
+        if step.command == "run" and times[step.digest] > 1:
+            upper = step
+            while upper.before and (upper.before, upper.digest) not in pairs:
+                pairs.add((upper.before, upper.digest))
+                upper = steps[upper.before]
+    return pairs
+
+
+def _with_others(branching: frozenset[str], steps: Steps, times: Mapping[str, int]) -> frozenset[str]:
+    """Return `branching` with RUN that would have to wait for it, though it does not build on it."""
+    slow = {digest for digest in branching if steps[digest].command != "from"}
+    if not slow:
+        return branching
+    begun = {digest for one in slow if not steps[one].needs & slow for digest in (one, *steps[one].needs)}
+    others = {
+        digest
+        for digest, step in steps.items()
+        if step.command == "run" and times[digest] > 1 and not step.needs & slow
+    }
+    others -= begun
+    return branching | others.difference(*(steps[digest].needs for digest in others))
