@@ -98,7 +98,7 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
     with scratch() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
-        with Maker(items, plan, snapshots, builder, store, layers, verify=verify) as maker:
+        with Maker(items, plan, snapshots, builder, store, layers, verify=verify, jobs=jobs) as maker:
             run = _BuildRun(items, maker, reporter, logs, fail_fast=fail_fast)
             results = [*failed, *run.results(jobs)]
     position = {id(item): index for index, item in enumerate(plan.items)}

@@ -88,6 +88,7 @@ class Buildx:
         self._known_bases: Once[str, tuple[Path, ...]] = Once()
         self._begun: Once[tuple[object, ...], None] = Once()  # beginnings, by name and sources
         self._kept = contextlib.ExitStack()  # layers that images need to the end
+        self._unused: dict[str, contextlib.ExitStack] = {}  # layers of beginnings that no image uses yet
         self._idle: list[_BuildLayout] = []
         self._lock = threading.Lock()
 
@@ -235,13 +236,16 @@ class Buildx:
                 # BuildKit would send its layers with each image. If that fails, the build says so in its log.
                 with contextlib.suppress(BuildError):
                     self.base_layers(base, order.sources, order.together)
-            self._begin(first, order.sources, log, step)
             known = frozenset() if order.unshared else self._known_layers(order)
+            self._begin(first, order.sources, log, step)
             digest = self._exported(options, own.folder, order, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept
             layers = self._layers(own.folder, digest)
             users.enter_context(own.blobs.used(layers))
+            for one in first:
+                if unused := self._unused.pop(one.name, None):
+                    unused.close()
             files = self.base_layers(base, order.sources, order.together, anew=order.unshared) if base else ()
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
@@ -270,21 +274,36 @@ class Buildx:
             one = beginnings[name]
             for need in one.needs:
                 begin(need)
-            self._begun(_inputs(one, sources), partial(build, one.dockerfile))
+            self._begun(_inputs(one, sources), partial(build, one))
 
-        def build(dockerfile: str) -> None:
+        def build(one: Beginning) -> None:
             own = io.StringIO()  # the outputs of several builds at a time could not be told apart
             try:
-                self._solver.solve(
-                    ["--provenance=false", "--output=type=cacheonly"], dockerfile, sources, own, step
-                )
+                if one.exported:
+                    self._export_shared(one, sources, own, step)
+                else:
+                    options = ["--provenance=false", "--output=type=cacheonly"]
+                    self._solver.solve(options, one.dockerfile, sources, own, step)
             finally:
                 log.write(own.getvalue())
 
         if beginnings:
+            step("building what images share")
             with ThreadPoolExecutor(len(beginnings), thread_name_prefix="begin") as pool:
                 for _ in pool.map(begin, beginnings):
                     pass
+
+    def _export_shared(
+        self, one: Beginning, sources: BuildSources, log: TextIO, step: Callable[[str], None]
+    ) -> None:
+        """Export layers that images share; their bytes are kept until an image uses them."""
+        order = Order(reference=one.name, dockerfile=one.dockerfile, sources=sources)
+        with self._layout() as own:
+            digest = self._exported(["--provenance=false"], own.folder, order, log, step)
+            layers = layout.LayoutImage(own.folder, digest).archives
+            unused = self._kept.enter_context(contextlib.ExitStack())
+            unused.enter_context(own.blobs.used(layers))
+            self._unused[one.name] = unused
 
     def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""

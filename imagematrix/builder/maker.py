@@ -59,7 +59,7 @@ class Maker:
     With `verify` it makes each image twice, even up-to-date ones.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the plan, builder and store, and the command's options
         self,
         items: Sequence[Planned],
         plan: Plan,
@@ -69,6 +69,7 @@ class Maker:
         layers: Layers,
         *,
         verify: bool,
+        jobs: int,
     ) -> None:
         self._items = items
         self._needed = {need for item in items for need in item.needs}
@@ -82,9 +83,11 @@ class Maker:
         self._compilers = Compilers(self._to_build, self._export)
         self._made: dict[str, Made] = {}
         self._together = frozenset(item.reference for item in items)
-        recipes = {item.reference: _recipe(item.dockerfile, item) for item in self._to_build}
-        recipes |= {text: _recipe(text, item) for text, item in self._compilers.dockerfiles.items()}
-        self._beginnings = beginnings(recipes)
+        self._beginnings = beginnings(
+            {item.reference: _recipe(item.dockerfile, item) for item in self._to_build},
+            {text: _recipe(text, item) for text, item in self._compilers.dockerfiles.items()},
+            at_once=jobs if builder.reproducible else 1,
+        )
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}

@@ -4,6 +4,9 @@ As long as a build goes on that ran a step, BuildKit does not find the cached re
 and runs them again for the next image (28.5.2: it compares what was just made only by what others copy from
 it). So a step on top of which images differ is built first, in a build of its own. All images then have it
 from the cache.
+
+BuildKit also sends a layer with each image that is built at the same time. So the layers that most of them
+have in common are exported first, as those of a base are.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from imagematrix.render.steps import built
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from imagematrix.render.steps import Built, Recipe
 
@@ -28,19 +32,41 @@ __all__ = ["beginnings"]
 K = TypeVar("K", bound="Hashable")
 
 
-def beginnings(recipes: Mapping[K, Recipe]) -> dict[K, tuple[Beginning, ...]]:
-    """Return what to build before the images of `recipes`, by their keys."""
-    images = {key: _by_digest(built(recipe)) for key, recipe in recipes.items()}
-    times = Counter(chain.from_iterable(images.values()))
-    first = _first(images, times)
+def beginnings(
+    images: Mapping[K, Recipe], others: Mapping[K, Recipe], *, at_once: int
+) -> dict[K, tuple[Beginning, ...]]:
+    """Return what to build before `images` and before `others`, by their keys.
+
+    Images are built `at_once`, and their layers are exported. Those of the others are not.
+    """
+    recipes = {**images, **others}
+    steps = {key: _by_digest(built(recipe)) for key, recipe in recipes.items()}
+    times = Counter(chain.from_iterable(steps.values()))
+    least = 2 * len(images) / at_once  # so many that two of them are built at a time, on average
+    common = (_common(steps[key], times, least) for key in images)
+    exported = {digest for digest in common if digest}
+    first = _first(steps, times, exported)
     return {
         key: tuple(
-            Beginning(step.digest, _text(recipe.dockerfile, step), step.needs & first[key])
-            for step in images[key].values()
+            Beginning(
+                name=step.digest,
+                dockerfile=_text(recipe.dockerfile, step),
+                needs=step.needs & first[key],
+                exported=step.digest in exported,
+            )
+            for step in steps[key].values()
             if step.digest in first[key]
         )
         for key, recipe in recipes.items()
     }
+
+
+def _common(steps: Steps, times: Mapping[str, int], least: float) -> str | None:
+    """Return the uppermost step of an image that at least so many images have, above its base; or None."""
+    step = max(steps.values(), key=lambda step: len(step.needs), default=None)
+    while step and times[step.digest] < max(2, least):
+        step = steps[step.before] if step.before else None
+    return step.digest if step and step.command != "from" else None
 
 
 def _by_digest(steps: Iterable[Built]) -> Steps:
@@ -55,17 +81,20 @@ def _text(dockerfile: str, step: Built) -> str:
     return dockerfile[step.start if step.command == "from" else 0 : step.end]
 
 
-def _first(images: Mapping[K, Steps], times: Mapping[str, int]) -> Mapping[K, frozenset[str]]:
-    """Return which steps of each image are built first."""
+def _first(
+    images: Mapping[K, Steps], times: Counter[str], exported: AbstractSet[str]
+) -> Mapping[K, frozenset[str]]:
+    """Return which steps of each image are built first, `exported` among them."""
     steps = {digest: step for own in images.values() for digest, step in own.items()}
     pairs = _pairs(steps, times)
     first: dict[K, frozenset[str]] = {key: frozenset() for key in images}
     branching: set[str] = set()
-    more = {below for below, above in pairs if times[below] > times[above]}
+    more = {below for below, above in pairs if times[below] > times[above]} | exported
     while not more <= branching:
         branching |= more
         first = {
-            key: _with_others(frozenset(branching & own.keys()), own, times) for key, own in images.items()
+            key: _with_others(frozenset(branching & own.keys()), own, times, exported)
+            for key, own in images.items()
         }
         # These builds, too, can have a step without another one on top of it.
         builds = {digest: steps[digest].needs | {digest} for digest in chain.from_iterable(first.values())}
@@ -90,16 +119,23 @@ def _pairs(steps: Steps, times: Mapping[str, int]) -> set[tuple[str, str]]:
     return pairs
 
 
-def _with_others(branching: frozenset[str], steps: Steps, times: Mapping[str, int]) -> frozenset[str]:
-    """Return `branching` with RUN that would have to wait for it, though it does not build on it."""
+def _with_others(
+    branching: frozenset[str], steps: Steps, times: Counter[str], exported: AbstractSet[str]
+) -> frozenset[str]:
+    """Return `branching` with RUN that would have to wait for it, though it does not build on it.
+
+    All that as many images have is begun while layers are exported.
+    """
     slow = {digest for digest in branching if steps[digest].command != "from"}
     if not slow:
         return branching
     begun = {digest for one in slow if not steps[one].needs & slow for digest in (one, *steps[one].needs)}
+    begun |= {digest for one in exported & slow for digest in (one, *steps[one].needs)}
+    least = min((times[one] for one in exported & slow), default=times.total())
     others = {
         digest
         for digest, step in steps.items()
-        if step.command == "run" and times[digest] > 1 and not step.needs & slow
+        if step.command == "run" and times[digest] > 1 and (not step.needs & slow or times[digest] >= least)
     }
     others -= begun
     return branching | others.difference(*(steps[digest].needs for digest in others))

@@ -84,12 +84,14 @@ class BuildSources:
 class Beginning:
     """The beginning of a Dockerfile that other images share, built before the rest.
 
-    `name` is the same for all of them. `needs` are the names of others that have to be built before.
+    `name` is the same for all of them. `needs` are the names of others that have to be built before. If it is
+    `exported`, its layers are those of images.
     """
 
     name: str
     dockerfile: str
     needs: frozenset[str] = frozenset()
+    exported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

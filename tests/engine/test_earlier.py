@@ -180,3 +180,12 @@ def test_a_base_is_exported_once(engine, build, small):
     lines = "FROM base-of-several:1\nRUN echo {{ which }} > /n"
     done = build("over-one-base:v1", lines, cells="1, 2, 3, 4", temporary=space)
     assert len(digests(done)) == 4
+
+
+def test_layers_that_cells_share_are_exported_once(build, small):
+    """There is disk space for the layer, exported and compressed, but not with each of four cells."""
+    own = 4 * OWN
+    space = small(BASE + 5 * own // 2)
+    lines = f"RUN head -c {own}MB /dev/urandom > /x\nRUN echo {{{{ which }}}} > /n"
+    done = build("over-one-layer:v1", lines, "--jobs=4", cells="1, 2, 3, 4", temporary=space)
+    assert len(digests(done)) == 4

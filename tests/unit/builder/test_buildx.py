@@ -400,6 +400,26 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
     assert log.getvalue().count("begun") == 2
 
 
+def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, layout, tar, tmp_path):
+    """BuildKit does not send them again for the image: `cp -n` leaves what is there."""
+    digest = layout(tmp_path / "made", tar(("a", b"1")))
+    fails = f"if grep -q bad {tmp_path}/dockerfile; then exit 1; fi"
+    made = f"cp -rn {tmp_path}/made/blobs/* $dest/blobs/; {written(**{'containerimage.digest': digest})}"
+    arguments = script(f"{fails}; {made}")
+    dockerfile = "FROM scratch\nCOPY x /\n"
+    first = (Beginning("1", dockerfile, exported=True),)
+    with Buildx(Docker(), "mine") as builder:
+        with pytest.raises(BuildError):
+            make(builder, replace(order, dockerfile=f"{dockerfile}RUN bad\n", first=first))
+        good = replace(order, dockerfile=f"{dockerfile}RUN good\n", first=first)
+        with builder.make(good, io.StringIO(), lambda _: None) as image:
+            assert all(contents(image))
+        blobs = list(image.layout.glob("blobs/sha256/*"))
+        assert sum(path.stat().st_size == 0 for path in blobs) == 2, "as exported, and compressed"
+    assert "--output=type=cacheonly" not in arguments.read_text().splitlines()
+    assert arguments.read_text().splitlines().count("build") == 3
+
+
 def test_beginning_of_another_context_is_another(script, order, tmp_path):
     arguments = script("true")
     first = (Beginning("1", "FROM a:1\nCOPY --from=c /x /x\n"),)

@@ -25,10 +25,14 @@ def recipes(dockerfiles):
     return {key: Recipe(dockerfile=text, platform="linux/amd64") for key, text in dockerfiles.items()}
 
 
+def before(dockerfiles, at_once=1):
+    return beginnings(recipes(dockerfiles), {}, at_once=at_once)
+
+
 def texts(*cells, template=STAGES):
     """What comes before each cell: the last lines of the texts."""
     dockerfiles = {cell: template.format(march=cell[0], which=cell[1]) for cell in cells}
-    found = beginnings(recipes(dockerfiles))
+    found = before(dockerfiles)
     assert list(found) == list(cells)
     return {cell: [one.dockerfile.splitlines()[-1] for one in own] for cell, own in found.items()}
 
@@ -54,7 +58,7 @@ def test_a_base_comes_first_if_not_all_build_the_same_on_it():
         for name, text in zip("xy", compilers, strict=True)
         for which in "12"
     }
-    for own in beginnings(recipes(dockerfiles)).values():
+    for own in before(dockerfiles).values():
         assert [(one.name, one.dockerfile) for one in own] == [("debian", "FROM debian AS compiler\n")]
     assert texts("a1", "a2", "b1", "b2", template=template)["a1"] == []
 
@@ -68,7 +72,7 @@ def test_a_beginning_needs_others():
     dockerfiles = {
         cell: template.format(march=cell[0], which=cell[1]).replace("{}", cell[2]) for cell in cells
     }
-    for cell, own in beginnings(recipes(dockerfiles)).items():
+    for cell, own in before(dockerfiles).items():
         source, program = own
         assert source.dockerfile.endswith("COPY main.cpp .\n")
         assert program.dockerfile.endswith(f"RUN g++ {cell[0]}\n")
@@ -84,6 +88,65 @@ def test_what_would_wait_for_others_is_begun_at_once():
     assert texts("a1", "a2", template=template)["a1"] == []
     alone = texts("a1", "a2", "b3", "b4", template=template)["a1"]
     assert alone == ["COPY main.cpp ."], "no other image has these drivers"
+
+
+LARGE = """\
+FROM debian AS wheels
+RUN download
+FROM debian AS other
+RUN compile
+RUN trim {cell}
+FROM debian
+COPY --link --from=wheels /wheels/ /
+ENV A=b
+COPY --from=other /a /a
+RUN {cell}
+"""
+
+
+def large(*cells, at_once):
+    """What is exported before each cell, and what is only built: the last lines of the texts."""
+    found = before({cell: LARGE.format(cell=cell) for cell in cells}, at_once)
+    return {
+        cell: [
+            [one.dockerfile.splitlines()[-1] for one in own if one.exported == exported]
+            for exported in (True, False)
+        ]
+        for cell, own in found.items()
+    }
+
+
+def test_layers_that_most_images_have_are_exported_first():
+    copied = ["COPY --link --from=wheels /wheels/ /"]
+    base = ["FROM debian AS wheels"]
+    assert large("a", "b", at_once=2) == {key: [copied, [*base, "RUN compile"]] for key in "ab"}
+    assert large("a", "b", at_once=1) == {key: [[], []] for key in "ab"}
+    assert large("a", at_once=4) == {"a": [[], []]}, "nobody else has them"
+    assert large("a", "a2", "b", at_once=2)["a"][0] == copied
+    scratch = LARGE.replace("FROM debian\nCOPY", "FROM scratch\nCOPY")
+    for own in before({cell: scratch.format(cell=cell) for cell in "ab"}, 2).values():
+        assert [one.dockerfile.splitlines()[-1] for one in own if one.exported] == copied
+
+
+def test_layers_that_few_images_have_are_not_exported_first():
+    def exported(at_once):
+        dockerfiles = {
+            f"{version}{cell}": LARGE.replace("download", version).format(cell=cell)
+            for version in "xyz"
+            for cell in "ab"
+        }
+        return {one.name for own in before(dockerfiles, at_once).values() for one in own if one.exported}
+
+    assert not exported(5), "fewer than two of five builds have the same, on average"
+    assert len(exported(6)) == 3
+
+
+def test_a_compiler_exports_no_layers():
+    images = recipes({cell: LARGE.format(cell=cell) for cell in "ab"})
+    others = recipes({"macros": LARGE.format(cell="a")})
+    own = beginnings(images, others, at_once=2)
+    assert set(own) == {"a", "b", "macros"}
+    assert own["macros"] == own["a"], "it waits for the same steps"
 
 
 class BuildKit:
@@ -136,16 +199,16 @@ def matrices(draw):
     return {"".join(cell): "\n".join(lines).format(*cell) + "\n" for cell in sorted(values)}
 
 
-@given(matrices(), st.randoms(use_true_random=False))
-def test_steps_that_images_share_run_once(dockerfiles, random):
+@given(matrices(), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_steps_that_images_share_run_once(dockerfiles, at_once, random):
     """Whatever the order in which builds start and end."""
     images = recipes(dockerfiles)
-    before = beginnings(images)
-    first = {one.name: one for own in before.values() for one in own}
+    found = before(dockerfiles, at_once)
+    first = {one.name: one for own in found.values() for one in own}
     steps = {key: _once(recipe) for key, recipe in images.items()}
     shared = Counter(step.digest for own in steps.values() for step in own if step.command == "run")
     steps |= {key: _once(recipe) for key, recipe in recipes(_texts(first)).items()}
-    waits = {key: {one.name for one in own} for key, own in before.items()}
+    waits = {key: {one.name for one in own} for key, own in found.items()}
     waits |= {name: set(one.needs) for name, one in first.items()}
     engine = BuildKit()
     running: list[str] = []
