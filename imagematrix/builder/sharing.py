@@ -65,7 +65,7 @@ def _common(steps: Steps, times: Mapping[str, int], least: float) -> str | None:
     """Return the uppermost step of an image that at least so many images have, above its base; or None."""
     step = max(steps.values(), key=lambda step: len(step.needs), default=None)
     while step and times[step.digest] < max(2, least):
-        step = steps[step.before] if step.before else None
+        step = steps[step.below[0]] if step.below else None
     return step.digest if step and step.command != "from" else None
 
 
@@ -78,7 +78,10 @@ def _by_digest(steps: Iterable[Built]) -> Steps:
 
 
 def _text(dockerfile: str, step: Built) -> str:
-    return dockerfile[step.start if step.command == "from" else 0 : step.end]
+    """Return what builds a step, and nothing that it is not built from."""
+    own = dockerfile[step.start : step.end]
+    before = {"from": "", "link": f"{dockerfile[: step.begin]}FROM scratch\n"}
+    return before.get(step.command, dockerfile[: step.start]) + own
 
 
 def _first(
@@ -110,12 +113,13 @@ def _first(
 def _pairs(steps: Steps, times: Mapping[str, int]) -> set[tuple[str, str]]:
     """Return which steps are on top of which, as far as RUN of several images is above or the upper one."""
     pairs: set[tuple[str, str]] = set()
-    for step in steps.values():
-        if step.command == "run" and times[step.digest] > 1:
-            upper = step
-            while upper.before and (upper.before, upper.digest) not in pairs:
-                pairs.add((upper.before, upper.digest))
-                upper = steps[upper.before]
+    above = [digest for digest, step in steps.items() if step.command == "run" and times[digest] > 1]
+    while above:
+        upper = above.pop()
+        for below in steps[upper].below:
+            if (below, upper) not in pairs:
+                pairs.add((below, upper))
+                above.append(below)
     return pairs
 
 

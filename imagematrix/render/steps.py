@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
-from itertools import count, zip_longest
+from itertools import count, takewhile, zip_longest
 
 from imagematrix.render.instructions import SPACE, WITH_HEREDOCS, read
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Built", "Recipe", "built"]
 
 BUILDING = (*WITH_HEREDOCS, "workdir")
+NUMBERS = re.compile(r"--chown=\d+(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +38,17 @@ class Recipe:
 class Built:
     """An instruction that builds something. Those of two recipes that build the same have one `digest`.
 
-    `before` is the digest of the one on whose file system it builds, and `needs` are the digests of all that
-    it is built from. `start` and `end` are its offsets. An image that a stage starts from counts as well, by
-    its name.
+    `below` are the digests of those that its file system starts from, and `needs` of all that it is built
+    from. `begin` is the offset of its stage, `start` and `end` are its own. An image that a stage starts from
+    counts as well, by its name, with the command "from". So does what COPY --link puts on top of any file
+    system, with the command "link".
     """
 
     digest: str
     command: str
-    before: str | None
+    below: tuple[str, ...]
     needs: frozenset[str]
+    begin: int
     start: int
     end: int
 
@@ -58,39 +62,60 @@ def built(recipe: Recipe) -> tuple[Built, ...]:
     steps = read(dockerfile)
     found: list[Built] = []
     stages: dict[str, _Chain] = {"scratch": _Chain(_digest("scratch", recipe.platform))}  # by name and number
-    chain, stage, numbers, number = stages["scratch"], "", count(), ""
+    chain, stage, numbers, number, begin = stages["scratch"], "", count(), "", 0
     for step, following in zip_longest(steps, steps[1:]):
         end = following.start if following else len(dockerfile)
         names = [name.text for name in step.names]
         inputs = [recipe.images.get(name, "") for name in names if name.lower() not in stages]
         if step.stage is not None:
-            image = names[0]
+            image, begin = names[0], step.start
             stage, number = step.stage, str(next(numbers))
             builds = image.lower() not in stages
             chain = _Chain(_digest(image, recipe.platform, *inputs)) if builds else stages[image.lower()]
             digest = image
         else:
             sources = [stages[name.lower()] for name in names if name.lower() in stages]
+            needs = frozenset[str]().union(*(source.needs for source in sources))
             inputs += [source.whole for source in sources]
             inputs += [recipe.context] if step.copying else []
             inputs += [recipe.arguments] if step.command == "arg" else []
-            digest = _digest(chain.whole, _without_comments(dockerfile[step.start : end]), *inputs)
-            chain = _Chain(digest, chain.last, chain.needs.union(*(source.needs for source in sources)))
+            text = _without_comments(dockerfile[step.start : end])
+            digest = _digest(chain.whole, text, *inputs)
+            below = chain.below
+            if _is_independent(text):
+                link = _digest("link", recipe.platform, text, *inputs)
+                found.append(Built(link, "link", (), needs, begin, step.start, end))
+                below, needs = (*below, link), needs | {link}
+            chain = _Chain(digest, below, chain.needs | needs)
             builds = step.command in BUILDING
         if builds:
-            found.append(Built(digest, step.command, chain.last, chain.needs, step.start, end))
-            chain = _Chain(chain.whole, digest, chain.needs | {digest})
+            found.append(Built(digest, step.command, chain.below, chain.needs, begin, step.start, end))
+            chain = _Chain(chain.whole, (digest,), chain.needs | {digest})
         stages[stage] = stages[number] = chain
     return tuple(one for one in found if one.digest in chain.needs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What a stage has so far: a digest of it, that of its last file system, and of all it is built from."""
+    """What a stage has so far: a digest of it, those that its file system is, and all it is built from."""
 
     whole: str
-    last: str | None = None
+    below: tuple[str, ...] = ()
     needs: frozenset[str] = frozenset()
+
+
+def _is_independent(text: str) -> bool:
+    """Whether this COPY or ADD makes the same layer on any image, whatever its variables and users."""
+    command, *words = (word for word in text.split() if word != "\\")
+    flags = [*takewhile(lambda word: word.startswith("--"), words)]
+    owners = [flag for flag in flags if flag.startswith("--chown=")]
+    return (
+        command.lower() in ("add", "copy")
+        and not {"--link", "--link=true"}.isdisjoint(flags)
+        and all(NUMBERS.fullmatch(owner) for owner in owners)
+        and words[-1].startswith("/")
+        and "$" not in text
+    )
 
 
 def _without_comments(text: str) -> str:

@@ -123,25 +123,38 @@ def test_bytes_depend_neither_on_processors_nor_on_order(engine, tmp_path, compr
     assert built("one, two", "taskset", "--cpu-list", "0", jobs="1") == built("two, one", jobs="2")
 
 
-def test_a_stage_that_cells_share_is_built_once(engine, tmp_path):
-    """BuildKit would run it again for a cell that begins after another one that ran it has ended."""
+def test_steps_that_cells_share_run_once(engine, tmp_path):
+    """BuildKit alone runs some again: for cells that begin after another cell that ran them has ended.
+
+    Each step adds a line to a file that the builds of an engine have in common.
+    """
+    once = f"RUN --mount=type=cache,id={tmp_path.name},target=/runs echo"
+    lines = [
+        *("FROM debian:trixie AS compiler", f"{once} compiler >> /runs/n; sleep 1"),
+        *("FROM compiler AS program", f"{once} program-{{{{ os }}}} >> /runs/n; date +%N > /program"),
+        *("FROM {{ base }} AS body", "COPY --link --from=program /program /program"),
+        "COPY --link --from=compiler /etc/hostname /compiler",
+        f"{once} body-{{{{ os }}}} >> /runs/n; sleep {{{{ seconds }}}}",
+        *(
+            "FROM body",
+            f"{once} {{{{ os }}}}{{{{ number }}}} >> /runs/n; sleep {{{{ 1 + 2 * (number | int) }}}}",
+        ),
+    ]
     (tmp_path / "templates").mkdir()
-    (tmp_path / "templates/it.j2").write_text(
-        f"FROM debian:trixie AS compiler\nRUN sleep 1; echo {tmp_path}\n"
-        "FROM compiler AS program\nRUN sleep 2; date +%N > /program; echo {{ program }}\n"
-        "FROM debian:trixie\nCOPY --from=program /program /program\n"
-        "RUN sleep {{ 1 + 2 * (variant | int) }}\n"
-    )
+    (tmp_path / "templates/it.j2").write_text("\n".join(lines) + "\n")
     (tmp_path / "matrix.yaml").write_text(
         "schema: imagematrix.matrix/v1\n"
         "images: {once: {version: v1, template: it.j2, context: templates}}\n"
-        "axes: {program: [a, b], variant: ['0', '1', '2', '3']}\n"
+        "axes: {os: [a, b], number: ['0', '1', '2']}\n"
+        "properties:\n"
+        "  os: {a: {base: 'debian:trixie', seconds: 2}, b: {base: 'debian:bookworm', seconds: 9}}\n"
     )
-    done = engine.imagematrix("build", cwd=tmp_path)
+    done = engine.imagematrix("build", "--jobs=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    programs = {
-        (reference.split("-")[1], run(engine, reference, "cat", "/program").stdout)
-        for reference in done.stdout.split()
-    }
+    programs = {run(engine, reference, "cat", "/program").stdout for reference in done.stdout.split()}
     assert len(programs) == 2
-    assert len(done.stdout.split()) == 8
+    dockerfile = f"FROM debian:trixie\n{once} {tmp_path} > /new; cat /runs/n > /n\nCMD cat /n\n"
+    engine.docker("buildx", "build", "--tag=runs:1", "-", input=dockerfile)
+    ran = run(engine, "runs:1", "cat", "/n").stdout.split()
+    cells = [f"{name}{number}" for name in "ab" for number in "012"]
+    assert sorted(ran) == sorted(["compiler", "program-a", "program-b", "body-a", "body-b", *cells])

@@ -90,6 +90,17 @@ def test_what_would_wait_for_others_is_begun_at_once():
     assert alone == ["COPY main.cpp ."], "no other image has these drivers"
 
 
+def test_what_is_copied_onto_several_bases_comes_first():
+    template = (
+        "FROM debian AS wheels\nRUN download\nFROM {base} AS body\nENV A=b\n"
+        "COPY --link --from=wheels /w /w\nRUN ldconfig\nFROM body\nRUN {which}\n"
+    )
+    cells = {f"{base}{which}": template.format(base=base, which=which) for base in "ab" for which in "12"}
+    for own in before(cells).values():
+        (linked,) = [one.dockerfile for one in own if one.dockerfile.endswith(" /w\n")]
+        assert linked.endswith("RUN download\nFROM scratch\nCOPY --link --from=wheels /w /w\n")
+
+
 LARGE = """\
 FROM debian AS wheels
 RUN download
@@ -163,7 +174,7 @@ class BuildKit:
                 users, found = self.active[step.digest]
                 self.active[step.digest] = users + 1, found
                 continue
-            below_found = step.before is None or self.active[step.before][1]
+            below_found = all(self.active[below][1] for below in step.below)
             found = step.digest in self.cache and below_found
             if not found:
                 self.times[step.digest] += 1
@@ -183,14 +194,14 @@ def matrices(draw):
     lines: list[str] = []
     stages: list[str] = []
     for stage in range(draw(st.integers(1, 4))):
-        below = draw(st.sampled_from(["debian", "alpine", *stages]))
+        below = draw(st.sampled_from(["debian", "alpine", "os{0}", *stages]))
         lines.append(f"FROM {below} AS s{stage}")
         for number in range(draw(st.integers(0, 3))):
             axes = "".join(draw(st.sets(st.sampled_from(["{0}", "{1}", "{2}"]), max_size=2)))
             command = draw(st.sampled_from(["RUN", "COPY", "ENV"]))
             source = draw(st.sampled_from(stages)) if stages and draw(st.booleans()) else None
             if command == "COPY" and source:
-                command = f"COPY --from={source}"
+                command = f"COPY --from={source}" + draw(st.sampled_from(["", " --link"]))
             lines.append(f"{command} a{axes}={stage}{number} /")
         stages.append(f"s{stage}")
     lines.append("FROM debian")

@@ -32,14 +32,14 @@ def test_an_instruction_knows_what_it_is_built_on():
     dockerfile = "FROM a\nENV A=1\nRUN 1 \\\n  2\nWORKDIR /w\nRUN <<E\n3\nE\nLABEL a=b\n"
     base, run, folder, last = steps(dockerfile)
     assert base.digest == "a"
-    assert [step.before for step in (base, run, folder, last)] == [None, "a", run.digest, folder.digest]
+    assert [step.below for step in (base, run, folder)] == [(), ("a",), (run.digest,)]
     assert [step.needs for step in (base, run, folder)] == [set(), {"a"}, {"a", run.digest}]
     assert dockerfile[base.start : base.end] == "FROM a\n"
     assert dockerfile[: run.end].endswith("  2\n")
     assert dockerfile[: folder.end].endswith("WORKDIR /w\n")
     assert dockerfile[: last.end].endswith("\nE\n")
     assert [step.digest for step in steps("FROM a\nENV A=1\n")] == ["a"]
-    assert [step.before for step in steps("FROM scratch\nCOPY a /\n")] == [None]
+    assert [step.below for step in steps("FROM scratch\nCOPY a /\n")] == [()]
 
 
 def test_what_an_instruction_builds_depends_on_its_sources():
@@ -49,7 +49,7 @@ def test_what_an_instruction_builds_depends_on_its_sources():
     for text in (dockerfile, dockerfile.replace("COPY --from=one /x /x\n", "")):
         one, last = steps(text)[1], steps(text)[-1]
         assert one.digest in last.needs
-        assert steps(text)[3].before == "b", "a copy is not on top of its source"
+        assert steps(text)[3].below == ("b",), "a copy is not on top of its source"
     mounted = "FROM a AS one\nRUN 1\nFROM b\nRUN --mount=from=one,target=/o 2\n"
     assert shared(mounted, mounted.replace("RUN 1", "RUN 3")) == [False, False]
 
@@ -77,12 +77,12 @@ def test_comments_build_nothing():
 @pytest.mark.parametrize(
     ("other", "same"),
     [
-        ({}, [True] * 5),
-        ({"platform": "linux/arm64"}, [False] * 5),
-        ({"context": "/other"}, [True, False, False, True, True]),
-        ({"arguments": "B=2"}, [True, True, False, True, True]),
-        ({"images": {"extra": "sha256:2"}}, [True, True, True, True, False]),
-        ({"images": {"b": "sha256:2"}}, [True, True, True, False, False]),
+        ({}, [True] * 6),
+        ({"platform": "linux/arm64"}, [False] * 6),
+        ({"context": "/other"}, [True, False, False, True, True, True]),
+        ({"arguments": "B=2"}, [True, True, False, True, True, True]),
+        ({"images": {"extra": "sha256:2"}}, [True, True, True, True, False, False]),
+        ({"images": {"b": "sha256:2"}}, [True, True, True, False, True, False]),
     ],
 )
 def test_what_an_instruction_builds_depends_on_what_it_reads(other, same):
@@ -92,5 +92,35 @@ def test_what_an_instruction_builds_depends_on_what_it_reads(other, same):
     )
     recipe = Recipe(dockerfile=text, platform="linux/amd64")
     others = {step.digest for step in built(replace(recipe, **other))}
-    own = [step for step in built(recipe) if step.command != "from"][:5]
+    own = [step for step in built(recipe) if step.command != "from"][:6]
     assert [step.digest in others for step in own] == same
+
+
+@pytest.mark.parametrize(
+    ("instruction", "independent"),
+    [
+        ("COPY --link --from=one /x /x", True),
+        ("copy --from=one --link=true /x /x", True),
+        ("COPY --link \\\n  --chown=0:0 x y /z/", True),
+        ("ADD --link --chown=7 x /y", True),
+        ("COPY --from=one /x /x", False),
+        ("COPY --link=false x /x", False),
+        ("COPY --link x y", False),  # below WORKDIR
+        ("COPY --link $X /x", False),
+        ("COPY --link --chown=user x /x", False),
+        ("COPY x --link /x", False),
+        ("RUN --link x /x", False),
+    ],
+)
+def test_what_a_linked_copy_makes_is_the_same_on_any_image(instruction, independent):
+    def text(base):
+        return f"FROM c AS one\nRUN 1\nFROM {base}\n{instruction}\n"
+
+    both = {step.digest: step for step in steps(text("a"))}.keys() & {
+        step.digest for step in steps(text("b"))
+    }
+    links = [step for step in steps(text("a")) if step.command == "link"]
+    assert [step.digest in both for step in links] == [True] * independent
+    last = steps(text("a"))[-1]
+    assert last.digest not in both
+    assert last.below == ("a", *(step.digest for step in links))
