@@ -206,11 +206,10 @@ class Buildx:
         return f"{digest} {sources.platform}" if digest else None
 
     def _exported_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
-        order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources)
+        alone = Beginning(base, f"FROM {base}\n")
         with self._layout() as own:
-            made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
-            image = layout.LayoutImage(own.folder, made)
-        self._begun(_inputs(Beginning(base, order.dockerfile), sources), lambda: None)
+            image = self._exported_alone(alone, own.folder, sources, io.StringIO(), lambda _: None)
+        self._begun(_inputs(alone, sources), lambda: None)  # the export has built it
         name = self._lasting_name(base, sources)
         if self._earlier and name:
             self._earlier.note_base(name, image.layers)
@@ -225,7 +224,8 @@ class Buildx:
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
             self._begin(first, order.sources, log, step)
-            made = self._solver.metadata([*options, "--output", "type=docker"], order, log, step)
+            options += ["--output", "type=docker"]
+            made = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
         with contextlib.ExitStack() as stack:
@@ -238,7 +238,7 @@ class Buildx:
                     self.base_layers(base, order.sources, order.together)
             known = frozenset() if order.unshared else self._known_layers(order)
             self._begin(first, order.sources, log, step)
-            digest = self._exported(options, own.folder, order, log, step)
+            digest = self._exported(options, own.folder, order.dockerfile, order.sources, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept
             layers = self._layers(own.folder, digest)
@@ -268,13 +268,11 @@ class Buildx:
         self, first: Sequence[Beginning], sources: BuildSources, log: TextIO, step: Callable[[str], None]
     ) -> None:
         """Build beginnings that have not been built yet, several at a time."""
-        beginnings = {one.name: one for one in first}
 
-        def begin(name: str) -> None:
-            one = beginnings[name]
-            for need in one.needs:
-                begin(need)
-            self._begun(_inputs(one, sources), partial(build, one))
+        def begin(last: Beginning) -> None:
+            for one in first:  # each comes after those that it needs
+                if one.name in last.needs or one is last:
+                    self._begun(_inputs(one, sources), partial(build, one))
 
         def build(one: Beginning) -> None:
             own = io.StringIO()  # the outputs of several builds at a time could not be told apart
@@ -287,22 +285,20 @@ class Buildx:
             finally:
                 log.write(own.getvalue())
 
-        if beginnings:
+        if first:
             step("building what images share")
-            with ThreadPoolExecutor(len(beginnings), thread_name_prefix="begin") as pool:
-                for _ in pool.map(begin, beginnings):
+            with ThreadPoolExecutor(len(first), thread_name_prefix="begin") as pool:
+                for _ in pool.map(begin, first):
                     pass
 
     def _export_shared(
         self, one: Beginning, sources: BuildSources, log: TextIO, step: Callable[[str], None]
     ) -> None:
         """Export layers that images share; their bytes are kept until an image uses them."""
-        order = Order(reference=one.name, dockerfile=one.dockerfile, sources=sources)
         with self._layout() as own:
-            digest = self._exported(["--provenance=false"], own.folder, order, log, step)
-            layers = layout.LayoutImage(own.folder, digest).archives
+            image = self._exported_alone(one, own.folder, sources, log, step)
             unused = self._kept.enter_context(contextlib.ExitStack())
-            unused.enter_context(own.blobs.used(layers))
+            unused.enter_context(own.blobs.used(image.archives))
             self._unused[one.name] = unused
 
     def parts(self, made: Made) -> tuple[SizedLayer, ...]:
@@ -319,8 +315,21 @@ class Buildx:
         )
         return [layer for image in images for layer in image.archives]
 
+    def _exported_alone(
+        self, one: Beginning, folder: Path, sources: BuildSources, log: TextIO, step: Callable[[str], None]
+    ) -> layout.LayoutImage:
+        """Build the image of a beginning, without attestations, into the layout `folder`."""
+        digest = self._exported(["--provenance=false"], folder, one.dockerfile, sources, log, step)
+        return layout.LayoutImage(folder, digest)
+
     def _exported(
-        self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
+        self,
+        options: list[str],
+        folder: Path,
+        dockerfile: str,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
     ) -> str:
         """Build an image into the layout `folder`, and return its digest.
 
@@ -328,7 +337,7 @@ class Buildx:
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
         options = [*options, "--output", _attributes(output)]
-        return str(self._solver.metadata(options, order, log, step)["containerimage.digest"])
+        return str(self._solver.metadata(options, dockerfile, sources, log, step)["containerimage.digest"])
 
     @contextlib.contextmanager
     def _layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:

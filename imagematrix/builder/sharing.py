@@ -21,7 +21,6 @@ from imagematrix.render.steps import built
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
-    from collections.abc import Set as AbstractSet
 
     from imagematrix.render.steps import Built, Recipe
 
@@ -84,19 +83,17 @@ def _text(dockerfile: str, step: Built) -> str:
     return before.get(step.command, dockerfile[: step.start]) + own
 
 
-def _first(
-    images: Mapping[K, Steps], times: Counter[str], exported: AbstractSet[str]
-) -> Mapping[K, frozenset[str]]:
+def _first(images: Mapping[K, Steps], times: Counter[str], exported: set[str]) -> Mapping[K, frozenset[str]]:
     """Return which steps of each image are built first, `exported` among them."""
     steps = {digest: step for own in images.values() for digest, step in own.items()}
     pairs = _pairs(steps, times)
     first: dict[K, frozenset[str]] = {key: frozenset() for key in images}
-    branching: set[str] = set()
+    branching = frozenset[str]()
     more = {below for below, above in pairs if times[below] > times[above]} | exported
     while not more <= branching:
         branching |= more
         first = {
-            key: _with_others(frozenset(branching & own.keys()), own, times, exported)
+            key: _with_others(branching.intersection(own), own, times, exported)
             for key, own in images.items()
         }
         # These builds, too, can have a step without another one on top of it.
@@ -124,7 +121,7 @@ def _pairs(steps: Steps, times: Mapping[str, int]) -> set[tuple[str, str]]:
 
 
 def _with_others(
-    branching: frozenset[str], steps: Steps, times: Counter[str], exported: AbstractSet[str]
+    branching: frozenset[str], steps: Steps, times: Counter[str], exported: set[str]
 ) -> frozenset[str]:
     """Return `branching` with RUN that would have to wait for it, though it does not build on it.
 
@@ -133,9 +130,10 @@ def _with_others(
     slow = {digest for digest in branching if steps[digest].command != "from"}
     if not slow:
         return branching
-    begun = {digest for one in slow if not steps[one].needs & slow for digest in (one, *steps[one].needs)}
-    begun |= {digest for one in exported & slow for digest in (one, *steps[one].needs)}
-    least = min((times[one] for one in exported & slow), default=times.total())
+    large = exported & slow
+    at_once = large | {digest for digest in slow if not steps[digest].needs & slow}
+    begun = at_once.union(*(steps[digest].needs for digest in at_once))
+    least = min((times[digest] for digest in large), default=times.total())
     others = {
         digest
         for digest, step in steps.items()

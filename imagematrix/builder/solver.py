@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TextIO
 
-    from imagematrix.planning.backend import BuildSources, Order
+    from imagematrix.planning.backend import BuildSources
     from imagematrix.stores.engine import EngineStore
 
 __all__ = ["Solver"]
@@ -99,13 +99,16 @@ class Solver:
         return done.stdout
 
     def metadata(
-        self, options: Sequence[str], order: Order, log: TextIO, step: Callable[[str], None]
+        self,
+        options: Sequence[str],
+        dockerfile: str,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
     ) -> dict[str, Any]:
-        """Build an order as `solve` does; return the metadata that buildx writes about the result."""
+        """Build as `solve` does; return the metadata that buildx writes about the result."""
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
-            self.solve(
-                [*options, f"--metadata-file={metadata.name}"], order.dockerfile, order.sources, log, step
-            )
+            self.solve([*options, f"--metadata-file={metadata.name}"], dockerfile, sources, log, step)
             document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
         return document
 

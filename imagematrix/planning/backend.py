@@ -84,8 +84,8 @@ class BuildSources:
 class Beginning:
     """The beginning of a Dockerfile that other images share, built before the rest.
 
-    `name` is the same for all of them. `needs` are the names of others that have to be built before. If it is
-    `exported`, its layers are those of images.
+    `name` is the same for all of them. `needs` are the names of all others that have to be built before, and
+    an order lists these before it. If it is `exported`, its layers are those of images.
     """
 
     name: str

@@ -6,7 +6,15 @@ import re
 from itertools import pairwise
 
 from imagematrix.errors import UsageError
-from imagematrix.render.instructions import GOES_ON, SPACE, Name, by_paragraph, imported, read, unreadable
+from imagematrix.render.instructions import (
+    GOES_ON,
+    Name,
+    by_paragraph,
+    imported,
+    read,
+    says_nothing,
+    unreadable,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,7 +127,7 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
 
     The values are plain words. Raises UsageError if the last instruction is not complete.
     """
-    lines = (line for line in reversed(dockerfile.splitlines()) if line.strip(SPACE)[:1] not in ("", "#"))
+    lines = (line for line in reversed(dockerfile.splitlines()) if not says_nothing(line))
     if GOES_ON.search(next(lines, "")):
         raise unreadable("a last instruction that goes on", "remove the backslash at its end")
     words = " ".join(f"{name}={value}" for name, value in environment.items())

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GOES_ON",
-    "SPACE",
     "WITH_HEREDOCS",
     "Instruction",
     "Name",
     "by_paragraph",
     "imported",
     "read",
+    "says_nothing",
     "unreadable",
 ]
 
@@ -141,12 +141,11 @@ def _part(text: str, *, whole: bool = True) -> _Part:
             if (raw.rstrip("\r").lstrip("\t") if dash else raw.rstrip("\r")) == last:
                 heredocs.pop(0)
             continue
-        bare = raw.lstrip(SPACE)
-        if not bare or bare[0] == "#":
+        if says_nothing(raw):
             continue
         if not parts:
             start = begin
-        line = (raw if parts else bare).removesuffix("\r")
+        line = (raw if parts else raw.lstrip(SPACE)).removesuffix("\r")
         if UNCLEAR.search(line):
             raise unreadable(f"a line that ends in two backslashes: {line}", "write it otherwise")
         ahead = GOES_ON.sub("", line)
@@ -159,6 +158,11 @@ def _part(text: str, *, whole: bool = True) -> _Part:
     if parts and whole:
         instructions.append(_instruction("".join(parts), text[start:], start)[0])
     return _Part(tuple(instructions), cut=bool(parts or heredocs))
+
+
+def says_nothing(line: str) -> bool:
+    """Whether a line of a Dockerfile is empty or a comment."""
+    return line.lstrip(SPACE)[:1] in ("", "#")
 
 
 def _instruction(text: str, raw: str, start: int) -> tuple[Instruction, list[tuple[str, str]]]:

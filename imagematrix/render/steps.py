@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from itertools import count, takewhile, zip_longest
 
-from imagematrix.render.instructions import SPACE, WITH_HEREDOCS, read
+from imagematrix.render.instructions import WITH_HEREDOCS, read, says_nothing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _is_independent(text: str) -> bool:
 def _without_comments(text: str) -> str:
     """Return the text of an instruction without the comments that follow it."""
     lines = text.rstrip().split("\n")
-    while lines[-1].strip(SPACE)[:1] in ("", "#"):
+    while says_nothing(lines[-1]):
         lines.pop()
     return "\n".join(lines)
 

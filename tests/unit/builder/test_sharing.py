@@ -221,6 +221,9 @@ def test_steps_that_images_share_run_once(dockerfiles, at_once, random):
     steps |= {key: _once(recipe) for key, recipe in recipes(_texts(first)).items()}
     waits = {key: {one.name for one in own} for key, own in found.items()}
     waits |= {name: set(one.needs) for name, one in first.items()}
+    for own in found.values():
+        names = [one.name for one in own]
+        assert all(one.needs <= {*names[:place]} for place, one in enumerate(own)), "in the order of needs"
     engine = BuildKit()
     running: list[str] = []
     ended: set[str] = set()
