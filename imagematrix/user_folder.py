@@ -1,0 +1,71 @@
+"""A folder of the user's own, below a folder in which every user may create files, such as /tmp.
+
+Its name is known beforehand, so that this user's other processes find it. Somebody else may take the name
+first: then a number of 1 to 15 follows it. Below a folder with the sticky bit nobody else can rename or
+remove what is the user's own, so once checked, its path stays true.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH101, PTH102, PTH118
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["existing_user_folders", "user_folder"]
+
+MODE = 0o700
+NUMBERS = 16  # names to try, the first without a number
+
+
+def user_folder(parent: str, name: str) -> str:
+    """Return the path of this user's `name`, or `name.NUMBER`, below `parent`; create it if there is none.
+
+    One that exists goes before a new one, so that all processes of the user come to the same. Raises OSError
+    if it cannot be created, with EEXIST if others have taken all names.
+    """
+    own = existing_user_folders(parent, name)
+    if own:
+        return own[0]
+
+    taken: FileExistsError | None = None
+    for path in _paths(parent, name):
+        try:
+            os.mkdir(path, MODE)
+        except FileExistsError as error:
+            # Another process of this user may have created it in this moment.
+            if _is_own(path):
+                return path
+            taken = error
+        else:
+            os.chmod(path, MODE)  # an umask may have taken more than it should
+            return path
+    assert taken is not None  # noqa: S101 - there are names; for the type checker
+    raise taken
+
+
+def existing_user_folders(parent: str, name: str) -> list[str]:
+    """Return the paths below `parent` that `user_folder` could return, as far as they exist."""
+    return [path for path in _paths(parent, name) if _is_own(path)]
+
+
+def _paths(parent: str, name: str) -> list[str]:
+    return [os.path.join(parent, f"{name}.{number}" if number else name) for number in range(NUMBERS)]
+
+
+def _is_own(path: str) -> bool:
+    """Whether a path is a folder of this user, in which nobody else may write; links are not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        # Where others could write, they may have left something.
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            return False
+        os.fchmod(descriptor, MODE)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
