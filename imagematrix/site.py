@@ -63,8 +63,9 @@ class Site(Record):
     agree on; see gang/step.py. `store` is the folder of images, and `max_size` its
     largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
     path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
-    config.json. `hosts` is a folder that all nodes share, with a saved Host for each. `file` is the path of
-    the file, None without one. A user may override the keys in `users_may_override`.
+    config.json. `hosts` is a folder that all nodes share, with a saved Host for each. `program_folders` have
+    runtimes and other programs that are in no folder of the system. `file` is the path of the file, None
+    without one. A user may override the keys in `users_may_override`.
     """
 
     file: str | None = None
@@ -77,6 +78,7 @@ class Site(Record):
     mounts: tuple[str, ...] = ()
     credentials: str | None = None
     hosts: str | None = None
+    program_folders: tuple[str, ...] = ()
     users_may_override: frozenset[str] = frozenset()
 
     @property
@@ -216,6 +218,14 @@ def _mounts(fields: Fields, key: str) -> tuple[str, ...]:
     return values
 
 
+def _folders(fields: Fields, key: str) -> tuple[str, ...]:
+    values = fields.texts(key)
+    for value in values:
+        if not value.startswith("/"):
+            raise fields.fail(key, f"expected an absolute path, found {value!r}")
+    return values
+
+
 def _keys(fields: Fields, key: str) -> frozenset[str]:
     values = fields.texts(key)
     for value in values:
@@ -235,5 +245,6 @@ READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "mounts": _mounts,
     "credentials": _path,
     "hosts": _path,
+    "program_folders": _folders,
     "users_may_override": _keys,
 }

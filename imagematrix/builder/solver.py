@@ -94,7 +94,14 @@ class Solver:
 
     def digests(self, reference: str) -> str:
         """Return the digests of a name in the engine of the builder's context."""
-        command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
+        command = [
+            system.docker_program(),
+            "image",
+            "inspect",
+            "--format",
+            "{{.Id}} {{.RepoDigests}}",
+            reference,
+        ]
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return done.stdout
 
@@ -202,7 +209,7 @@ class Solver:
 
 def _path() -> str:
     """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
-    command = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
+    command = [system.docker_program(), "info", "--format", "{{json .ClientInfo.Plugins}}"]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         plugins: list[dict[str, Any]] = json.loads(done.stdout) or []

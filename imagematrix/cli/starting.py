@@ -125,9 +125,9 @@ def _exec(launch: Launch, args: RunArgs) -> None:
     """Exec docker's command, which ends once the container runs."""
     from imagematrix.launcher.plan import docker_run
 
-    command = docker_run(launch, args.docker)
+    program = system.docker_program()
     try:
-        os.execvp(command[0], command)  # noqa: S606 - without a shell, on purpose
+        os.execv(program, docker_run(launch, args.docker))  # noqa: S606 - without a shell, on purpose
     except OSError as error:
         raise system.cannot_start(error) from error
 
@@ -139,8 +139,10 @@ def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
 
     token = os.urandom(6).hex()
     observer = _Observer(f"{LAUNCH}={token}", launch, args)
+    _, *words = docker_run(launch.with_labels({LAUNCH: token}), args.docker)
+    command = [system.docker_program(), *words]
     try:
-        code = foreground.run(docker_run(launch.with_labels({LAUNCH: token}), args.docker), observer.start)
+        code = foreground.run(command, observer.start)
     except OSError as error:
         raise system.cannot_start(error) from error
     observer.report(code, chosen)

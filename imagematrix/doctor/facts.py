@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from imagematrix.doctor.kernel import KernelFacts
 from imagematrix.engine import containers, endpoint, system
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.launcher import devices
+from imagematrix.programs import find_program
 from imagematrix.selection.selection import NothingFits
 from imagematrix.site import DOCKER
 
@@ -148,7 +148,7 @@ def gather(
         doubts=doubts,
         unlinked=_unlinked(host.devices),
         machine=os.uname().nodename,
-        docker=shutil.which("docker"),
+        docker=find_program("docker"),
         engine=_engine(tasks),
         environment=environment,
         kubelet=pods.access(),

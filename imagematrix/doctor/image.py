@@ -23,7 +23,7 @@ def libcudas(reference: str) -> tuple[str, ...]:
     container = _docker("create", "--pull=never", "--network=none", reference, "true")
     try:
         with subprocess.Popen(
-            ["docker", "export", container], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [system.docker_program(), "export", container], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
             with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 names = [f"/{member.name.lstrip('/')}" for member in archive if member.isfile()]
@@ -45,8 +45,9 @@ def _is_libcuda(path: str) -> bool:
 
 def _docker(*words: str) -> str:
     """Run docker's command and return what it prints; raise UnknownImageError, EngineError."""
+    command = [system.docker_program(), *words]
     try:
-        done = subprocess.run(["docker", *words], check=False, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
         raise system.cannot_start(error) from error
     if done.returncode:

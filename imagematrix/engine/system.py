@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from imagematrix.engine.endpoint import address, listener
 from imagematrix.engine.transport import OK, connected, local_socket
 from imagematrix.errors import EngineError
+from imagematrix.programs import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cannot_start",
+    "docker_program",
     "docker_version",
     "info",
     "is_podman",
@@ -109,6 +112,14 @@ def _container_of_this_process(engine: UnixSocket) -> dict[str, Any] | None:
         if response.status == OK:
             return response.expect(dict)
     return None
+
+
+def docker_program() -> str:
+    """Return the absolute path of docker's command; raise EngineError if the node has none."""
+    found = find_program("docker")
+    if found is None:
+        raise cannot_start(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    return found
 
 
 def cannot_start(error: OSError) -> EngineError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import subprocess
 import tarfile
 import tempfile
 from typing import cast
 
 from imagematrix.errors import AuditError, EngineError, UsageError
+from imagematrix.programs import find_program
 from imagematrix.text import headline
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ LONGEST = 1 << 16  # bytes of its messages
 
 def require_mksquashfs() -> str:
     """Return the path of mksquashfs; raise UsageError if there is none."""
-    found = shutil.which(PROGRAM)
+    found = find_program(PROGRAM)
     if found is None:
         raise UsageError(f"{PROGRAM} is not installed", remedy=REMEDY)
     return found

@@ -19,6 +19,8 @@ import os
 import signal
 import subprocess
 
+from imagematrix.programs import find_program
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +140,8 @@ class _Witness:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             quiet = subprocess.DEVNULL
-            return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+            command = [find_program("cat") or "cat"]
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

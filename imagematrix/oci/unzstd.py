@@ -5,13 +5,13 @@ The library is a dependency of the package. The one-file program (`make zipapp`)
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 import weakref
 
 from imagematrix.errors import EngineError
 from imagematrix.oci.byte_stream import filled
+from imagematrix.programs import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class _ZstdProgram:
     """A stream decompressed by the zstd program, which a thread feeds."""
 
     def __init__(self, raw: ByteStream) -> None:
-        program = shutil.which(PROGRAM)
+        program = find_program(PROGRAM)
         if program is None:
             raise EngineError(
                 "the layers are compressed with zstd, which nothing on this machine decompresses",

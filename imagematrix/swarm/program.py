@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
-import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from imagematrix import packager
 from imagematrix.allocation.locks import SHARED
 from imagematrix.errors import ProbeError
+from imagematrix.programs import find_program
 from imagematrix.swarm.node_config import RUNTIME
 from imagematrix.swarm.resources import PREFIX
 from imagematrix.swarm.runtime import SETTINGS
@@ -67,7 +67,7 @@ NVML = "pynvml"  # a single module, which queries the driver
 
 def program(settings: RuntimeSettings) -> bytes:
     """Return the file for this node; raise ProbeError if the node has no runc."""
-    runc = shutil.which("runc")
+    runc = find_program("runc")
     if runc is None:
         raise ProbeError("runc not found on PATH", remedy="install runc, which Docker needs too")
     script = SCRIPT.format(

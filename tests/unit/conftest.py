@@ -24,7 +24,7 @@ import pytest
 from distribution import Server
 from rendering import Starter
 
-from imagematrix import documents
+from imagematrix import documents, programs
 from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli import main
@@ -111,6 +111,12 @@ def pytest_sessionfinish():
     if "coverage" in sys.modules and (tracing := sys.modules["coverage"].Coverage.current()):
         tracing.stop()
         tracing.save()
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_path(monkeypatch):
+    """Let programs be found in PATH by root, too, so that tests can put their own there."""
+    monkeypatch.setattr(programs, "_search_path", lambda: os.environ["PATH"])
 
 
 @pytest.fixture(autouse=True)

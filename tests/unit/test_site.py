@@ -48,6 +48,7 @@ store = "/scratch/images"
 max_size = "500G"
 mounts = ["~", ".", "/scratch"]
 credentials = "/etc/imagematrix/credentials.json"
+program_folders = ["/opt/apptainer/bin"]
 users_may_override = ["runtime", "store"]
 """
 
@@ -76,6 +77,7 @@ def test_every_key_is_read(write):
         max_size="500G",
         mounts=("~", ".", "/scratch"),
         credentials="/etc/imagematrix/credentials.json",
+        program_folders=("/opt/apptainer/bin",),
         users_may_override=frozenset({"runtime", "store"}),
     )
 
@@ -208,6 +210,7 @@ def test_what_is_read_conforms_to_the_schema(key, value):
         'store = "images"',
         'max_size = "much"',
         'mounts = ["home"]',
+        'program_folders = ["bin"]',
         'users_may_override = ["mounts"]',
         'stores = "/x"',
     ],

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from imagematrix import packager
+from imagematrix import packager, programs
 from imagematrix.allocation.locks import SHARED
 from imagematrix.errors import ProbeError
 from imagematrix.swarm.program import ROOTS, installed_locks, program
@@ -29,7 +29,7 @@ def path(tmp_path_factory):
 def built(path, host, tmp_path_factory):
     """The program for a node with a GPU that this machine lacks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", path)
+        patch.setattr(programs, "_search_path", lambda: path)
         return program(
             RuntimeSettings(
                 data_root=".",
