@@ -9,12 +9,16 @@ remove what is the user's own, so once checked, its path stays true.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 __all__ = ["existing_user_folders", "user_folder"]
 
 MODE = 0o700
 NUMBERS = 16  # names to try, the first without a number
+# Of a name that is free, or taken by what this user may not open as a folder.
+NOT_OWN = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM}
 
 
 def user_folder(parent: str, name: str) -> str:
@@ -44,7 +48,13 @@ def user_folder(parent: str, name: str) -> str:
 
 
 def existing_user_folders(parent: str, name: str) -> list[str]:
-    """Return the paths below `parent` that `user_folder` could return, as far as they exist."""
+    """Return the paths below `parent` that `user_folder` could return, as far as they exist.
+
+    Raises OSError rather than leave one out that cannot be looked at.
+    """
+    # On NFS, a client remembers for a while which names were free. It asks the server again for what is in a
+    # folder when that is opened.
+    os.close(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     return [path for path in _paths(parent, name) if _is_own(path)]
 
 
@@ -56,16 +66,17 @@ def _is_own(path: str) -> bool:
     """Whether a path is a folder of this user, in which nobody else may write; links are not followed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in NOT_OWN:
+            return False
+        raise
     try:
         status = os.fstat(descriptor)
         # Where others could write, they may have left something.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             return False
-        os.fchmod(descriptor, MODE)
-    except OSError:
-        return False
+        if stat.S_IMODE(status.st_mode) != MODE:
+            os.fchmod(descriptor, MODE)
     finally:
         os.close(descriptor)
     return True

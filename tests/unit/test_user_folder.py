@@ -72,3 +72,28 @@ def test_names_end(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file") as caught:
         user_folder(str(tmp_path / "missing"), "own")
     assert caught.value.errno == errno.ENOENT
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = user_folder(str(tmp_path), "own")
+    real = os.open
+
+    def fail(path: str, flags: int) -> int:
+        if path == folder:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", fail)
+    for find in (existing_user_folders, user_folder):
+        with pytest.raises(OSError, match="Input/output error"):
+            find(str(tmp_path), "own")
+
+
+def test_a_folder_that_is_as_it_should_be_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = user_folder(str(tmp_path), "own")
+    monkeypatch.setattr(os, "fchmod", lambda *_: pytest.fail("its rights were set"))
+    assert existing_user_folders(str(tmp_path), "own") == [folder]
