@@ -102,7 +102,9 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     if configuration is not None:
         _require_unchanged(configuration, task.environment, node)
     host, wanted = gpus_of(node, task.environment)
-    chosen, launch = made.requested(host, wanted, _agreed(task, site, args, made, (host, wanted))).first()
+    chosen, launch = made.requested(
+        host, wanted, _agreed(image, task, site, args, made, (host, wanted))
+    ).first()
     require_usable(launch, args)
     runtime = runtime_of(
         DEFAULT if engine == DOCKER else engine,
@@ -119,17 +121,23 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
 
 
 def _agreed(
-    task: SlurmTask, site: Site, args: RunArgs, made: DaemonlessLaunch, node: tuple[Host, str | None]
+    image: str,
+    task: SlurmTask,
+    site: Site,
+    args: RunArgs,
+    made: DaemonlessLaunch,
+    node: tuple[Host, str | None],
 ) -> Catalog | None:
     """Return the variant on which the tasks of a step on several nodes agree for this node, as a catalog.
 
     None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
     consent to that: it is refused whatever the others do.
     """
-    from imagematrix.gang.step import agreement, selection, step_of
+    from imagematrix.gang.slurm_step import step_of
+    from imagematrix.gang.step import agreement, selection
 
     host, wanted = node
-    step = step_of(task.environment)
+    step = step_of(image, task.environment)
     agreed = agreement(step, task.environment, site, site.hosts) if step else None
     if step is None or agreed is None or (host.accelerators and not host.gpus and not args.allow_cpu):
         return None

@@ -1,20 +1,14 @@
 """One decision for the tasks of a step of Slurm, each of which computes it on its own node.
 
 No node talks to another. They share a folder, with the saved Host of each node as NODE.json, which the
-administrator writes. In its subfolder `steps`, in which every user may create files as in /tmp, the first
-task of a step puts the catalog under the step's name, by a link that fails if there is one; all tasks choose
-from that catalog, so that a variant that is published meanwhile changes nothing.
+administrator writes, and with the catalog that the first task of a step has stored; all tasks choose from
+that catalog, so that a variant that is published meanwhile changes nothing.
 """
-# pathlib is slow to load.
-# ruff: noqa: PTH101, PTH102, PTH108, PTH118
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import stat
-import time
 
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.gang.alike import USUAL
@@ -24,40 +18,21 @@ from imagematrix.text import counted, line, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from imagematrix.catalog.catalog import Catalog
+    from imagematrix.gang.slurm_step import SlurmStep
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.question import Where
     from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
 
-__all__ = ["VARIABLE", "Agreement", "SlurmStep", "agreement", "prepare", "selection", "step_of"]
+__all__ = ["VARIABLE", "Agreement", "agreement", "selection"]
 
 VARIABLE = "IMAGEMATRIX_GANG"
 OFF, SAME = "off", "same"
-STEPS = "steps"  # the subfolder
-OPEN = 0o1777  # its mode: everybody may create files, and remove their own
-KEPT = 7 * 24 * 3600  # seconds; tasks read the catalog of their step when it starts
-NODES = 100_000  # more than any cluster has
 SHOWN = 20
 UNLIKE = "is not what its entry in the folder of hosts says"
-NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
-NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
-OF_A_STEP = re.compile(r"[0-9]+-[0-9]+\.[0-9]+\.json", re.ASCII)
-# A part of a list of nodes, such as "gpu[01-04,7]-ib": up to a comma that is not in brackets.
-LISTED = re.compile(r"(?:[^\[\],]|\[[0-9,-]*\])+", re.ASCII)
-BRACKETS = re.compile(r"\[([0-9,-]*)\]", re.ASCII)
-RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
-
-
-class SlurmStep(Record):
-    """A step on several nodes, with their names, and that of the task's own node."""
-
-    job: str
-    number: str
-    nodes: tuple[str, ...]
-    node: str
 
 
 class Agreement(Record):
@@ -68,21 +43,6 @@ class Agreement(Record):
 
     alike: tuple[str, ...] | None
     folder: str
-
-
-def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
-    """Return the step of a task with these variables, None if it has one node only; raise UsageError."""
-    nodes = environment.get("SLURM_STEP_NODELIST", "")
-    if environment.get("SLURM_STEP_NUM_NODES", "1") in ("", "1") and not re.search(r"[\[,]", nodes):
-        return None
-    job, number = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
-    node = environment.get("SLURMD_NODENAME", "")
-    if not (NUMBER.fullmatch(job) and NUMBER.fullmatch(number)):
-        raise UsageError(f"SLURM_JOB_ID {job!r:.40}, SLURM_STEP_ID {number!r:.40}: not those of a step")
-    names = tuple(dict.fromkeys(_expanded(nodes)))
-    if node not in names:
-        raise UsageError(f"SLURMD_NODENAME {node!r:.80} is not in SLURM_STEP_NODELIST {nodes!r:.80}")
-    return SlurmStep(job=job, number=number, nodes=names, node=node) if len(names) > 1 else None
 
 
 def agreement(
@@ -109,23 +69,6 @@ def agreement(
     return Agreement(alike=tuple(re.split(r"[\s,]+", word)) if word else USUAL, folder=folder)
 
 
-def prepare(folder: str) -> None:
-    """Create the subfolder of the catalogs of steps in the shared folder, and remove old ones; raise OSError.
-
-    For the administrator, when a node's Host is saved.
-    """
-    steps = os.path.join(folder, STEPS)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(steps)
-        os.chmod(steps, OPEN)
-    with os.scandir(steps) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):  # another node removes it, too
-                old = entry.stat(follow_symlinks=False).st_mtime < time.time() - KEPT
-                if old and OF_A_STEP.fullmatch(entry.name):
-                    os.unlink(entry.path)
-
-
 def selection(
     step: SlurmStep,
     agreed: Agreement,
@@ -139,16 +82,18 @@ def selection(
     """Return what a task of the step runs on its own node, as all tasks of the step decide.
 
     `host` is this node with the GPUs that the task was given, of which `gpus` are requested. `catalog` opens
-    the catalog, if this is the first task. Raises ProbeError if this node is not what the folder says or if a
-    node is not in it, and NothingFitsAll if the nodes cannot work together, as all tasks do.
+    the catalog, if this is the first task. Raises ProbeError if this node is not what the folder says, if a
+    node is not in it or if the step has two catalogs, and NothingFitsAll if the nodes cannot work together,
+    as all tasks do.
     """
     from imagematrix.gang.select import select_gang
+    from imagematrix.gang.step_catalog import catalog_of
     from imagematrix.selection.select import select
     from imagematrix.selection.selection import NothingFits
 
     hosts = _hosts(step, agreed.folder)
     _require_same(step.node, hosts[step.node], host)
-    known = _catalog(step, agreed.folder, catalog)
+    known = catalog_of(step, agreed.folder, catalog)
     # The GPUs of other tasks are not known here; a variant that fits all GPUs of a node fits any of them.
     everywhere = NONE if gpus == NONE else None
     gang = select_gang(hosts, known, gpus=everywhere, where=where, allow_cpu=allow_cpu, alike=agreed.alike)
@@ -160,34 +105,6 @@ def selection(
         raise ProbeError(f"{step.node} {UNLIKE}: {error}", remedy=_again(step.node)) from error
 
 
-def _expanded(nodes: str) -> Iterator[str]:
-    """Yield the names in a list of nodes as Slurm writes it: "a,gpu[01-03,7]"; raise UsageError."""
-    wrong = UsageError(f"SLURM_STEP_NODELIST {nodes!r:.80} is not a list of nodes")
-    if LISTED.sub("", nodes).strip(","):
-        raise wrong
-    for number, name in enumerate(name for part in LISTED.findall(nodes) for name in _names(part)):
-        if number == NODES or not NODE.fullmatch(name):
-            raise wrong
-        yield name
-
-
-def _names(part: str) -> Iterator[str]:
-    brackets = BRACKETS.search(part)
-    if brackets is None:
-        yield part
-        return
-    start, rest = part[: brackets.start()], part[brackets.end() :]
-    for word in brackets[1].split(","):
-        span = RANGE.fullmatch(word)
-        if span is None:
-            yield ""  # which is no name
-            return
-        first, last = span[1], span[2] or span[1]
-        for number in range(int(first), min(int(last), int(first) + NODES) + 1):
-            for end in _names(rest):
-                yield f"{start}{number:0{len(first)}}{end}"
-
-
 def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
     """Return the saved Hosts of the step's nodes; raise ProbeError if one has none."""
     from imagematrix.node.host import Host
@@ -195,7 +112,7 @@ def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
     found: dict[str, Host] = {}
     missing = []
     for node in step.nodes:
-        path = os.path.join(folder, f"{node}.json")
+        path = os.path.join(folder, f"{node}.json")  # noqa: PTH118 - pathlib is slow to load
         if os.path.exists(path):  # noqa: PTH110
             found[node] = Host.load(path)
         else:
@@ -233,48 +150,3 @@ def _again(node: str) -> str:
 
 def _described(gpu: Gpu) -> tuple[str | None, ...]:
     return gpu.name, gpu.compute, gpu.pci_device_id
-
-
-def _catalog(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
-    """Return the catalog of the step, which the first of its tasks stores."""
-    path = os.path.join(folder, STEPS, f"{os.geteuid()}-{step.job}.{step.number}.json")
-    try:
-        if not os.path.lexists(path):
-            _store(path, catalog())
-        return _stored(path)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}",
-            remedy="the administrator prepares this folder with `imagematrix slurm node-config --save`",
-        ) from error
-
-
-def _store(path: str, catalog: Catalog) -> None:
-    """Store a catalog unless another task has stored one; raise OSError."""
-    from imagematrix import documents
-
-    draft = f"{path}.{os.urandom(6).hex()}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(documents.dump(catalog.to_json()))
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        os.unlink(draft)
-
-
-def _stored(path: str) -> Catalog:
-    """Return the catalog in a file of this user's own; raise OSError, and UsageError for anything else."""
-    from imagematrix import documents
-    from imagematrix.catalog.catalog import Catalog
-
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
-            raise UsageError(f"{path} is not a file of this user: another one has created it")
-        raw = file.read(documents.LIMIT + 1)
-    if len(raw) > documents.LIMIT:
-        raise UsageError(f"{path}: exceeds {documents.LIMIT // 2**20} MiB, too large for a catalog")
-    return Catalog.from_json(documents.parse(raw, path), path)

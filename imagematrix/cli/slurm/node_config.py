@@ -104,7 +104,7 @@ def _program() -> str:
 def _save(host: HostRecord, name: str) -> None:
     """Save the Host as NAME.json where all nodes find it."""
     from imagematrix import documents
-    from imagematrix.gang.step import prepare
+    from imagematrix.gang.step_catalog import prepare
     from imagematrix.site import read_site
 
     folder = read_site().hosts

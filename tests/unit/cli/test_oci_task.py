@@ -10,7 +10,7 @@ from daemonless_starts import DIGESTS, HOST
 from imagematrix import documents, site
 from imagematrix.allocation.locks import Locks
 from imagematrix.cli import app, tasking
-from imagematrix.gang.step import prepare
+from imagematrix.gang.step_catalog import prepare
 from imagematrix.node import device
 from imagematrix.record import replace
 from imagematrix.slurm import configuration
@@ -251,6 +251,13 @@ class TestAStepOnSeveralNodes:
         other(HOST)
         code, ((_, image, *_),) = run(STEP)
         assert (code, image.digest) == (7, DIGESTS["gpu"])
+
+    def test_of_a_requeued_job_does_not_run_the_image_of_the_first_run(self, run, other, capfd):
+        other(HOST)
+        assert run(STEP | {"SLURM_JOB_START_TIME": "1795878794"})[0] == 7
+        again = STEP | {"SLURM_JOB_START_TIME": "1795878818", "SLURM_RESTART_COUNT": "1"}
+        assert run(again, image="other:v9") == (4, [])
+        assert "other:v9" in capfd.readouterr().err
 
     def test_is_refused_everywhere_if_one_cannot_take_part(self, run, other, capfd):
         other(replace(HOST, driver=replace(HOST.driver, version="470.256.02")))
