@@ -1,11 +1,17 @@
 """Jobs of a real Slurm, each task in a container of the image that fits its node."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 
 import pytest
 from machines import wait_until
 from slurm_cluster import USER
 from slurm_jobs import GPUS, IMAGE, refused, squashfuses, srun
+
+NOBODY = 65534
 
 
 def batch(cluster, text, *words, code=0):
@@ -57,12 +63,68 @@ def test_nodes_without_facts_are_named_and_off_needs_none(cluster):
         kept.rename(entry)
 
 
+def catalogs(cluster):
+    """Return the catalogs that steps have left."""
+    return {*(cluster.shared / "srv/hosts/steps").glob("*/*")}
+
+
 def test_a_step_leaves_one_catalog_of_its_user(cluster):
-    steps = cluster.shared / "srv/hosts/steps"
-    before = {*steps.iterdir()}
+    before = catalogs(cluster)
     srun(cluster, "-N2", "-n4", "--gpus-per-node=2", IMAGE, "true")
-    (made,) = {*steps.iterdir()} - before
-    assert made.stat().st_uid == USER
+    (made,) = catalogs(cluster) - before
+    assert made.parent.name == str(USER)
+    assert {(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (made, made.parent)} == {
+        (USER, 0o600),
+        (USER, 0o700),
+    }
+
+
+def test_a_folder_of_somebody_else_with_the_user_s_name_stops_no_step(cluster):
+    steps = cluster.shared / "srv/hosts/steps"
+    own = steps / str(USER)
+    if own.exists():
+        own.rename(steps / "kept")
+    own.mkdir(mode=0o777)
+    os.chown(own, NOBODY, NOBODY)
+    before = catalogs(cluster)
+    try:
+        out = srun(cluster, "-N2", "--gpus-per-node=1", IMAGE, "cat", "/etc/variant")
+        assert sorted(out.split()) == ["skylake", "znver4"]
+        (made,) = catalogs(cluster) - before
+        assert made.parent.name == f"{USER}.1"
+        shutil.rmtree(made.parent)
+    finally:
+        own.rmdir()
+        if (steps / "kept").exists():
+            (steps / "kept").rename(own)
+
+
+def test_the_second_run_of_a_requeued_job_does_not_run_the_image_of_the_first(cluster):
+    before = catalogs(cluster)
+    text = f"""\
+#!/bin/bash
+#SBATCH -N2 --gpus-per-node=1 --requeue --open-mode=append
+step() {{ srun "$@" cat /etc/variant; echo "step ended with $?"; }}
+if [ -z "$SLURM_RESTART_COUNT" ]; then
+    step {IMAGE}
+    scontrol requeue $SLURM_JOB_ID
+    sleep 60
+fi
+step --container=nothing:v9
+step {IMAGE}
+"""
+    ((_, out),) = batch(cluster, text).items()
+    variants = [line for line in out.splitlines() if line in {"skylake", "znver4"}]
+    ends = [line.split()[-1] for line in out.splitlines() if line.startswith("step")]
+    assert "has no variant of nothing:v9" in out
+    assert len(variants) == 4, out
+    assert (ends[0], ends[2]) == ("0", "0"), out
+    assert ends[1] in {"4", str(128 + signal.SIGTERM)}, out
+    said = [json.loads(path.read_text()) for path in catalogs(cluster) - before]
+    runs = {(one["image"], one["step"], one["restart"]): one["start"] for one in said}
+    assert {*runs} == {("training:v1", "0", "0"), ("training:v1", "1", "1")}
+    assert len({*runs.values()}) == 2
+    assert all(map(str.isdigit, runs.values()))
 
 
 def test_features_choose_nodes(cluster):
