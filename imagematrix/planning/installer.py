@@ -40,7 +40,8 @@ MAGIC = (XZ, GZIP, ZSTD)
 SCRIPT = b"#!"
 HEAD = 1 << 20  # bytes; a header of makeself has some 20 KB
 # The line of the payload, in NVIDIA's own makeself; the last line of the header, in others'.
-LINE = re.compile(rb'^\s*skip="?(\d{1,6})"?\s*$', re.MULTILINE)
+LINE = re.compile(rb'^[ \t]*skip="?(\d{1,6})"?[ \t\r]*$', re.MULTILINE)
+MOST_LINES = 16  # of these in a header, which has one
 NESTED = re.compile(rb"^offset=`head -n \d", re.MULTILINE)  # a CUDA installer, which contains one of a driver
 MANIFEST = ".manifest"
 MEMORY = 256 << 20  # bytes for decompression; xz -9 needs 65 MiB
@@ -145,11 +146,16 @@ def _seek_payload(stream: BinaryIO, file: Path) -> bool:
 
 
 def _payloads(head: bytes) -> Iterator[int]:
-    """Yield the offsets at which the payload may begin: in line N of a header that says N, or after it."""
-    for match in LINE.finditer(head):
+    """Yield the offsets at which the payload may begin: in line N of a header that says N, or after it.
+
+    Raises ValueError if the header says it too often.
+    """
+    ends = [end.end() for end in re.finditer(rb"\n", head)]
+    for count, match in enumerate(LINE.finditer(head)):
+        if count == MOST_LINES:
+            raise ValueError(f"its script has more than {MOST_LINES} lines `skip=`")
         line = int(match[1])
-        ends = [end.end() for end in re.finditer(rb"\n", head)][max(0, line - 2) : line]
-        yield from ends
+        yield from ends[max(0, line - 2) : line]
 
 
 def _require_version(manifest: bytes, file: Path, version: str) -> None:

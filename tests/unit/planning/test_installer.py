@@ -185,6 +185,8 @@ def test_expansion_is_limited(tree, tmp_path, monkeypatch, cache):
         ),
         (b"#!/bin/sh\nskip=999999\n", "is not an installer of a driver: no archive follows its script"),
         (b"#!/bin/sh\noffset=`head -n 600 x`\n", "is an installer of CUDA"),
+        (b"#!/bin/sh\n" + b"skip=5\n" * 6000, "is damaged: its script has more than 16 lines `skip=`"),
+        (b"#!/bin/sh\n" + b"\n" * (1 << 20), "no archive follows its script"),
     ],
 )
 def test_other_files_are_named_for_what_they_are(tmp_path, raw, expected):
