@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tarfile
 
@@ -15,6 +16,7 @@ __all__ = ["open_tar"]
 
 BUFFER = 1 << 16  # bytes; tarfile copies the rest of its buffer at each read
 LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096
+LARGEST = (1 << 63) - 1  # bytes of a member; engines keep its size in 64 bits
 # Types of extended headers, which describe the next member and are read in one piece.
 EXTENDED = (
     tarfile.XHDTYPE,
@@ -43,7 +45,7 @@ class _Member(tarfile.TarInfo):
     """A member that tarfile and container engines, which use Go's archive/tar, read in the same way.
 
     Headers that they would read differently raise an error, as do invalid headers, which tarfile would take
-    for the end of the archive.
+    for the end of the archive, and values in them that no file can have.
     """
 
     @classmethod
@@ -89,11 +91,40 @@ class _Member(tarfile.TarInfo):
         _, named, after = archive.extended.partition(tarfile.XHDTYPE)
         if not orderly or (named and after and NAMES & member.pax_headers.keys()):
             raise tarfile.ReadError(f"extended headers {archive.extended.decode()} for one file")
+        _require_possible(member)
         return member
+
+
+class _Ending:
+    """A stream of which the end may be read once.
+
+    tarfile skips a member by as many reads as the size in its header takes, whatever they return.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._ended = False
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._stream.read(size)
+        if not piece and self._ended:
+            raise tarfile.ReadError("unexpected end of data")
+        self._ended = not piece
+        return piece
 
 
 def open_tar(stream: ByteStream) -> tarfile.TarFile:
     """Open a stream as a tar whose members are read in order; reading it raises tarfile.TarError."""
     return _StrictTar.open(  # type: ignore[call-overload,no-any-return]  # it only reads
-        fileobj=stream, mode="r|", bufsize=BUFFER, tarinfo=_Member
+        fileobj=_Ending(stream), mode="r|", bufsize=BUFFER, tarinfo=_Member
     )
+
+
+def _require_possible(member: tarfile.TarInfo) -> None:
+    """Raise tarfile.ReadError for values of an extended header that no file can have; engines refuse them."""
+    if not 0 <= member.size <= LARGEST:
+        raise tarfile.ReadError("invalid size of a file in an extended header")
+    if not math.isfinite(member.mtime):
+        raise tarfile.ReadError(f"invalid time of a file: {member.mtime}")
+    if "\0" in member.name or "\0" in member.linkname:
+        raise tarfile.ReadError(f"the name {member.name[:200]!r} has a NUL character")
