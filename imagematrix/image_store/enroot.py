@@ -10,6 +10,9 @@ import io
 import tarfile
 from shlex import join, quote
 
+from imagematrix.documents import Fields
+from imagematrix.oci.process import ImageProcess
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,22 +37,23 @@ fi
 
 
 def layer(config: Mapping[str, Any]) -> bytes:
-    """Return a layer, a tar, with enroot's files for an image with the configuration `config`."""
-    settings = config.get("config") or {}
-    entrypoint = [str(word) for word in settings.get("Entrypoint") or ()]
-    command = [*entrypoint, *(str(word) for word in settings.get("Cmd") or ())] or ["/bin/sh"]
-    variables = [str(line) for line in settings.get("Env") or ()]
+    """Return a layer, a tar, with enroot's files for an image with the configuration `config`.
+
+    Raises UsageError if the configuration is damaged.
+    """
+    process = ImageProcess.of(Fields(config, "the image's configuration").object_or_empty("config"))
+    command = [*process.entrypoint, *process.command] or ["/bin/sh"]
     # A line of the environment's file is a variable, so a variable of several lines is set by the script.
-    lines = [line for line in variables if "\n" not in line]
+    lines = [line for line in process.variables if "\n" not in line]
     exports = [
         f"export {name}={quote(value)}\n"
-        for name, _, value in (line.partition("=") for line in variables if line not in lines)
+        for name, _, value in (line.partition("=") for line in process.variables if line not in lines)
         if name.isidentifier()
     ]
     script = START.format(
         exports="".join(exports),
-        folder=quote(str(settings.get("WorkingDir") or "/")),
-        entrypoint=join(entrypoint),
+        folder=quote(process.folder),
+        entrypoint=join(process.entrypoint),
         command=join(command),
     )
     files = {ENVIRONMENT: "".join(f"{line}\n" for line in lines), SCRIPT: script, LOCAL: "", MOUNTS: ""}

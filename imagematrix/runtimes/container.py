@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from imagematrix.errors import UsageError
+from imagematrix.oci.process import ImageProcess
 from imagematrix.record import Record
 from imagematrix.runtimes.options import Bind
 
@@ -60,15 +61,15 @@ def container(
 
     `config` is the image's configuration, its `config` object; `binds` are the site's, and `home` is the
     user's home if those mount it, else the one of root. Over variables that are `inherited`, all others win.
-    Raises UsageError if the image has no command and the launch neither.
+    Raises UsageError if the image has no command and the launch neither, and if its configuration is damaged.
     """
+    process = ImageProcess.of(config)
     given = options.entrypoint
-    entrypoint = config.texts("Entrypoint") if given is None and config.present("Entrypoint") else ()
-    command = config.texts("Cmd") if given is None and config.present("Cmd") else ()
+    entrypoint, command = (process.entrypoint, process.command) if given is None else ((), ())
     args = (*((given,) if given else entrypoint), *(launch.command or command))
     if not args:
         raise UsageError(f"{launch.reference} has no command", remedy="name one after the image")
-    own = dict(text.partition("=")[::2] for text in config.texts("Env")) if config.present("Env") else {}
+    own = dict(text.partition("=")[::2] for text in process.variables)
     terminal = {"TERM": "xterm"} if options.terminal else {}
     return ContainerSpec(
         name=options.name or name,
@@ -82,7 +83,7 @@ def container(
             **launch.environment,
             **options.environment,
         },
-        folder=options.folder or config.text_or_none("WorkingDir") or "/",
+        folder=options.folder or process.folder,
         binds=(
             *(Bind(source=path, target=path, read_only=True) for path in NETWORK if os.path.exists(path)),  # noqa: PTH110 - pathlib is slow
             *binds,

@@ -4,10 +4,12 @@ import io
 import subprocess
 import tarfile
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from storing import NEEDS_SQUASHFS, PUBLISHED, from_registry, put, variant
 
+from imagematrix.errors import UsageError
 from imagematrix.image_store import enroot
 from imagematrix.image_store.fetching import FetchOptions, fetch
 from imagematrix.image_store.folder import ImageStore
@@ -47,6 +49,16 @@ def test_words_are_the_command_if_there_is_no_entrypoint():
 def test_the_working_folder_is_made_and_entered(tmp_path):
     folder = tmp_path / "it's $(new)"
     assert started(files(WorkingDir=str(folder), Cmd=["pwd"])["etc/rc"]) == f"{folder}\n"
+
+
+def test_a_relative_working_folder_is_below_the_root():
+    assert "cd /app " in files(WorkingDir="app")["etc/rc"]
+
+
+@pytest.mark.parametrize("settings", [{"WorkingDir": "a\0b"}, {"Env": ["A=\ud800"]}, {"Cmd": "sh"}])
+def test_a_damaged_configuration_is_refused(settings):
+    with pytest.raises(UsageError, match=f"the image's configuration: config: {next(iter(settings))}: "):
+        files(**settings)
 
 
 def test_variables_stand_in_the_environment_except_those_of_several_lines():

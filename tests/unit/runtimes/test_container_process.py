@@ -77,6 +77,21 @@ def test_the_folder_is_the_option_s_or_the_image_s_or_the_root():
 
 
 @pytest.mark.parametrize(
+    ("folder", "absolute"),
+    [("w", "/w"), ("./a/../w", "/w"), ("../../w", "/w"), ("//w", "/w"), (".", "/"), ("/w/", "/w")],
+)
+def test_a_relative_folder_of_the_image_is_below_the_root(folder, absolute):
+    assert made(IMAGE | {"WorkingDir": folder}).folder == absolute
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+@pytest.mark.parametrize("key", ["Entrypoint", "Cmd", "Env", "WorkingDir"])
+def test_text_that_no_process_can_get_is_refused(key, text):
+    with pytest.raises(UsageError, match=f"config: {key}: "):
+        made(IMAGE | {key: text if key == "WorkingDir" else ["A=1", text]})
+
+
+@pytest.mark.parametrize(
     ("user", "other"),
     [(None, None), ("", None), ("0:0", None), ("root", None), ("1000", "1000"), ("app:app", "app:app")],
 )
