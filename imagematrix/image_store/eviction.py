@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 from imagematrix.errors import UsageError
@@ -11,11 +12,11 @@ from imagematrix.image_store.unpacked import remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from imagematrix.image_store.folder import ImageStore, StoredImage
 
-__all__ = ["Room", "lock_of", "remove"]
+__all__ = ["Room", "lock_of", "other_owner", "remove"]
 
 
 class Room:
@@ -41,7 +42,8 @@ class Room:
     def make(self, size: int, kept: str | None = None) -> None:
         """Remove images until one of a `size` fits, the least recently started first; raise UsageError.
 
-        Those that containers run from stay, and the one with the digest `kept`.
+        Those that containers run from stay, those that this user cannot remove, and the one with the digest
+        `kept`.
         """
         if self._max_size is None:
             return
@@ -58,8 +60,8 @@ class Room:
         if kept is None and total + size > self._max_size:
             raise UsageError(
                 f"the image needs {size} bytes, and {self._store} may have {self._max_size}, of which images "
-                f"that are in use take {total}",
-                remedy="try again when their containers have ended",
+                f"that are in use or belong to others take {total}",
+                remedy="try again when their containers have ended, or let their owners remove them",
             )
 
 
@@ -68,15 +70,30 @@ def lock_of(store: ImageStore, digest: str) -> Path:
     return Path(store.path, "locks", Path(store.place(digest)).name)
 
 
+def other_owner(store: ImageStore, digest: str) -> str | None:
+    """Return who owns a folder of an image that this user cannot empty, None if it can be removed."""
+    place = store.place(digest)
+    try:
+        owner = os.lstat(place).st_uid  # of all its folders, which one process has made
+    except FileNotFoundError:
+        return None
+    if owner == os.geteuid() or all(map(_may_empty, _folders(place))):
+        return None
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"user {owner}"
+
+
 def remove(store: ImageStore, digest: str) -> bool:
-    """Remove an image, unless a container runs from it or another process fetches it.
+    """Remove an image, unless a container runs from it, another process fetches it, or it is another user's.
 
     Returns whether it is gone. Raises OSError.
     """
     place = Path(store.place(digest))
     gone = Path(store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
     with locked(lock_of(store, digest), wait=False) as held:
-        if not held or store.leases(digest):
+        if not held or store.leases(digest) or other_owner(store, digest):
             return False
         try:
             place.rename(gone)
@@ -88,3 +105,14 @@ def remove(store: ImageStore, digest: str) -> bool:
             return False
         remove_tree(gone)
     return True
+
+
+def _folders(path: str) -> Iterator[Path]:
+    """Yield a folder and all those in it, each before what is in it."""
+    yield Path(path)
+    for folder, names, _ in os.walk(path):
+        yield from (inside for name in names if not (inside := Path(folder, name)).is_symlink())
+
+
+def _may_empty(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)

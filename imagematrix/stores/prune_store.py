@@ -7,7 +7,7 @@ from functools import partial
 
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.image_store.eviction import remove
+from imagematrix.image_store.eviction import other_owner, remove
 from imagematrix.reference import familiar, split
 from imagematrix.spelling import nearest
 from imagematrix.stores.prune import Held, Pruning, fates_of
@@ -33,9 +33,10 @@ def survey(
 ) -> Pruning:
     """Return which images of a store are to be removed.
 
-    An image stays if `retention` keeps its version, if a container of any node runs from it, or if it was
-    pulled less than `newer_s` seconds ago. `only` are the names of the images to consider; by default all
-    are. Images that are damaged are no longer in use, and a pull replaces them.
+    An image stays if `retention` keeps its version, if a container of any node runs from it, if it was
+    pulled less than `newer_s` seconds ago, or if another user owns files of it that this one cannot remove.
+    `only` are the names of the images to consider; by default all are. Images that are damaged are no longer
+    in use, and a pull replaces them.
 
     Raises UnknownImageError if the store has none of the images in `only`, UsageError if it cannot be read.
     """
@@ -58,6 +59,8 @@ def survey(
             why.append(str(user))
         if newer_s is not None and now.timestamp() - store.pulled(one.id) < newer_s:
             why.append("younger")
+        if not why and not fate.hosts and (owner := other_owner(store, one.id)):
+            why.append(f"files of {owner}")
         result.append(replace(one, why=tuple(why), hosts=fate.hosts))
     result.sort(key=lambda one: (one.images, one.tag, one.id))
     return Pruning(images=tuple(result), unserved=unserved)

@@ -1,19 +1,42 @@
 """Room in a store: what goes, what stays, and who is told."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from images import tar
+from processes import new_folder, remove_folder
 from storing import NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import UsageError
 from imagematrix.image_store.eviction import Room, lock_of, remove
 from imagematrix.image_store.fetching import FetchOptions, Watcher, fetch
+from imagematrix.image_store.folder import ImageStore
 from imagematrix.image_store.locks import locked
 
 pytestmark = NEEDS_SQUASHFS
+
+# Another user, who may read this checkout, wherever it is.
+OTHER = ["setpriv", "--reuid", "4711", "--regid", "4711", "--clear-groups", "--inh-caps=+dac_read_search"]
+OTHER += ["--ambient-caps=+dac_read_search"]
+BY_OTHER = """
+import sys
+from imagematrix.image_store.eviction import Room, other_owner, remove
+from imagematrix.image_store.folder import ImageStore
+store = ImageStore(sys.argv[1])
+Room(store, 0, lambda _: None).make(0, kept="none")
+print([(other_owner(store, digest), remove(store, digest)) for digest in store.digests()])
+"""
+
+
+@pytest.fixture
+def shared_folder():
+    folder = new_folder()
+    yield folder
+    remove_folder(folder)
 
 
 @pytest.fixture
@@ -64,7 +87,7 @@ def test_an_image_that_a_container_runs_from_stays(image_store, fill):
     evicted: list[Any] = []
     Room(image_store, 25_000, evicted.append).make(10_000)
     assert [image.digest for image in evicted] == [two]
-    with pytest.raises(UsageError, match="images that are in use take 1"):
+    with pytest.raises(UsageError, match="images that are in use or belong to others take 1"):
         Room(image_store, 15_000, evicted.append).make(10_000)
     lease.release()
 
@@ -105,3 +128,26 @@ def test_a_container_that_starts_while_its_image_is_removed_keeps_it(image_store
     monkeypatch.setattr(Path, "rename", started)
     assert not remove(image_store, one)
     assert image_store.find(one)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_an_image_whose_folders_another_user_owns_stays_as_it_is(server, shared_folder):
+    store = ImageStore(shared_folder)
+    image, name = variant("cpu", tar(("folder/file", b"content")))
+    put(server, (image, name))
+    fetch(store, from_registry(server), image.digest, PUBLISHED, FetchOptions(unpacked=True))
+    place = Path(store.place(image.digest))
+    for shared in (shared_folder, place, *shared_folder.iterdir()):
+        shared.chmod(0o777)
+
+    def by_other():
+        words = [*OTHER, sys.executable, "-c", BY_OTHER, store.path]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert by_other() == "[('root', False)]"
+    assert listed(store, "new") == []
+    assert (place / "root" / "folder" / "file").exists()
+    for inside in (place / "root", place / "root" / "folder"):
+        inside.chmod(0o777)
+    assert by_other() == "[]"  # it made room
+    assert listed(store, "images") == listed(store, "new") == []
