@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+from contextlib import ExitStack
 from pathlib import Path
 
 from imagematrix.errors import UsageError
+from imagematrix.image_store import reserve
 from imagematrix.image_store.locks import locked
 from imagematrix.image_store.unpacked import remove_tree
 
@@ -88,22 +90,25 @@ def other_owner(store: ImageStore, digest: str) -> str | None:
 def remove(store: ImageStore, digest: str) -> bool:
     """Remove an image, unless a container runs from it, another process fetches it, or it is another user's.
 
-    Returns whether it is gone. Raises OSError.
+    Returns whether it is gone. A full disk is no obstacle while the store has its reserve. Raises OSError.
     """
     place = Path(store.place(digest))
     gone = Path(store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
-    with locked(lock_of(store, digest), wait=False) as held:
+    with ExitStack() as stack:
+        lock = lock_of(store, digest)
+        held = reserve.spending(store, lambda: stack.enter_context(locked(lock, wait=False)))
         if not held or store.leases(digest) or other_owner(store, digest):
             return False
         try:
-            place.rename(gone)
+            reserve.spending(store, lambda: place.rename(gone))
         except FileNotFoundError:
             return True
         # A lease is made before its image is looked for: one that came since then may have found it.
         if store.leases(digest):
             gone.rename(place)
             return False
-        remove_tree(gone)
+        reserve.spending(store, lambda: remove_tree(gone))
+    reserve.fill(store)
     return True
 
 

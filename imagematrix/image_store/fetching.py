@@ -19,6 +19,7 @@ from pathlib import Path
 
 from imagematrix.engine.pull import PullProgress, silent
 from imagematrix.errors import UsageError
+from imagematrix.image_store import reserve
 from imagematrix.image_store.eviction import Room, lock_of
 from imagematrix.image_store.folder import DOCUMENT, FOLDER, ROOTS, SQUASHFS, StoredImage
 from imagematrix.image_store.locks import locked, sweep
@@ -113,6 +114,7 @@ def fetch(
     with store.explained():
         for name in PARTS:
             Path(store.path, name).mkdir(parents=True, exist_ok=True)
+        reserve.fill(store)
         _keep_catalog(store, published)
         lock = lock_of(store, digest)
         with locked(lock, watcher.waits, lambda: there() is not None) as held:

@@ -3,7 +3,7 @@
     images/HEX/       an image by the digest of its manifest: image.json, and root.squashfs or root/
     catalogs/         the catalogs of the versions that something was pulled of, as they were then
     leases/           a file for each container that runs from an image
-    locks/ new/ partial/   what commands use that bring and remove images
+    locks/ new/ partial/ reserve/   what commands use that bring and remove images
 
 An image appears by renaming its folder, complete, and never changes. This module is on the path of `run`, so
 it loads little.
@@ -132,8 +132,8 @@ class ImageStore:
         return self.path
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Raise UsageError for an OSError."""
+    def explained(self, full: str | None = None) -> Iterator[None]:
+        """Raise UsageError for an OSError; `full` is the remedy for a full disk, by default to prune."""
         try:
             yield
         except OSError as error:
@@ -141,7 +141,7 @@ class ImageStore:
             if error.errno in FULL:
                 raise UsageError(
                     f"the disk of {self} is full ({where})",
-                    remedy=f"free space there, such as with `imagematrix prune --store {self}`",
+                    remedy=full or f"free space there, such as with `imagematrix prune --store {self}`",
                 ) from error
             remedy = "name a store that you may write to" if error.errno in READ_ONLY else None
             raise UsageError(f"the store {self} cannot be used: {where}", remedy=remedy) from error

@@ -69,12 +69,14 @@ def survey(
 def remove_image(store: ImageStore, image: Held) -> None:
     """Remove an image from a store, and the catalog of its version if it was the last one of that.
 
-    Raises EngineError if a container has started from it meanwhile, UsageError if the folder refuses.
+    Raises EngineError if a container has started from it meanwhile, UsageError if the folder refuses, or its
+    disk is full and the reserve for this is spent.
     """
     stored = store.find(image.id)
     if stored is None:
         return
-    with store.explained():
+    remedy = f"free a few kB there, such as with `rm -rf {store}/partial`, and run this again"
+    with store.explained(full=remedy):
         if not remove(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
         version = stored.image, stored.version

@@ -12,6 +12,7 @@ from images import layout, tar
 from processes import new_folder, remove_folder
 from storing import listed, variant
 
+from imagematrix.image_store import reserve
 from imagematrix.image_store.folder import ImageStore
 
 pytestmark = pytest.mark.long
@@ -35,6 +36,9 @@ FAULTS = (
     "close new EIO 1",
     "fsync * EIO 1",
     "fsync image.json ESTALE 1",
+    "write reserve EIO 2",
+    "create reserve ENOSPC 1",
+    "mkdir reserve ESTALE 1",
     "rename images lost 1",
     "rename images unanswered 1",
     "rename images EIO 1",
@@ -159,6 +163,10 @@ def require_whole(disk, image):
     ],
 )
 def test_a_fault_is_told_and_leaves_no_half_image(disk, image, fault, how):
+    store = ImageStore(disk.path / "store")
+    if "reserve" not in fault:  # its files would take the faults of others
+        Path(store.path).mkdir()
+        reserve.fill(store)
     disk.fail(fault)
     code = ended(started(disk, image, *how))
     disk.fail()
@@ -168,7 +176,6 @@ def test_a_fault_is_told_and_leaves_no_half_image(disk, image, fault, how):
     for process in both:
         ended(process, codes=(0,))
     assert require_whole(disk, image)
-    store = ImageStore(disk.path / "store")
     assert listed(store, "new") == listed(store, "partial") == []
     if "unlink" not in fault:  # who finds the image looks at no lock
         assert listed(store, "locks") == []
