@@ -101,7 +101,8 @@ def _signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]) -> lis
     if policies:
         from imagematrix.catalog.signed import require_variants
 
-        require_variants((variant for each in catalogs for variant in each.variants), policies)
+        for each in catalogs:
+            require_variants(each.variants, policies, each.version)
     return catalogs
 
 

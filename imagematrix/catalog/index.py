@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.oci.manifest import Manifest
 
-__all__ = ["IndexEntry", "catalog", "intact", "listed", "parse", "platform", "published", "write"]
+__all__ = ["IndexEntry", "attested", "catalog", "intact", "listed", "parse", "platform", "published", "write"]
 
 IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
 UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
@@ -54,6 +54,13 @@ class IndexEntry(Descriptor):
 def parse(raw: bytes, name: str) -> tuple[IndexEntry, ...]:
     """Return the entries of the index `raw`; raise UsageError if it is not one. `name` is for messages."""
     return _index(raw, name).entries
+
+
+def attested(manifest: Manifest, name: str) -> str | None:
+    """Return the digest of the image in an index of one image with attestations of it; else None."""
+    entries = parse(manifest.raw, name) if manifest.media_type == INDEX else ()
+    images = {entry.attests for entry in entries if entry.attests}
+    return images.pop() if len(images) == 1 else None
 
 
 def intact(manifest: Manifest, name: str) -> ImageIndex[IndexEntry]:

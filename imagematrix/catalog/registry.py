@@ -8,7 +8,7 @@ from __future__ import annotations
 from imagematrix.catalog import index, labels
 from imagematrix.errors import UnknownImageError
 from imagematrix.facts.versions import natural
-from imagematrix.oci.manifest import INDEX, INDEXES, Descriptor, ImageManifest, parse
+from imagematrix.oci.manifest import INDEXES, Descriptor, ImageManifest, parse
 from imagematrix.oci.registry import Registry
 from imagematrix.record import replace
 from imagematrix.reference import DIGEST, Reference
@@ -125,11 +125,8 @@ def entry_of(registry: Registry, tag: str) -> IndexEntry | None:
     something else, such as another index or a signature. Raises UsageError if it is damaged.
     """
     manifest = registry.manifest(tag)
-    if manifest and manifest.media_type == INDEX:
-        attested = {
-            attestation.attests for attestation in index.parse(manifest.raw, tag) if attestation.attests
-        }
-        manifest = registry.manifest(attested.pop()) if len(attested) == 1 else None
+    if manifest and (own := index.attested(manifest, tag)):
+        manifest = registry.manifest(own)
     if manifest is None or manifest.media_type in INDEXES:
         return None
     where = f"{registry.name}:{tag}"

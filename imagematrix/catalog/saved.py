@@ -49,7 +49,7 @@ def catalog(name: str, image: str | None = None, policies: Sequence[SignaturePol
     if policies:
         from imagematrix.catalog.signed import require_variants
 
-        require_variants(parts[0].variants, policies)
+        require_variants(parts[0].variants, policies, parts[0].version)
     return parts[0]
 
 

@@ -2,6 +2,9 @@
 
 The index of a version has the digests of its variants and the facts for the choice. So its signature counts
 for a version, and it is enough for the variants that the index lists under their own tags.
+
+Tags are not signed, but an image has its own in its annotations or labels, which its digest covers. So an old
+version that somebody presents as a new one is recognised, in a registry as in a catalog from anywhere.
 """
 
 from __future__ import annotations
@@ -101,10 +104,13 @@ def guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | No
     return Guard(registry, required) if required else None
 
 
-def require_variants(variants: Iterable[Variant], policies: Sequence[SignaturePolicy]) -> bool:
+def require_variants(
+    variants: Iterable[Variant], policies: Sequence[SignaturePolicy], version: str | None
+) -> bool:
     """Raise SignatureError unless all variants have the signatures that the policies require.
 
-    Returns whether a signature was required. Raises EngineError if a registry cannot be reached.
+    Each has to be signed as what its name says, and as one of the `version` that its catalog says, if that is
+    known. Returns whether a signature was required. Raises EngineError if a registry cannot be reached.
     """
     checked = False
     by_name: dict[str, list[Variant]] = {}
@@ -119,13 +125,20 @@ def require_variants(variants: Iterable[Variant], policies: Sequence[SignaturePo
                 f"{members[0].reference} has no signature: it is in no registry",
                 remedy="publish it in a registry, sign it there, and use its name with the registry",
             )
+        checked = True
         with Registry(name) as registry:
+            source = RepositorySource(registry)
             for variant in members:
                 _, tag = split(variant.reference.partition("@")[0])
                 digest = signed_digest(variant)
-                checked = True
                 for requirement in required:
-                    _signer(RepositorySource(registry), requirement, name, str(tag), digest)
+                    _signer(source, requirement, name, str(tag), digest)
+                own = _own_tags(source, name, _image(source, name, digest))
+                versions = {labels.version_of(one) for one in own}
+                for requirement in required:
+                    for said, signed in ((tag, own), (version, versions)):
+                        if said is not None:
+                            _require_tag(requirement, name, said, signed)
     return checked
 
 
@@ -161,10 +174,7 @@ def require_tag(
     manifest: Manifest,
     catalog: Catalog | None,
 ) -> None:
-    """Raise SignatureError if the signed annotations or labels name another tag.
-
-    Tags are not signed: whoever controls the registry could present an old version as the new one.
-    """
+    """Raise SignatureError if the signed annotations or labels name another tag."""
     if catalog:
         tags = {labels.version_of(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
     else:
@@ -196,16 +206,32 @@ def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[
 
 
 def _own_tags(source: ManifestSource, repository: str, manifest: Manifest) -> set[str]:
-    """Return the tag of a variant, from its annotations or labels; an empty set for other images."""
+    """Return the tag of a variant, from its annotations or labels; an empty set for other images.
+
+    An image that was built on a variant has its labels, and is another image.
+    """
     found = parse(manifest.raw, repository, Descriptor)
     texts = found.annotations
     if labels.VERSION not in texts and isinstance(found, ImageManifest) and found.config:
         # An engine with the classic image store writes no annotations.
         raw = source.content(repository, found.config.digest)
-        image = documents.Fields(documents.parse(raw, repository), repository).object_or_empty("config")
-        texts = image.named_texts("Labels")
+        config = documents.Fields(documents.parse(raw, repository), repository)
+        inherited = labels.inherited(config.data)
+        texts = {} if inherited else config.object_or_empty("config").named_texts("Labels")
     parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
     return {labels.tag(*map(str, parts))} if all(parts) else set()
+
+
+def _image(source: ManifestSource, repository: str, digest: str) -> Manifest:
+    """Return the manifest with a digest, or that of the image whose index with attestations has it."""
+    manifest = source.manifest(repository, digest)
+    if manifest and (image := index.attested(manifest, repository)):
+        manifest = source.manifest(repository, image)
+    if manifest is None:
+        raise SignatureError(
+            f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
+        )
+    return manifest
 
 
 def _signer(source: ManifestSource, requirement: Requirement, repository: str, tag: str, digest: str) -> Key:

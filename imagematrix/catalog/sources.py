@@ -171,19 +171,20 @@ def confirm(image: str | None, name: str | None, references: Iterable[str]) -> N
         require_named(references)
 
 
-def require_signed(variant: Variant, policy: Policy = None) -> str | None:
+def require_signed(variant: Variant, policy: Policy = None, *, version: str | None = None) -> str | None:
     """Raise SignatureError unless a variant has the signatures that the policies require.
 
-    Its catalog may be from a file, which nothing has checked. `policy` is as in `open_catalog`. Returns the
-    digest that is signed, None if no policy requires a signature. Raises EngineError if the variant's
-    registry cannot be reached.
+    Its catalog may be from a file or a store, which nothing has checked: so it has to be signed as what its
+    name says, and as one of the `version` that the catalog says, if that is known. `policy` is as in
+    `open_catalog`. Returns the digest that is signed, None if no policy requires a signature. Raises
+    EngineError if the variant's registry cannot be reached.
     """
     policies = _policies(policy)
     if not policies:
         return None
     from imagematrix.catalog.signed import require_variants, signed_digest
 
-    return signed_digest(variant) if require_variants([variant], policies) else None
+    return signed_digest(variant) if require_variants([variant], policies, version) else None
 
 
 def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Catalog]:

@@ -87,7 +87,9 @@ def _signed(chosen: Selection, launch: Launch, policy: Path | None, before: Laun
     """
     if before is not None and before.reference == launch.reference:
         return launch
-    digest = require_signed(chosen.variant, policy) if chosen.variant else None
+    digest = None
+    if chosen.variant:
+        digest = require_signed(chosen.variant, policy, version=chosen.version)
     if digest is None or "@" in launch.reference:
         return launch
     return replace(launch, reference=f"{launch.reference}@{digest}")

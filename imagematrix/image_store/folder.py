@@ -194,9 +194,14 @@ class ImageStore:
     def catalog(self, image: str, version: str) -> dict[str, Any] | None:
         """Return the document of a version's catalog, as it was when something of it was last pulled.
 
-        Raises UsageError if it cannot be read.
+        Raises UsageError if it cannot be read, or is of another version.
         """
-        return self._catalog(f"{_quoted(f'{image}:{version}')}.json")
+        name = f"{_quoted(f'{image}:{version}')}.json"
+        found = self._catalog(name)
+        if found and (found.get("image"), found.get("version")) != (image, version):
+            path = os.path.join(self.path, "catalogs", name)
+            raise UsageError(f"{path} is not the catalog of {image}:{version}", remedy="pull it again")
+        return found
 
     def catalogs(self, image: str | None = None) -> list[dict[str, Any]]:
         """Return the documents of the catalogs of an image, or of all; raise UsageError."""

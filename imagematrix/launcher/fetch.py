@@ -52,7 +52,7 @@ def fetch_selected(
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot fetch: nothing was selected")
-    signed = require_signed(variant, policy)
+    signed = require_signed(variant, policy, version=selection.version)
     name, _, exact = variant.reference.partition("@")
     digest = signed or exact or variant.digest
     if digest is None:

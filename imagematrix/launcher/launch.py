@@ -63,7 +63,7 @@ def launch(
 
     _check_types(selection, share, wait)
     if selection.variant:
-        require_signed(selection.variant, policy)
+        require_signed(selection.variant, policy, version=selection.version)
     if isinstance(command, str):  # as docker-py takes it
         command = shlex.split(command)
     try:

@@ -45,7 +45,7 @@ def pull(
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot pull: nothing was selected")
-    require_signed(variant, policy)
+    require_signed(variant, policy, version=selection.version)
     over = transport.DockerPy(client) if client else None
     reference = named(variant, held_of(selection, partial(images.inspect, over=over)))
     ensure(reference, variant.digest, variant.platform, report=report, client=client)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 from distribution import Server, digest
+from images import Parts, tar
+from publishing import labels_of
 from resolving import Published, variant
 from signing import Signer
 
@@ -202,6 +204,51 @@ def test_variants_of_a_saved_catalog_are_checked_by_digest(policy, sign, name):
         with pytest.raises(SignatureError, match=fault):
             require_signed(replace(first, **changes), file)
     assert require_signed(replace(first, reference="training:v1-x"), file) is None, "no rule is about it"
+
+
+def test_an_old_version_is_not_taken_for_a_new_one(policy, sign, name):
+    """A catalog that nothing has checked lists what is signed under another tag or version."""
+    first, second = open_catalog(f"{name}:v1").variants
+    for one in (first, second):
+        sign(one.digest)
+    file, old = policy(), f"{name}:v0"
+    tag, other = (one.reference.rpartition(":")[2] for one in (first, second))
+    renamed = f"{name}:v2{tag.removeprefix('v1')}"
+    for changes, version, fault in [
+        ({"reference": renamed}, "v2", f"{renamed} is signed as {tag}"),
+        ({"reference": renamed}, None, f"{renamed} is signed as {tag}"),
+        ({"digest": second.digest}, "v1", f"{first.reference} is signed as {other}"),
+        ({}, "v0", f"{old} is signed as v1"),
+        ({"reference": f"{name}@{first.digest}"}, "v0", f"{old} is signed as v1"),
+    ]:
+        with pytest.raises(SignatureError, match=f"^{fault}$"):
+            require_signed(replace(first, **changes), file, version=version)
+    for version in ("v1", "stable", None):
+        assert require_signed(first, file, version=version) == first.digest
+
+
+@pytest.mark.parametrize("content", [OTHER, None])
+def test_an_image_that_was_built_on_a_variant_may_have_any_tag(published, policy, sign, name, content):
+    """Without a digest of the content in its labels, it cannot be told from the variant."""
+    more = {} if content is None else {"CONTENT": content}
+    image = Parts(tar("own"), labels=labels_of("cpu", **more))
+    published.repository.blobs |= image.blobs
+    published.repository.put("own", image.raw, IMAGE)
+    sign(image.digest)
+    one = replace(open_catalog(f"{name}:v1").variants[0], reference=f"{name}:own", digest=image.digest)
+    if content:
+        assert require_signed(one, policy(), version="mine") == image.digest
+    else:
+        with pytest.raises(SignatureError, match="own is signed as v1-cpu-"):
+            require_signed(one, policy(), version="mine")
+
+
+def test_a_signed_image_that_its_registry_lacks_is_refused(published, policy, sign, name):
+    first = open_catalog(f"{name}:v1").variants[0]
+    sign(first.digest)
+    published.repository.manifests.pop(first.digest)
+    with pytest.raises(SignatureError, match="is not in its registry"):
+        require_signed(first, policy())
 
 
 def test_registry_that_cannot_be_asked_proves_nothing(policy, sign, name, server):

@@ -90,7 +90,8 @@ def test_another_choice_after_a_wait_is_checked_again(run, monkeypatch, upgraded
     """A policy requires signatures, and docker's command gets the digest that is signed."""
     asked = []
 
-    def require_signed(variant, policy):
+    def require_signed(variant, policy, *, version):
+        assert version == "v1"
         asked.append((variant.driver.version, str(policy)))
         return DIGEST
 

@@ -162,6 +162,9 @@ def test_a_damaged_catalog_is_an_error(store):
     Path(store.path, "catalogs", "t%3av1.json").write_bytes(b"[")
     with pytest.raises(UsageError, match="not JSON"):
         store.catalog("t", "v1")
+    Path(store.path, "catalogs", "t%3av1.json").write_bytes(b'{"image": "t", "version": "v0"}')
+    with pytest.raises(UsageError, match=r"t%3av1\.json is not the catalog of t:v1"):
+        store.catalog("t", "v1")
 
 
 def test_a_lease_lasts_until_it_is_released(store):
