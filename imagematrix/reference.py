@@ -12,6 +12,7 @@ __all__ = [
     "DOCKER_HUB",
     "HUB_NAMES",
     "LAYOUT",
+    "REPOSITORY",
     "TAG",
     "Reference",
     "familiar",

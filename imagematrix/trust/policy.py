@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import SignatureError
+from imagematrix.reference import REPOSITORY
+from imagematrix.trust.files import read_trusted
 from imagematrix.trust.signature import Key, Requirement
 
 TYPE_CHECKING = False
@@ -19,7 +20,6 @@ __all__ = ["SignaturePolicy", "SignatureRule", "load_policies", "requirements"]
 
 SCHEMA = "imagematrix.policy/v1"
 LIMIT = 1024 * 1024  # bytes of the file
-PATTERN = re.compile(r"[a-z0-9._/*-]+", re.ASCII)
 OTHERWISE = ("allow", "deny")
 
 
@@ -51,7 +51,7 @@ class SignaturePolicy:
     @classmethod
     def load(cls, path: Path) -> SignaturePolicy:
         """Return the policy in a file, with key files relative to its folder; raise UsageError."""
-        fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
+        fields = documents.Fields(documents.parse(read_trusted(path, LIMIT), str(path)), str(path))
         fields.schema(SCHEMA)
         otherwise = fields.text("otherwise")
         if otherwise not in OTHERWISE:
@@ -97,8 +97,8 @@ def requirements(policies: Iterable[SignaturePolicy], repository: str) -> tuple[
 def _rule(fields: documents.Fields, folder: Path) -> SignatureRule:
     _only(fields, "repository", "keys", "aliases")
     pattern = fields.text("repository")
-    if not PATTERN.fullmatch(pattern):
-        raise fields.fail("repository", f"{pattern!r} is not a repository, such as ml/training or ml/*")
+    if not REPOSITORY.fullmatch(pattern.replace("*", "x")):  # as a rule, it would match nothing
+        raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
     keys = tuple(Key.load(folder / name) for name in fields.texts("keys"))
     if not keys:
         raise fields.fail("keys", "at least one file with a public key is needed")

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from imagematrix import documents
 from imagematrix.errors import SignatureError, UnknownImageError, UsageError
 from imagematrix.oci.manifest import Descriptor, ImageManifest, parse
+from imagematrix.trust.files import read_trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,10 +63,7 @@ class Key:
     def load(cls, path: Path) -> Key:
         """Return the key in a PEM file, as `cosign generate-key-pair` writes cosign.pub; raise UsageError."""
         try:
-            with path.open("rb") as file:
-                public = load_pem_public_key(file.read(KEY_LIMIT))
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+            public = load_pem_public_key(read_trusted(path, KEY_LIMIT))
         except (ValueError, UnsupportedAlgorithm) as error:
             raise UsageError(f"{path} is not a public key in PEM", remedy="such as cosign.pub") from error
         if not isinstance(public, EllipticCurvePublicKey):

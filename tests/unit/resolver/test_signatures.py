@@ -249,7 +249,7 @@ def test_policy_defaults_to_the_upstream_registry(policy):
         ({"rule": []}, "rule: unknown field: expected schema, registry, rules, otherwise"),
         ({"rules": [{"repository": "ml/*", "keys": []}]}, "at least one file with a public key is needed"),
         ({"rules": [{"repository": "ml/*", "key": "a"}]}, "key: unknown field"),
-        ({"rules": [{"repository": "ML?", "keys": ["a"]}]}, "'ML?' is not a repository"),
+        ({"rules": [{"repository": "ML?", "keys": ["a"]}]}, "'ML?' matches no repository"),
         ({"rules": [{"repository": "ml", "keys": ["nowhere.pub"]}]}, "nowhere.pub cannot be read: No such"),
         ({"rules": [{"repository": "ml", "keys": ["policy.json"]}]}, "policy.json is not a public key"),
         ({"rules": [{"repository": "ml", "keys": ["rsa.pub"]}]}, "rsa.pub: only ECDSA keys are supported"),
