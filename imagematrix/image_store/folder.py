@@ -20,7 +20,7 @@ import os
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.image_store.holder import Holder, read
-from imagematrix.record import Record
+from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
@@ -107,11 +107,19 @@ class Lease(Record):
 
     path: str | None
 
-    def renew(self) -> None:
-        """Give a sign of life, which other machines need at least every QUIET_S seconds."""
+    def renew(self) -> bool:
+        """Give a sign of life, which other machines need at least every QUIET_S seconds.
+
+        Returns whether there still is such a lease.
+        """
         if self.path:
-            with contextlib.suppress(OSError):
+            try:
                 os.utime(self.path)
+            except FileNotFoundError:
+                return False
+            except OSError:
+                pass  # such as a server that does not answer now
+        return self.path is not None
 
     def release(self) -> None:
         """End the lease."""
@@ -250,6 +258,17 @@ class ImageStore:
                 os.unlink(draft)
             return Lease(path=None)
         return Lease(path=path)
+
+    def release(self, pid: int) -> None:
+        """End all leases of the process with a `pid` on this machine, as far as this user may."""
+        own = replace(Holder.of(pid), token="")
+        folder = os.path.join(self.path, "leases")
+        for name in _names(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                holder, _ = _read_lease(path)
+                if holder and replace(holder, token="") == own:
+                    os.unlink(path)
 
     def leases(self, digest: str | None = None) -> dict[str, Holder]:
         """Return the digests of images with a live lease, of all or of one image, each with a holder.

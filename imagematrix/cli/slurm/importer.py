@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,17 @@ from imagematrix.cli.options import AllowCpu, CatalogName, Policy, Where
 from imagematrix.cli.output import print_text
 from imagematrix.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagematrix.image_store.folder import ImageStore, StoredImage
+
 __all__ = ["command", "reference_of"]
 
 SCHEME = "docker://"
 FOLDER = "enroot"  # in the user's store: its images have files of enroot
+TRIES = 3  # to pull an image that another process removes just then
 
 
 class Operation(StrEnum):
@@ -43,10 +51,11 @@ def command(
     """Answer Pyxis as its importer: `get` prints the path of a squashfs, and `release` lets it go.
 
     The squashfs is of the variant that fits this node and the job's GPUs best, with what `enroot import` adds
-    to an image. It stays in the store for other jobs. Nothing removes it while slurmstepd, the process
-    that calls, is alive, so `release` has nothing to do.
+    to an image. It stays in the store for other jobs. Nothing removes it until `release`, or until the
+    slurmstepd has ended that runs the step; outside of a step, the process that calls.
     """
     if operation is Operation.release:
+        _store(store).release(_holder())
         return
     if uri is None:
         raise UsageError("get needs the URI of an image", remedy=f"such as {SCHEME}training:v1")
@@ -86,13 +95,12 @@ def _get(
     from imagematrix.cli.storing import fetched
     from imagematrix.image_store import enroot
     from imagematrix.image_store.fetching import FetchOptions
-    from imagematrix.image_store.folder import ImageStore, store_folder
     from imagematrix.launcher.fetch import require_source
     from imagematrix.reference import split
     from imagematrix.site import read_site
 
     site = read_site()
-    images = ImageStore(Path(store_folder(site, store), FOLDER))
+    images = _store(store)
     image = site.full(image)
     require_source(image, catalog)
     selection = choose(
@@ -107,6 +115,38 @@ def _get(
     part = split(image)[1] not in (None, selection.version)
     how = FetchOptions(max_size=site.max_bytes, added=enroot.layer)
     with PullDisplay(str(selection.selected)) as display:
-        stored = fetched(selection, images, catalog, policy, how, display, part=part)
-    images.lease(stored.digest, os.getppid())
-    return stored.root
+        return _leased(
+            images, partial(fetched, selection, images, catalog, policy, how, display, part=part)
+        ).root
+
+
+def _leased(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage:
+    """Return an image that is leased to the step, for as long as the step lasts."""
+    from imagematrix.image_store.lease_renewal import renew_while_alive
+
+    holder = _holder()
+    for _ in range(TRIES):
+        stored = fetch()
+        lease = images.lease(stored.digest, holder)
+        if images.find(stored.digest):  # another process may have removed it before it was leased
+            renew_while_alive(lease, holder)
+            return stored
+        lease.release()
+    raise UsageError(f"images are removed from {images} as soon as they come", remedy="try again later")
+
+
+def _holder() -> int:
+    """Return the process that an image is leased to.
+
+    Pyxis calls from the first task of a step, before its program starts; other tasks may last longer.
+    """
+    from imagematrix.slurm.step import step_daemon
+
+    return step_daemon() or os.getppid()
+
+
+def _store(store: str | None) -> ImageStore:
+    from imagematrix.image_store.folder import ImageStore, store_folder
+    from imagematrix.site import read_site
+
+    return ImageStore(Path(store_folder(read_site(), store), FOLDER))

@@ -1,14 +1,17 @@
 """`slurm importer`, called as Pyxis does: by a script, from a process that it leases images to."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from images import layout
 from storing import NEEDS_SQUASHFS, variant
 
+from imagematrix.cli.slurm import importer
 from imagematrix.cli.slurm.importer import reference_of
 from imagematrix.errors import UsageError
 from imagematrix.image_store.folder import ImageStore
@@ -40,9 +43,9 @@ def call(script, tmp_path):
         "IMAGEMATRIX_STORE": str(tmp_path / "store"),
     }
 
-    def called(*words):
+    def called(*words, within=False):
         return subprocess.run(
-            [script, *words],
+            words if within else [script, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -69,7 +72,58 @@ def test_get_prints_a_path_and_release_can_be_called_twice(call, tmp_path):
         released = call("release")
         assert (released.returncode, released.stdout, released.stderr) == (0, "", "")
     assert squashfs.exists()
+    assert ImageStore(tmp_path / "store/enroot").leases() == {}
     assert call("get", "docker://training:v1").stdout == first.stdout
+
+
+STEP = """
+("$1" get docker://training:v1; exec true)  # the first task, whose program ends
+ls "$2/leases" | wc -l
+for lease in "$2"/leases/*; do grep -c "\\"pid\\": $$," "$lease"; done
+(exec "$1" release)
+ls "$2/leases" | wc -l
+"""
+
+
+@NEEDS_SQUASHFS
+def test_an_image_is_leased_to_the_step_and_not_to_its_first_task(call, script, tmp_path):
+    daemon = tmp_path / "slurmstepd"
+    daemon.symlink_to(shutil.which("sh"))
+    done = call(daemon, "-c", STEP, "slurmstepd", script, tmp_path / "store/enroot", within=True)
+    path, *rest = done.stdout.split()
+    assert Path(path).exists(), done.stderr
+    assert rest == ["1", "1", "0"]
+
+
+class Evicting(ImageStore):
+    """A store of which another process removes each image `times` times before it is leased."""
+
+    def __init__(self, times):
+        super().__init__("store")
+        self.times = times
+        self.fetched = 0
+        self.leased = []
+
+    def fetch(self):
+        self.fetched += 1
+        return SimpleNamespace(digest="sha256:1")
+
+    def lease(self, digest, pid=None):  # noqa: ARG002 - as in ImageStore
+        self.leased.append(digest)
+        return SimpleNamespace(path=None, release=self.leased.pop)
+
+    def find(self, digest):
+        return digest if self.fetched > self.times else None
+
+
+def test_an_image_that_goes_before_it_is_leased_is_pulled_again():
+    store = Evicting(1)
+    assert importer._leased(store, store.fetch).digest == "sha256:1"
+    assert (store.fetched, len(store.leased)) == (2, 1)
+    store = Evicting(importer.TRIES)
+    with pytest.raises(UsageError, match="as soon as they come"):
+        importer._leased(store, store.fetch)
+    assert store.leased == []
 
 
 def test_a_refusal_has_its_reason_on_stderr_and_nothing_on_stdout(call):

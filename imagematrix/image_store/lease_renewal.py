@@ -1,0 +1,54 @@
+"""A process that renews the lease on an image while another process lives.
+
+Whoever takes a lease for another process ends soon, and that process knows nothing of leases (see `Lease`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from imagematrix.image_store.holder import Holder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Never
+
+    from imagematrix.image_store.folder import Lease
+
+__all__ = ["renew_while_alive"]
+
+RENEW_S = 30.0  # other machines believe in a lease for a multiple of this after a sign of life
+DESCRIPTORS = 1 << 16  # more than a process has open
+
+
+def renew_while_alive(lease: Lease, pid: int) -> None:
+    """Start a process that renews `lease` until the process `pid` ends, and then releases it.
+
+    It ends, too, when somebody else has released the lease.
+    """
+    if lease.path is None:
+        return
+    holder = Holder.of(pid)
+    # A signal is for the processes of the user, such as the notice of a batch system that a job will end.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        if os.fork() == 0:
+            _renew(lease, holder)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _renew(lease: Lease, holder: Holder) -> Never:
+    try:
+        # Nobody waits for its output, and no terminal ends it.
+        os.setsid()
+        for descriptor in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        os.closerange(3, DESCRIPTORS)
+        while holder.alive(quiet_s=0) and lease.renew():
+            time.sleep(RENEW_S)
+        lease.release()
+    finally:
+        os._exit(0)
