@@ -34,9 +34,13 @@ def write_folder(
 ) -> None:
     """Write the members into the new folder `path`; raises OSError, and what `members` raises.
 
-    `written` is told the bytes of content as they are written.
+    `written` is told the bytes of content as they are written. Everything has the user's own group, also in a
+    folder that gives its group to what is in it: of other groups, a container of an ordinary user knows none,
+    and the kernel copies no file of theirs when it is changed.
     """
     path.mkdir(ALL)
+    os.chown(path, -1, os.getegid())
+    path.chmod(ALL)  # the new folder has the setgid bit of the one that it is in
     folders: list[MergedFile] = []
     with _Inside(path) as inside:
         for member in members:

@@ -257,6 +257,20 @@ def test_what_a_container_changes_ends_with_it(user):
     wait_until(lambda: not squashfuses(), "no mounted image", 30)
 
 
+def test_an_unpacked_image_starts_from_a_store_for_a_group(user, archive):
+    """The folder gives its group, which no container of the user knows, to what is in it."""
+    store = user.folder / "shared"
+    if not store.exists():
+        store.mkdir()
+        os.chown(store, USER, USER + 1)
+        store.chmod(0o2775)
+    user.imagematrix("pull", "training:v1", *HOST, "--catalog", archive, "--to", store, "--unpacked")
+    assert store.stat().st_mode & 0o7777 == 0o2775
+    script = "echo more >> /etc/passwd; tail -n 1 /etc/passwd; rm /etc/shadow; mkdir /etc/new"
+    options = ("--store", store, "--gpus", "1")
+    assert user.run(*options, "training:v1", "sh", "-c", script) == "more\n"
+
+
 def test_a_missing_device_node_is_an_error_before_the_start(user):
     node = Path("/dev/nvidia-uvm")
     node.rename("/dev/elsewhere")

@@ -75,6 +75,18 @@ def test_modes_and_times_are_those_of_the_image_without_setuid_bits(tmp_path):
     assert str((root / "l").readlink()) == "d/none"
 
 
+def test_everything_has_the_group_of_the_user_in_a_store_for_another_group(tmp_path):
+    others = [group for group in os.getgroups() if group != os.getegid()] if os.geteuid() else [4712]
+    if not others:
+        pytest.skip("needs another group")
+    os.chown(tmp_path, -1, others[0])
+    tmp_path.chmod(0o2775)
+    root = tmp_path / "root"
+    write_folder(root, [folder("/"), folder("/d"), file("/d/f", b"x"), symlink("/d/l", "f")])
+    assert {one.lstat().st_gid for one in (root, *root.rglob("*"))} == {os.getegid()}
+    assert oct(root.stat().st_mode & 0o7777) == oct((root / "d").stat().st_mode & 0o7777) == "0o755"
+
+
 @pytest.mark.parametrize("outside", ["link", "/etc"])
 def test_no_member_is_written_through_a_link(tmp_path, outside):
     (tmp_path / "link").mkdir()
