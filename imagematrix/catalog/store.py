@@ -66,7 +66,7 @@ def present(store: ImageStore, name: str | None = None) -> list[Catalog]:
 def _of_images(store: ImageStore, image: str | None, known: Collection[str] = ()) -> list[Catalog]:
     """Return the catalogs of an image's or all versions that are not `known`, with what the store has."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in store.whole():
+    for one in (name for stored_image in store.whole() for name in stored_image.names):
         if image in (None, one.image) and one.version not in known:
             document = {"schema": SCHEMA, "image": one.image, "version": one.version, **one.terms}
             kept = found.setdefault((one.image, one.version), document | {"variants": []})

@@ -91,7 +91,7 @@ def command(
                 display,
                 part=split(image)[1] not in (None, selection.version),
             )
-            name = f"{stored.references[0]}@{stored.digest}"
+            name = f"{str(selection.selected).partition('@')[0]}@{stored.digest}"
     if json:
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:

@@ -42,4 +42,5 @@ def _waits(holder: Holder) -> None:
 
 
 def _evicted(image: StoredImage) -> None:
-    info(f"imagematrix: removed {', '.join(image.references)} ({megabytes(image.size)}) to make room")
+    references = ", ".join(reference for name in image.names for reference in name.references)
+    info(f"imagematrix: removed {references} ({megabytes(image.size)}) to make room")

@@ -21,7 +21,15 @@ from imagematrix.engine.pull import PullProgress, silent
 from imagematrix.errors import UsageError
 from imagematrix.image_store import reserve
 from imagematrix.image_store.eviction import Room, lock_of
-from imagematrix.image_store.folder import DOCUMENT, FOLDER, ROOTS, SQUASHFS, StoredImage
+from imagematrix.image_store.folder import (
+    DOCUMENT,
+    FOLDER,
+    ROOTS,
+    SQUASHFS,
+    StoredImage,
+    StoredName,
+    put_name,
+)
 from imagematrix.image_store.locks import locked, sweep
 from imagematrix.image_store.merging import LayerFile, MergedImage
 from imagematrix.image_store.squash import require_mksquashfs, write_squashfs
@@ -29,7 +37,7 @@ from imagematrix.image_store.unpacked import remove_tree, write_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from imagematrix.image_store.folder import ImageStore
@@ -53,6 +61,17 @@ class CatalogEntry:
     variant: Mapping[str, Any]
     catalog: Mapping[str, Any]
     part: bool = False
+
+    @property
+    def name(self) -> StoredName:
+        """What a store keeps of it with the image."""
+        return StoredName(
+            references=self.references,
+            image=self.catalog["image"],
+            version=self.catalog["version"],
+            variant=self.variant,
+            terms={key: self.catalog[key] for key in ("prefer", "defaults") if key in self.catalog},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +113,10 @@ def fetch(
 ) -> StoredImage:
     """Return the image with a `digest` in a store, fetched from a `source` unless the store has it.
 
-    Images that were started least recently make room for it, if there is a limit. Raises UsageError if the
-    store cannot be used, its disk is full, or squashfs-tools are missing; EngineError if they fail, and what
-    the source raises: UnknownImageError, AuditError, EngineError.
+    An image that is there under another name has both from then on. Images that were started least recently
+    make room for it, if there is a limit. Raises UsageError if the store cannot be used, its disk is full, or
+    squashfs-tools are missing; EngineError if they fail, and what the source raises: UnknownImageError,
+    AuditError, EngineError.
     """
 
     def there() -> StoredImage | None:
@@ -108,6 +128,7 @@ def fetch(
     if found := there():
         with contextlib.suppress(OSError):  # such as a read-only store
             _keep_catalog(store, published)
+            _keep_names(found, [published.name], store.place(digest))
         return found
     if not how.unpacked:
         require_mksquashfs()
@@ -127,6 +148,9 @@ def fetch(
     found = store.find(digest)
     if found is None:
         raise UsageError(f"{digest} was removed from {store} just after it had come", remedy="try again")
+    # Another process may have fetched it by another name, for a user to whose images this one cannot add any.
+    with contextlib.suppress(OSError):
+        _keep_names(found, [published.name], store.place(digest))
     return found
 
 
@@ -170,6 +194,9 @@ class _Fetch:
             stored = self._written(new, image, published, parts, unpacked=how.unpacked)
             document = new / DOCUMENT
             document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
+            with contextlib.suppress(UsageError):  # a damaged one is replaced
+                if earlier := self._store.find(self._digest):
+                    _keep_names(stored, earlier.names, new)
             _sync(document)
             _sync(new)
             if there():
@@ -208,19 +235,19 @@ class _Fetch:
             with root.open("rb") as file:
                 checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
             size = root.stat().st_size
-        catalog = published.catalog
+        name = published.name
         return StoredImage(
             digest=self._digest,
             kind=kind,
             root=str(root),
             size=size,
             checksum=checksum,
-            references=published.references,
             config=parts.config,
-            image=catalog["image"],
-            version=catalog["version"],
-            variant=published.variant,
-            terms={key: catalog[key] for key in ("prefer", "defaults") if key in catalog},
+            references=name.references,
+            image=name.image,
+            version=name.version,
+            variant=name.variant,
+            terms=name.terms,
         )
 
     def _require_idle(self) -> None:
@@ -258,6 +285,14 @@ def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:
         if store.catalog(catalog["image"], catalog["version"]) == catalog:
             return
     store.put_catalog(catalog)
+
+
+def _keep_names(image: StoredImage, names: Iterable[StoredName], place: str | Path) -> None:
+    """Keep names of an image in its folder, except for those of catalogs of which it has one."""
+    known = {(one.image, one.version) for one in image.names}
+    for name in names:
+        if (name.image, name.version) not in known:
+            put_name(place, name)
 
 
 def _sweep(store: ImageStore, own: str) -> None:

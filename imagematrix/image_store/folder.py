@@ -30,11 +30,22 @@ if TYPE_CHECKING:
 
     from imagematrix.site import Site
 
-__all__ = ["FOLDER", "SCHEMA", "SQUASHFS", "ImageStore", "Lease", "StoredImage", "store_folder"]
+__all__ = [
+    "FOLDER",
+    "SCHEMA",
+    "SQUASHFS",
+    "ImageStore",
+    "Lease",
+    "StoredImage",
+    "StoredName",
+    "put_name",
+    "store_folder",
+]
 
 SCHEMA = "imagematrix.stored-image/v1"
+NAME_SCHEMA = "imagematrix.stored-name/v1"
 SQUASHFS, FOLDER = KINDS = ("squashfs", "folder")
-DOCUMENT, STARTED = "image.json", "started"
+DOCUMENT, NAMES, STARTED = "image.json", "names", "started"
 ROOTS = {SQUASHFS: "root.squashfs", FOLDER: "root"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -61,13 +72,37 @@ def store_folder(site: Site, option: str | None = None, *, named: str = "") -> s
     return os.path.join(data, "imagematrix", "store")
 
 
+class StoredName(Record):
+    """What a catalog says of an image: `references` are its names there, `variant` is its entry.
+
+    `image` and `version` are those of the catalog, and `terms` its `prefer` and `defaults`.
+    """
+
+    references: tuple[str, ...]
+    image: str
+    version: str
+    variant: Mapping[str, Any]
+    terms: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the document in the store."""
+        return {
+            "schema": NAME_SCHEMA,
+            "references": list(self.references),
+            "image": self.image,
+            "version": self.version,
+            "variant": self.variant,
+            "terms": self.terms,
+        }
+
+
 class StoredImage(Record):
     """An image in a store: `digest` is its manifest's, or its configuration's if it came without a manifest.
 
     `root` is the path of its squashfs, or of the folder with its files, as `kind` says. `size` are bytes: of
     the squashfs, or of all files. `checksum` is the digest of the squashfs. `config` is the document of its
-    configuration, `references` are its names. `image` and `version` are those of its catalog; `variant` is
-    its entry there, and `terms` are the catalog's `prefer` and `defaults`.
+    configuration. `references`, `image`, `version`, `variant` and `terms` are the StoredName that it was
+    fetched by; `others` are those that it was pulled by since.
     """
 
     digest: str
@@ -81,9 +116,22 @@ class StoredImage(Record):
     variant: Mapping[str, Any]
     terms: Mapping[str, Any]
     checksum: str | None = None
+    others: tuple[StoredName, ...] = ()
+
+    @property
+    def names(self) -> tuple[StoredName, ...]:
+        """All names, each of another catalog."""
+        own = StoredName(
+            references=self.references,
+            image=self.image,
+            version=self.version,
+            variant=self.variant,
+            terms=self.terms,
+        )
+        return (own, *self.others)
 
     def to_json(self) -> dict[str, object]:
-        """Return the document in the store, which says nothing of its place."""
+        """Return the document in the store, which says nothing of its place and of further names."""
         return {
             "schema": SCHEMA,
             "digest": self.digest,
@@ -168,7 +216,7 @@ class ImageStore:
         if not os.path.isdir(folder):
             return None
         try:
-            image = _image(documents.Fields(documents.read(document), document), folder)
+            image = _image(documents.Fields(documents.read(document), document), folder, _others(folder))
         except UsageError as error:
             raise _damaged(folder, str(error), error.remedy) from error
         if image.digest != digest:
@@ -333,7 +381,19 @@ class ImageStore:
             os.unlink(path)
 
 
-def _image(fields: documents.Fields, folder: str) -> StoredImage:
+def put_name(place: str | os.PathLike[str], name: StoredName) -> None:
+    """Keep a further name of an image in its folder; raise OSError."""
+    from pathlib import Path
+
+    from imagematrix import files
+
+    folder = Path(place, NAMES)
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{_quoted(f'{name.image}:{name.version}')}.json"
+    files.replace(path, documents.dump(name.to_json()).encode(), 0o644)
+
+
+def _image(fields: documents.Fields, folder: str, others: tuple[StoredName, ...]) -> StoredImage:
     fields.schema(SCHEMA)
     kind = fields.text("kind")
     if kind not in KINDS:
@@ -346,6 +406,26 @@ def _image(fields: documents.Fields, folder: str) -> StoredImage:
         checksum=fields.text_or_none("checksum"),
         references=fields.texts("references"),
         config=fields.object_or_empty("config").data,
+        image=fields.text("image"),
+        version=fields.text("version"),
+        variant=fields.object_or_empty("variant").data,
+        terms=fields.object_or_empty("terms").data,
+        others=others,
+    )
+
+
+def _others(folder: str) -> tuple[StoredName, ...]:
+    """Return the further names of the image in a folder."""
+    names = os.path.join(folder, NAMES)
+    listed = [name for name in _names(names) if name.endswith(".json") and not name.startswith(".")]
+    return tuple(_name(os.path.join(names, name)) for name in listed)
+
+
+def _name(path: str) -> StoredName:
+    fields = documents.Fields(documents.read(path), path)
+    fields.schema(NAME_SCHEMA)
+    return StoredName(
+        references=fields.texts("references"),
         image=fields.text("image"),
         version=fields.text("version"),
         variant=fields.object_or_empty("variant").data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.errors import EngineError, UnknownImageError
@@ -15,9 +16,9 @@ from imagematrix.stores.prune import Held, Pruning, fates_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    from imagematrix.image_store.folder import ImageStore, StoredImage
+    from imagematrix.image_store.folder import ImageStore, StoredImage, StoredName
     from imagematrix.stores.retention import Retention
 
 __all__ = ["remove_image", "survey"]
@@ -33,15 +34,15 @@ def survey(
 ) -> Pruning:
     """Return which images of a store are to be removed.
 
-    An image stays if `retention` keeps its version, if a container of any node runs from it, if it was
-    pulled less than `newer_s` seconds ago, or if another user owns files of it that this one cannot remove.
-    `only` are the names of the images to consider; by default all are. Images that are damaged are no longer
-    in use, and a pull replaces them.
+    An image stays if `retention` keeps the version of one of its names, if a container of any node runs from
+    it, if it was pulled less than `newer_s` seconds ago, or if another user owns files of it that this one
+    cannot remove. `only` are the names of the images to consider; by default all are. An image with another
+    name besides stays. Images that are damaged are no longer in use, and a pull replaces them.
 
     Raises UnknownImageError if the store has none of the images in `only`, UsageError if it cannot be read.
     """
     stored = {image.digest: image for image in store.whole()}
-    every = [_held(image) for image in stored.values()]
+    every = [_held(image, image.names) for image in stored.values()]
     found = [one for one in every if not only or not {*only}.isdisjoint(one.images)]
     for name in only:
         if not any(name in one.images for one in found):
@@ -50,18 +51,32 @@ def survey(
             raise UnknownImageError(f"{store} has no variant of {name}", remedy=remedy)
     with store.explained():
         users = store.leases()
-    fates, unserved = fates_of(found, retention, partial(_catalog, stored))
+    # Each name has the fate of its own version.
+    judged = {
+        one.id: [
+            _held(stored[one.id], [name])
+            for name in stored[one.id].names
+            if not only or familiar(name.image) in only
+        ]
+        for one in found
+    }
+    fates, unserved = fates_of(chain.from_iterable(judged.values()), retention, partial(_catalog, stored))
     result = []
     for one in found:
-        fate = fates[one.images[0], one.version]
-        why = [*fate.reasons]
+        own = [fates[part.images[0], part.version] for part in judged[one.id]]
+        hosts = tuple(sorted({host for fate in own for host in fate.hosts}))
+        considered = {name for part in judged[one.id] for name in part.names}
+        why = [
+            *dict.fromkeys(reason for fate in own for reason in fate.reasons),
+            *[f"also named {name}" for name in one.names if name not in considered][:1],
+        ]
         if user := users.get(one.id):
             why.append(str(user))
         if newer_s is not None and now.timestamp() - store.pulled(one.id) < newer_s:
             why.append("younger")
-        if not why and not fate.hosts and (owner := other_owner(store, one.id)):
+        if not why and not hosts and (owner := other_owner(store, one.id)):
             why.append(f"files of {owner}")
-        result.append(replace(one, why=tuple(why), hosts=fate.hosts))
+        result.append(replace(one, why=tuple(why), hosts=hosts))
     result.sort(key=lambda one: (one.images, one.tag, one.id))
     return Pruning(images=tuple(result), unserved=unserved)
 
@@ -79,24 +94,31 @@ def remove_image(store: ImageStore, image: Held) -> None:
     with store.explained(full=remedy):
         if not remove(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
-        version = stored.image, stored.version
-        if version not in [(other.image, other.version) for other in store.whole()]:
-            store.drop_catalog(*version)
+        left = {(name.image, name.version) for other in store.whole() for name in other.names}
+        for name in stored.names:
+            if (name.image, name.version) not in left:
+                store.drop_catalog(name.image, name.version)
 
 
-def _held(image: StoredImage) -> Held:
-    reference = image.references[0]
+def _held(image: StoredImage, names: Sequence[StoredName]) -> Held:
+    """Return an image with some of its names, which has the version and the tag of the first one."""
+    first = names[0]
     return Held(
         id=image.digest,
-        images=(familiar(image.image),),
-        version=image.version,
-        tag=str(split(reference)[1]),
-        names=image.references,
+        images=tuple(dict.fromkeys(familiar(name.image) for name in names)),
+        version=first.version,
+        tag=str(split(first.references[0])[1]),
+        names=tuple(dict.fromkeys(reference for name in names for reference in name.references)),
         others=(),
         size=image.size,
     )
 
 
 def _catalog(stored: Mapping[str, StoredImage], name: str, version: str, held: list[Held]) -> Catalog:
-    variants = [Variant.from_json(stored[one.id].variant, one.names[0]) for one in held]
+    variants = [
+        Variant.from_json(own.variant, own.references[0])
+        for one in held
+        for own in stored[one.id].names
+        if (familiar(own.image), own.version) == (name, version)
+    ]
     return Catalog(image=name, version=version, variants=tuple(variants))

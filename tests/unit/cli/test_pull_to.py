@@ -52,6 +52,17 @@ def test_a_second_pull_has_nothing_to_do(pull, published, server):
     assert (result.code, result.out, result.err) == (0, f"{reference(published)}\n", "")
 
 
+def test_a_pull_by_another_name_prints_that_name_and_both_are_listed(
+    pull, published, server, cli, image_store
+):
+    pull(published)
+    mirror = put(server, variant("one"), variant("two"), repository="mirror/training")
+    result = pull(mirror)
+    assert (result.code, result.out, result.err) == (0, f"{reference(mirror)}\n", "")
+    rows = cli("ls", "--store", image_store.path).out
+    assert all(reference(name).partition("@")[0] in rows for name in (published, mirror))
+
+
 def test_it_may_be_unpacked(pull, published, image_store):
     assert pull(published, "--unpacked").code == 0
     assert image_store.find(variant("two")[0].digest).kind == "folder"

@@ -18,7 +18,7 @@ from storing import CATALOG, LAYERS, NEEDS_SQUASHFS, PUBLISHED, from_registry, l
 
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.image_store.eviction import lock_of
-from imagematrix.image_store.fetching import FetchOptions, Watcher, fetch
+from imagematrix.image_store.fetching import CatalogEntry, FetchOptions, Watcher, fetch
 from imagematrix.image_store.locks import locked
 from imagematrix.image_store.origins import ArchiveOrigin, LayoutOrigin
 from imagematrix.oci.layout import LayoutFolder
@@ -78,6 +78,37 @@ def test_an_image_that_is_there_is_not_fetched_again(server, image_store):
     assert fetch(image_store, from_registry(server), image.digest, changed) == first
     assert server.requests == []
     assert image_store.catalog("t", "v1")["variants"] == [{}]
+
+
+def test_an_image_may_have_names_in_several_catalogs(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    source, catalog = from_registry(server), CATALOG | {"image": "mirror/t"}
+    mirrored = CatalogEntry(
+        references=("mirror/t:v1-x",), variant={"reference": "m"}, catalog=catalog, part=True
+    )
+    fetch(image_store, source, image.digest, PUBLISHED)
+    for _ in range(2):
+        fetch(image_store, source, image.digest, mirrored)
+        fetch(image_store, source, image.digest, PUBLISHED)
+    names = [PUBLISHED.name, mirrored.name]
+    assert image_store.find(image.digest).names == tuple(names)
+    assert fetch(image_store, source, image.digest, PUBLISHED, UNPACKED).kind == "folder"
+    assert image_store.find(image.digest).names == tuple(names), "of one that is replaced, too"
+
+
+def test_a_name_that_is_damaged_damages_the_image(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    fetch(image_store, from_registry(server), image.digest, PUBLISHED)
+    other = replace(PUBLISHED, catalog=CATALOG | {"version": "v2"})
+    fetch(image_store, from_registry(server), image.digest, other)
+    (path,) = Path(image_store.place(image.digest), "names").iterdir()
+    path.write_text('{"schema": "imagematrix.stored-name/v2"}')
+    with pytest.raises(UsageError, match=r"is damaged: .*unsupported schema"):
+        image_store.find(image.digest)
+    fetch(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert image_store.find(image.digest).names == (PUBLISHED.name,)
 
 
 def test_a_part_of_a_catalog_does_not_replace_it(server, image_store):

@@ -1,13 +1,16 @@
 """Pruning a store: what goes, what stays, and why."""
 
 import datetime as dt
+from functools import partial
 
 import pytest
 from images import tar
 from storing import PUBLISHED, from_registry, put, variant
 
 from imagematrix.image_store.fetching import CatalogEntry, FetchOptions, fetch
+from imagematrix.node.host import Host
 from imagematrix.stores import prune_store
+from imagematrix.stores.prune import carry_out
 from imagematrix.stores.retention import Retention
 
 NOW = dt.datetime(2026, 2, 1, tzinfo=dt.UTC)
@@ -47,3 +50,45 @@ def test_what_another_user_owns_stays(image_store, pulled, monkeypatch):
         "r:5000/t:v2": "",
         "r:5000/t:v3": "newest",
     }
+
+
+def prune(store, **more):
+    look = partial(prune_store.survey, store, Retention(keep=1), now=NOW, **more)
+    shown = look()
+    carry_out(shown, look, lambda _: None, partial(prune_store.remove_image, store))
+
+
+def test_an_image_stays_while_one_of_its_names_needs_it(image_store, pulled):
+    old = pulled("v1")
+    assert pulled("v1", "mirror:5000/t") == old
+    pulled("v2")
+    assert reasons(image_store) == {"r:5000/t:v1": "newest", "r:5000/t:v2": "newest"}
+    (shown,) = [
+        one for one in prune_store.survey(image_store, Retention(keep=1), now=NOW).images if one.id == old
+    ]
+    assert shown.images == ("r:5000/t", "mirror:5000/t")
+    prune(image_store)
+    assert old in image_store.digests()
+    pulled("v2", "mirror:5000/t")
+    assert reasons(image_store)["r:5000/t:v1"] == ""
+    prune(image_store)
+    assert old not in image_store.digests()
+    assert image_store.catalog("mirror:5000/t", "v1") is image_store.catalog("r:5000/t", "v1") is None
+    assert image_store.catalog("mirror:5000/t", "v2")
+
+
+def test_an_image_stays_if_it_has_a_name_that_is_not_considered(image_store, pulled):
+    for version in ("v1", "v2"):
+        pulled(version)
+        pulled(version, "mirror:5000/t")
+    assert reasons(image_store)["r:5000/t:v1"] == ""
+    assert reasons(image_store, only=["r:5000/t"])["r:5000/t:v1"].startswith("also named mirror:5000/t:v1-")
+    assert reasons(image_store, only=["r:5000/t", "mirror:5000/t"])["r:5000/t:v1"] == ""
+
+
+def test_a_version_is_kept_for_the_hosts_of_each_name(image_store, pulled, profiles):
+    pulled("v1")
+    pulled("v1", "mirror:5000/t")
+    kept = Retention(keep=0, hosts={"node": Host.load(profiles["laptop"])})
+    (one,) = prune_store.survey(image_store, kept, now=NOW).images
+    assert one.hosts == ("node",)
