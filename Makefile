@@ -134,7 +134,7 @@ test-engines: bases $(VENV)/.dev
 # runtimes.
 test-apptainer: bases $(VENV)/.dev
 	ci/engines apptainer-sid
-	.cache/engines/apptainer-sid/within $(BIN)/python -m pytest tests/engine/test_daemonless.py
+	.cache/engines/apptainer-sid/within $(BIN)/python -m pytest tests/engine/test_daemonless*.py -m "not long"
 
 # Real swarms, in namespaces. Not part of `make test`.
 test-cluster: packages $(VENV)/.dev

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
-from imagematrix.allocation import shares
+from imagematrix.allocation import container_leases, shares
+from imagematrix.allocation.container_leases import ContainerLease
 from imagematrix.allocation.containers import LEASE, VRAM
 from imagematrix.allocation.lock_folder import require_shared
 from imagematrix.allocation.locks import Locks, folder, inherit, release
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from imagematrix.engine.containers import Attended
     from imagematrix.errors import ImagematrixError
     from imagematrix.gpu_request.choice import Choice
+    from imagematrix.image_store.holder import Holder
     from imagematrix.node.host import Gpu
 
     Faults = Callable[[tuple[Gpu, ...]], Mapping[Gpu, str]]
@@ -48,21 +50,48 @@ class Claim:
 
     `labels` are for the container that gets the GPUs: they state the size of a share and its lease.
     `descriptors` hold the locks; pass them to a child process (`pass_fds`) that should keep the claim too.
+    `lease` is what a container without a daemon gets by it, and `locks` is their folder.
     """
 
     def __init__(
-        self, gpus: tuple[Gpu, ...], descriptors: tuple[int, ...], labels: Mapping[str, str] | None = None
+        self,
+        gpus: tuple[Gpu, ...],
+        descriptors: tuple[int, ...],
+        labels: Mapping[str, str] | None = None,
+        *,
+        lease: ContainerLease,
+        locks: str,
     ) -> None:
         self.gpus = gpus
         self.descriptors = descriptors
         self.labels = labels or {}
+        self._lease = lease
+        self._locks = locks
+        self._files: list[str] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # While the locks are held, nobody reads the files.
+        if self._files:
+            with suppress(ProbeError), Locks(self._locks) as locks:
+                for name in self._files:
+                    locks.remove(name)
         release(self.descriptors)
         self.descriptors = ()
+
+    def extend_to(self, holder: Holder) -> None:
+        """Let the claim last as long as a container's first process, the `holder`, when this process is dead.
+
+        Raises ProbeError if that cannot be written.
+        """
+        with Locks(self._locks) as locks:
+            name, held = container_leases.hold(locks, self._lease, holder)
+            for before in self._files:
+                locks.remove(before)
+        self._files = [name]
+        self.descriptors += held
 
     def pass_on(self) -> None:
         """Keep the claim across the exec of another program in this process."""
@@ -141,10 +170,16 @@ def given(gpus: Sequence[Gpu], *, by: str) -> Claim:
     """
     path = folder()
     require_shared(path)
+    every = tuple(key for gpu in gpus for key in keys(gpu))
     with Locks(path) as locks, locks.turn():
-        descriptors = locks.take(*(key for gpu in gpus for key in keys(gpu)), shared=True)
+        descriptors = locks.take(*every, shared=True)
+        containers = container_leases.living(locks)
+        if descriptors is not None and any(one.excludes(every, common=True) for one, _ in containers):
+            release(descriptors)
+            descriptors = None
         if descriptors is not None:
-            return Claim(tuple(gpus), descriptors)
+            lease = ContainerLease(keys=every, common=True)
+            return Claim(tuple(gpus), descriptors, lease=lease, locks=path)
         usage = leases(locks)
         busy = [
             f"{label(gpu)} is in use by {', '.join(map(str, using))}"
@@ -275,6 +310,11 @@ def _try(
     try:
         for gpu in eligible:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()  # empty: another launch leases it
+        for lease, _ in container_leases.living(locks):  # perhaps after the launch was killed
+            for gpu in eligible:
+                if lease.excludes(keys(gpu)):
+                    release(held[keys(gpu)])
+                    held[keys(gpu)] = ()
         # After taking the locks: a launch that has released its lease has its container by now, or has ended.
         leased = leases(locks, whole=not all(held.values()))
         unleased = frozenset(name for gpu in eligible if held[keys(gpu)] for name in names([gpu]))
@@ -295,7 +335,10 @@ def _try(
         if demand.vram_mib is not None:
             return _share(locks, claimed, demand.also + picked, demand.vram_mib)
         # What is not popped from `held` is released below.
-        return Claim(claimed, tuple(lock for gpu in demand.also + picked for lock in held.pop(keys(gpu))))
+        gpus = demand.also + picked
+        taken = tuple(lock for gpu in gpus for lock in held.pop(keys(gpu)))
+        lease = ContainerLease(keys=tuple(key for gpu in gpus for key in keys(gpu)))
+        return Claim(claimed, taken, lease=lease, locks=locks.path)
     finally:
         for descriptors in held.values():
             release(descriptors)
@@ -380,8 +423,10 @@ def _share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_m
     """
     # Not a process id: launches in containers use the same folder, and have process ids of their own.
     name = f"{SHARE}{os.urandom(8).hex()}"
-    text = " ".join([str(vram_mib), *(key for gpu in gpus for key in keys(gpu))])
-    return Claim(claimed, locks.hold(name, text), {VRAM: str(vram_mib), LEASE: name})
+    every = tuple(key for gpu in gpus for key in keys(gpu))
+    held = locks.hold(name, " ".join([str(vram_mib), *every]))
+    lease = ContainerLease(keys=every, vram_mib=vram_mib, share=name)
+    return Claim(claimed, held, {VRAM: str(vram_mib), LEASE: name}, lease=lease, locks=locks.path)
 
 
 def _reason(slot: Slot) -> str:

@@ -23,13 +23,14 @@ import time
 
 from imagematrix.allocation.processes import describe, proc_lines
 from imagematrix.errors import GpusBusyError, ProbeError
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Self
 
-__all__ = ["NAMED", "SHARED", "Locks", "folder", "inherit", "release"]
+__all__ = ["NAMED", "SHARED", "LockFile", "Locks", "folder", "inherit", "release"]
 
 SHARED = "/run/lock/imagematrix"
 NAMED = "IMAGEMATRIX_LOCKS"  # the variable that names another folder
@@ -56,6 +57,15 @@ def folder(machine: str | None = None) -> str:
     if runtime and not os.path.lexists(SHARED) and not os.access(os.path.dirname(SHARED), os.W_OK):
         return f"{runtime}/imagematrix"
     return SHARED
+
+
+class LockFile(Record):
+    """The text in a lock file, its owner, the seconds since it was touched, and whether its lock is held."""
+
+    text: str
+    owner: int
+    quiet_s: float
+    held: bool
 
 
 class Locks:
@@ -143,6 +153,20 @@ class Locks:
         """Return the text in a lock file whose lock is held, else None."""
         # A shared lock, so that two readers do not mistake each other for the holder.
         return self._text(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
+
+    def file(self, name: str) -> LockFile | None:
+        """Return a lock file, None if there is none."""
+        found: list[tuple[bool, os.stat_result]] = []
+
+        def note(descriptor: int) -> bool:
+            found.append((not _try_lock(descriptor, fcntl.LOCK_SH), os.fstat(descriptor)))
+            return True
+
+        text = self._text(name, note)
+        if text is None:
+            return None
+        ((held, state),) = found
+        return LockFile(text=text, owner=state.st_uid, quiet_s=abs(time.time() - state.st_mtime), held=held)
 
     def age(self, name: str) -> float:
         """Return the seconds since a lock file was touched; infinite if it is gone."""

@@ -6,6 +6,7 @@ import os
 from functools import partial
 
 from imagematrix.allocation import containers, other_engines, processes
+from imagematrix.allocation.container_leases import living, usage_of
 from imagematrix.allocation.containers import GPUS, LEASE
 from imagematrix.allocation.grants import grants
 from imagematrix.allocation.locks import TURN, Locks, folder
@@ -150,7 +151,10 @@ def leases(locks: Locks, *, whole: bool = True) -> Usage:
         for name, pid in holders.items()
         if name.startswith("nvidia") and pid != chooser
     }
-    return combined(leased, *(_share(locks, name, holders) for name in shares), grants(locks))
+    shared = combined(*(_share(locks, name, holders) for name in shares))
+    # Containers whose keepers were killed: those of others are among the leases already.
+    left = [(lease, holder) for lease, holder in living(locks) if not lease.is_held(holders, shared)]
+    return combined(leased, shared, usage_of(left), grants(locks))
 
 
 def attended(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:

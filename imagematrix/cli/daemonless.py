@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from imagematrix.catalog.sources import open_catalog, require_signed
 from imagematrix.catalog.store import stored
 from imagematrix.cli.choosing import node_of, path_of
-from imagematrix.cli.output import print_json, print_text, warn
+from imagematrix.cli.output import info, print_json, print_text, warn
 from imagematrix.cli.waiting import Wait
 from imagematrix.documents import Fields
 from imagematrix.errors import UnknownImageError, UsageError
@@ -27,9 +27,10 @@ from imagematrix.runtimes.options import container_options, site_binds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from imagematrix.allocation.claim import Claim
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.image_store.folder import StoredImage
     from imagematrix.launcher.options import RunArgs
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Host
     from imagematrix.runtimes.container import ContainerSpec
     from imagematrix.runtimes.options import Bind, ContainerOptions
+    from imagematrix.runtimes.runtime import Runtime
     from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
 
@@ -67,13 +69,12 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
     given = args.host or args.nvidia_smi
     wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
-        leases: tuple[int, ...] = ()
+        claimed: Claim | None = None
         if launch.gpus:
             claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
             chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
             require_usable(launch, args)
-            leases = claimed.descriptors
-        return made.start(chosen, launch, runtime, leases)
+        return made.start(chosen, launch, runtime, claimed)
 
 
 class DaemonlessLaunch:
@@ -112,14 +113,14 @@ class DaemonlessLaunch:
         """Return the request for the GPUs `wanted` of a host, from the image's catalog or another."""
         return request(self._args, host, catalog or self.catalog(), wanted, None, _no_engine)
 
-    def start(self, chosen: Selection, launch: Launch, runtime: str, leases: Sequence[int]) -> int:
-        """Start a launch, and return the exit code; an OCI runtime replaces this process."""
+    def start(self, chosen: Selection, launch: Launch, runtime: Runtime, claimed: Claim | None) -> int:
+        """Run a launch to its end, and return the exit code."""
         from imagematrix.runtimes.start import start as start_container
 
         found = self.image(chosen)
         if user := other_user(_config(found)):
             warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
-        return start_container(self.container(found, launch), found, runtime, self.store, leases)
+        return start_container(self.container(found, launch), found, runtime, self.store, claimed, warn)
 
     def image(self, chosen: Selection) -> StoredImage:
         """Return the image of a selection, pulled into the store if it is not there."""
@@ -128,7 +129,7 @@ class DaemonlessLaunch:
             raise UsageError("cannot run: nothing was selected")
         found = self.store.find(variant.digest) if variant.digest else None
         if found is not None:
-            require_signed(variant, self._policy)  # as fetching one does
+            require_signed(variant, self._policy, version=chosen.version)  # as fetching one does
             return found
         from imagematrix.cli.pulling import PullDisplay
         from imagematrix.cli.storing import fetched
@@ -149,10 +150,8 @@ class DaemonlessLaunch:
         )
         return replace(made, own_processes=self._own_processes)
 
-    def command(self, chosen: Selection, launch: Launch, runtime: str) -> list[str]:
-        """Return the command that starts a launch; of an image that is not in the store, as far as known."""
-        from imagematrix.runtimes.start import command_of
-
+    def command(self, chosen: Selection, launch: Launch, runtime: Runtime) -> list[str]:
+        """Return what starts a launch, without values of variables, as far as the image is known."""
         digest = chosen.variant.digest if chosen.variant else None
         found = self.store.find(digest) if digest else None
         if found is None:
@@ -160,7 +159,8 @@ class DaemonlessLaunch:
             made = container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
         else:
             made = self.container(found, launch)
-        return command_of(made, runtime)
+        runtime.require_possible(made)
+        return runtime.shown(made)
 
 
 def _config(image: StoredImage) -> Fields:
@@ -212,3 +212,4 @@ def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
         print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
     else:
         print_text(shlex.join(words))
+        info("this shows what is started, and is no command to paste: variables and folders are of a launch")

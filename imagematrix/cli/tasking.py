@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from imagematrix.cli.output import info, warn
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.gpu_request.spec import NONE
+from imagematrix.programs import SYSTEM_PATH
 from imagematrix.site import DOCKER, read_site
 
 TYPE_CHECKING = False
@@ -33,7 +34,6 @@ USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
 DEFAULT = "oci"  # of the engines without a daemon
 WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"
 MPI = frozenset(("mpi", "pmix"))  # libraries of an image that ask the server of PMIx
-SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def start(words: Sequence[str]) -> int:
@@ -56,7 +56,8 @@ def start(words: Sequence[str]) -> int:
     configuration = find(os.environ)  # as slurmd has it
     # Slurm starts this with slurmd's variables, or with none: it is a process of the job, and gets the job's.
     os.environ.clear()
-    os.environ.update({**environment, "PATH": f"{environment.get('PATH', '')}:{SEARCHED}".lstrip(":")})
+    # But for its PATH: what runs on the node is the node's.
+    os.environ.update({**environment, "PATH": SYSTEM_PATH})
     return _start(
         image, SlurmTask(program=tuple(program), environment=environment, spool=spool), configuration
     )
@@ -68,7 +69,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     from imagematrix.launcher.options import RunArgs
     from imagematrix.node.probe import probe
     from imagematrix.runtimes.options import Bind, ContainerOptions, site_binds
-    from imagematrix.runtimes.start import as_root, runtime_of
+    from imagematrix.runtimes.start import runtime_of
     from imagematrix.selection.question import parse
     from imagematrix.slurm.task import gpus_of
 
@@ -111,13 +112,13 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"),
         of_user=task.rank,
     )
-    if task.rank and as_root(runtime):
-        _require_no_mpi(chosen, runtime)
+    if task.rank and runtime.as_root:
+        _require_no_mpi(chosen, runtime.name)
     if chosen.doubt:
         warn(chosen.doubt)
     with ExitStack() as stack:
-        leases = stack.enter_context(given(launch.gpus, by="Slurm")).descriptors if launch.gpus else ()
-        return made.start(chosen, launch, runtime, leases)
+        claimed = stack.enter_context(given(launch.gpus, by="Slurm")) if launch.gpus else None
+        return made.start(chosen, launch, runtime, claimed)
 
 
 def _agreed(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.image_store.folder import store_folder
+from imagematrix.programs import find_program
 from imagematrix.runtimes import apptainer, image_root, namespace
-from imagematrix.runtimes.start import installed, runtime_of
+from imagematrix.runtimes.launch_folder import launch_folder
+from imagematrix.runtimes.start import runtime_of
 from imagematrix.site import DOCKER, Site, read_site
 
 TYPE_CHECKING = False
@@ -57,7 +58,7 @@ def gather() -> DaemonlessFacts:
     except UsageError as error:
         errors.append(error)
     engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
-    runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")))
+    runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
     tried(_mounts)
     store = tried(lambda: _store(store_folder(site)))
     return DaemonlessFacts(
@@ -71,7 +72,7 @@ def gather() -> DaemonlessFacts:
 
 
 def _driver_added() -> str | None:
-    program = installed(apptainer.PROGRAM)
+    program = find_program(apptainer.PROGRAM)
     if program is None:
         return None
     path = apptainer.settings_file(program)
@@ -83,7 +84,7 @@ def _driver_added() -> str | None:
 
 
 def _squashfs() -> EngineError | None:
-    if not any(map(shutil.which, image_root.PROGRAMS)):
+    if find_program(*image_root.PROGRAMS) is None:
         return image_root.no_program()
     return None if image_root.fuse_works() else image_root.no_fuse()
 
@@ -101,22 +102,22 @@ def _store(path: str) -> str:
 def _mounts() -> None:
     """Mount something as a launch does, in another process; raise what stops it."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
-        try:
-            at = image_root.mount_point()
-            namespace.enter()
-            image_root.prepare(at)
-            error = None
-        except EngineError as caught:
-            error = caught
-        finally:
-            os.write(writer, pickle.dumps(error))
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        found = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
-    os.waitpid(child, 0)
+    with launch_folder() as folder:
+        child = os.fork()
+        if child == 0:
+            error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
+            try:
+                namespace.enter()
+                image_root.prepare(folder)
+                error = None
+            except EngineError as caught:
+                error = caught
+            finally:
+                os.write(writer, pickle.dumps(error))
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            found = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
+        os.waitpid(child, 0)
     if found:
         raise found

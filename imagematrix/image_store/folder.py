@@ -18,7 +18,7 @@ import errno
 import os
 
 from imagematrix import documents
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineError, UsageError
 from imagematrix.image_store.holder import Holder, read
 from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST
@@ -26,7 +26,7 @@ from imagematrix.reference import DIGEST
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
+    from typing import Any, Self
 
     from imagematrix.site import Site
 
@@ -51,7 +51,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 GONE = (errno.ENOENT, errno.ESTALE)  # removed by another process, here and on another machine
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-QUIET_S = 3600.0  # after which a lease of another machine has ended that gave no sign of life
+# After which a lease of another machine has ended that gave no sign of life. To keep an image too long harms
+# nobody, and its container may go on when what gave the signs was killed.
+QUIET_S = 24 * 3600.0
 
 
 def store_folder(site: Site, option: str | None = None, *, named: str = "") -> str:
@@ -150,10 +152,25 @@ class StoredImage(Record):
 class Lease(Record):
     """What keeps an image in its store while a container runs from it: the file `path`, if any.
 
-    There is none in a store that this user cannot write to.
+    It names a `holder`. There is no file in a store that this user cannot write to.
     """
 
     path: str | None
+    holder: Holder
+
+    def of_container(self, pid: int, mounts: str = "") -> Self:
+        """Return the lease with the first process of a container, and its mount namespace if that counts.
+
+        It lasts as long as that process or the one that it named before. Raises EngineError if it cannot be
+        written.
+        """
+        holder = self.holder.of_container(pid, mounts)
+        if self.path:
+            try:
+                _write(self.path, holder.to_bytes())
+            except OSError as error:
+                raise _unprotected(self.path, error) from error
+        return replace(self, holder=holder)
 
     def renew(self) -> bool:
         """Give a sign of life, which other machines need at least every QUIET_S seconds.
@@ -289,33 +306,32 @@ class ImageStore:
 
         Find the image afterwards: until then another process may remove it. The lease lasts as long as the
         process, also if it executes another program. For other machines, `Lease.renew` has to be called.
+        Raises EngineError if it cannot be written, unless that is because the user may not write there.
         """
         self._note_start(digest)
         holder = Holder.of(pid)
         name = f"{_hex(digest)}.{holder.host[:64].replace('/', '-')}.{holder.pid}.{holder.token}"
-        path = os.path.join(self.path, "leases", name)
-        draft = os.path.join(self.path, "leases", f".{name}")
+        folder = os.path.join(self.path, "leases")
+        path = os.path.join(folder, name)
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o644)  # whatever the umask: other users have to read whose it is
-                file.write(holder.to_bytes())
-            os.rename(draft, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
-            return Lease(path=None)
-        return Lease(path=path)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)  # noqa: PTH102 - as of a store that was copied without it
+            _write(path, holder.to_bytes())
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise _unprotected(path, error) from error
+            return Lease(path=None, holder=holder)
+        return Lease(path=path, holder=holder)
 
     def release(self, pid: int) -> None:
-        """End all leases of the process with a `pid` on this machine, as far as this user may."""
-        own = replace(Holder.of(pid), token="")
+        """End all leases that last as long as a process of this machine, as far as this user may."""
+        holding = Holder.of(pid)
         folder = os.path.join(self.path, "leases")
         for name in _names(folder):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                holder, _ = _read_lease(path)
-                if holder and replace(holder, token="") == own:
+                holder, _, _ = _read_lease(path)
+                if holder and holder.is_here and holding.process in (holder.process, holder.keeper):
                     os.unlink(path)
 
     def leases(self, digest: str | None = None) -> dict[str, Holder]:
@@ -334,12 +350,12 @@ class ImageStore:
             if not DIGEST.fullmatch(leased):
                 continue
             try:
-                holder, touched = _read_lease(path)
+                holder, touched, owner = _read_lease(path)
             except OSError as error:
                 if error.errno not in GONE:
                     raise
                 continue
-            if holder and holder.alive(now - touched, QUIET_S):
+            if holder and holder.alive(now - touched, QUIET_S, owner):
                 found[leased] = holder
                 continue
             with contextlib.suppress(OSError):
@@ -433,11 +449,39 @@ def _name(path: str) -> StoredName:
     )
 
 
-def _read_lease(path: str) -> tuple[Holder | None, float]:
-    """Return the holder of a lease, None if the file names none, and when it last gave a sign of life."""
+def _write(path: str, content: bytes) -> None:
+    """Write a file that all users can read, whatever the umask: it appears complete. Raises OSError."""
+    folder, name = os.path.split(path)
+    draft = os.path.join(folder, f".{name}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)
+            file.write(content)
+        os.rename(draft, path)
+    except OSError:
+        os.unlink(draft)
+        raise
+
+
+def _unprotected(path: str, error: OSError) -> EngineError:
+    remedy = "check who may write there"
+    if error.errno in FULL:
+        remedy = f"free space there, or inodes: see `df {path}` and `df -i {path}`"
+    return EngineError(
+        f"nothing would protect the image while the container runs: {path}: {error.strerror}", remedy=remedy
+    )
+
+
+def _read_lease(path: str) -> tuple[Holder | None, float, int]:
+    """Return the holder of a lease, when it last gave a sign of life, and whose file it is.
+
+    The holder is None if the file names none.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        return read(descriptor), os.fstat(descriptor).st_mtime
+        state = os.fstat(descriptor)
+        return read(descriptor), state.st_mtime, state.st_uid
     finally:
         os.close(descriptor)
 

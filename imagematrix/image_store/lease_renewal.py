@@ -23,19 +23,23 @@ RENEW_S = 30.0  # other machines believe in a lease for a multiple of this after
 DESCRIPTORS = 1 << 16  # more than a process has open
 
 
-def renew_while_alive(lease: Lease, pid: int) -> None:
-    """Start a process that renews `lease` until the process `pid` ends, and then releases it.
+def renew_while_alive(lease: Lease, pid: int) -> Lease:
+    """Start a process that renews `lease`, which is one for the process `pid`, until that ends.
 
-    It ends, too, when somebody else has released the lease.
+    It releases it then, and ends, too, when somebody else has done so. Returns the lease, which names it: a
+    lease for a process of another user, such as root, does not count. Raises EngineError if that cannot be
+    written.
     """
     if lease.path is None:
-        return
+        return lease
     holder = Holder.of(pid)
     # A signal is for the processes of the user, such as the notice of a batch system that a job will end.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        if os.fork() == 0:
+        renewing = os.fork()
+        if renewing == 0:
             _renew(lease, holder)
+        return lease.of_container(renewing)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

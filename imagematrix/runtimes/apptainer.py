@@ -14,15 +14,20 @@ import os
 import re
 
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.runtimes import namespace
+from imagematrix.runtimes.gate import OwnGate
 from imagematrix.runtimes.oci import CAPABILITIES
+from imagematrix.runtimes.places import fitted, read_only_sources
+from imagematrix.runtimes.runtime import FOLDER, Prepared, bare_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from imagematrix.runtimes.container import ContainerSpec
+    from imagematrix.runtimes.runtime import Place
 
-__all__ = ["PROGRAM", "adds_drivers", "command", "environment", "require_settings", "settings_file"]
+__all__ = ["PROGRAM", "Apptainer", "adds_drivers", "require_settings", "settings_file"]
 
 PROGRAM = "apptainer"
 NOT_MOUNTED = "home,tmp,cwd,hostfs,bind-paths"  # what the site's settings mount in every container
@@ -60,15 +65,64 @@ RESERVED = frozenset(
     }
 )
 HOME = "HOME"  # an option of its own
+FILES = ("/etc/hosts", "/etc/resolv.conf")  # on which it mounts the node's by itself
 
 
-def command(container: ContainerSpec, root: str) -> list[str]:
-    """Return the command that runs a container with the files in the folder `root`.
+class Apptainer:
+    """Apptainer: a process is root in its container, which ends with it."""
 
-    `binds.read_only` comes before: Apptainer leaves what is mounted in a folder writable.
-    """
+    name = PROGRAM
+    as_root = False
+    becomes_process = False
+    ends_with_keeper = True
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def require_possible(self, container: ContainerSpec) -> None:
+        """See `Runtime`: variables are exported by a shell."""
+        for name in container.environment:
+            if not VARIABLE.fullmatch(name) or name in RESERVED:
+                raise UsageError(f"Apptainer cannot set the variable {name}", remedy="use --engine oci")
+        home = container.environment.get(HOME, "/")
+        if not home.startswith("/") or ":" in home:
+            raise UsageError(
+                f"Apptainer cannot set HOME to {home!r}: expected an absolute path", remedy="use --engine oci"
+            )
+
+    def isolates(self, container: ContainerSpec) -> bool:  # noqa: ARG002 - of the protocol
+        """See `Runtime`."""
+        return True
+
+    def gate(self) -> OwnGate:
+        """See `Runtime`."""
+        self._gate = OwnGate()
+        return self._gate
+
+    def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
+        """See `Runtime`."""
+        return fitted(container, root, FILES)
+
+    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+        """See `Runtime`: it leaves what is mounted in a read-only folder writable."""
+        container = read_only_sources(container, namespace.folder(place.at, "binds"))
+        variables = {
+            f"APPTAINERENV_{name}": value for name, value in container.environment.items() if name != HOME
+        }
+        return Prepared(
+            words=_command(self.program, container, place.root),
+            environment={**bare_environment(), **variables},
+            wait=self._gate.wait,
+        )
+
+    def shown(self, container: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        return _command(self.program, container, f"{FOLDER}/root")
+
+
+def _command(program: str, container: ContainerSpec, root: str) -> list[str]:
     return [
-        PROGRAM,
+        program,
         *("--silent", "--nocolor"),  # but for errors
         *("exec", "--contain", "--cleanenv", "--no-eval"),
         *("--no-nv", "--no-rocm"),  # whatever the site's settings are
@@ -79,23 +133,6 @@ def command(container: ContainerSpec, root: str) -> list[str]:
         *(word for bind in container.binds for word in _mount(bind.source, bind.target)),
         *("--pwd", container.folder, root, *container.args),
     ]
-
-
-def environment(container: ContainerSpec) -> Mapping[str, str]:
-    """Return the variables of Apptainer itself, with those that it sets in the container.
-
-    Raises UsageError for one that it cannot set.
-    """
-    for name in container.environment:
-        if not VARIABLE.fullmatch(name) or name in RESERVED:
-            raise UsageError(f"Apptainer cannot set the variable {name}", remedy="use --engine oci")
-    home = container.environment.get(HOME, "/")
-    if not home.startswith("/") or ":" in home:
-        raise UsageError(
-            f"Apptainer cannot set HOME to {home!r}: expected an absolute path", remedy="use --engine oci"
-        )
-    given = {f"APPTAINERENV_{name}": value for name, value in container.environment.items() if name != HOME}
-    return {"PATH": os.pathsep.join(os.get_exec_path()), **given}
 
 
 def settings_file(program: str) -> str:

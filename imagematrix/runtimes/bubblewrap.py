@@ -2,30 +2,89 @@
 
 from __future__ import annotations
 
-import json
 import os
 
-from imagematrix.runtimes import session
+from imagematrix.errors import UsageError
+from imagematrix.runtimes.gate import BubblewrapGate
+from imagematrix.runtimes.places import fitted
+from imagematrix.runtimes.runtime import Prepared, bare_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from imagematrix.runtimes.container import ContainerSpec
+    from imagematrix.runtimes.runtime import Place
 
-__all__ = ["command", "run"]
+__all__ = ["Bubblewrap"]
 
-LINE = 4096  # bytes of what bwrap tells of the process
+MOST_WORDS = 9000  # that bwrap takes (MAX_ARGS of bubblewrap.c), those of this program's own among them
+RESERVED = 1000
 
 
-def command(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
-    """Return the command that runs a container with the files in the folder `root`.
+class Bubblewrap:
+    """bwrap: the process is the caller, with its own numbers of user and group."""
 
-    The process is the caller, with its ids `user` and `group`. It has the variables that bwrap is given.
-    """
+    name = "bwrap"
+    as_root = False
+    becomes_process = False
+    ends_with_keeper = True
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def require_possible(self, container: ContainerSpec) -> None:
+        """See `Runtime`."""
+        words = 3 * (len(container.environment) + len(container.binds) + len(container.devices))
+        if words > MOST_WORDS - RESERVED - len(container.args):
+            raise UsageError(
+                f"bwrap cannot pass {len(container.environment)} variables and as many paths to a container",
+                remedy="use another runtime, such as by IMAGEMATRIX_RUNTIME=runc",
+            )
+
+    def isolates(self, container: ContainerSpec) -> bool:
+        """See `Runtime`."""
+        return container.own_processes
+
+    def gate(self) -> BubblewrapGate:
+        """See `Runtime`."""
+        self._gate = BubblewrapGate()
+        return self._gate
+
+    def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
+        """See `Runtime`."""
+        return fitted(container, root)
+
+    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+        """See `Runtime`: the variables are in a file without a name, since everybody sees command lines."""
+        arguments = os.memfd_create("variables")
+        words = ["--clearenv"]
+        for name, value in container.environment.items():
+            words += ["--setenv", name, value]
+        with os.fdopen(os.dup(arguments), "wb") as file:
+            file.write(b"".join(os.fsencode(word) + b"\0" for word in words))
+            file.flush()
+            os.lseek(arguments, 0, os.SEEK_SET)
+        given = (
+            *("--args", str(arguments)),
+            *("--info-fd", str(self._gate.info), "--seccomp", str(self._gate.filter)),
+        )
+        return Prepared(
+            words=[self.program, *given, *_options(container, place.root, place.user, place.group)],
+            environment=bare_environment(),
+            descriptors=(arguments, *self._gate.inherited),
+        )
+
+    def shown(self, container: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        names = [word for name in container.environment for word in ("--setenv", name, "...")]
+        options = _options(container, "ROOT", os.geteuid(), os.getegid())
+        return [self.program, "--clearenv", *names, *options]
+
+
+def _options(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
     own = container.own_processes
     return [
-        "bwrap",
         *("--ro-bind" if container.read_only else "--bind", root, "/"),
         *(("--proc", "/proc") if own else ("--bind", "/proc", "/proc")),
         *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
@@ -42,29 +101,3 @@ def command(container: ContainerSpec, root: str, user: int, group: int) -> list[
 def _binds(container: ContainerSpec) -> Iterator[str]:
     for bind in container.binds:
         yield from ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)
-
-
-def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run bwrap's command to its end; return the exit code of the container, 128 + N if signal N ended it.
-
-    A signal would end bwrap, and so the container at once, so signals go to the container's process. Raises
-    OSError if bwrap cannot be started.
-    """
-    told, info = os.pipe()
-    os.set_inheritable(info, True)
-
-    def container(_: int) -> int | None:
-        os.close(info)
-        return _told(told)
-
-    return session.run([words[0], "--info-fd", str(info), *words[1:]], environment, container)
-
-
-def _told(descriptor: int) -> int | None:
-    """Return the process id of the container that bwrap tells; None if it could not start it."""
-    with os.fdopen(descriptor, "rb") as file:
-        text = file.read(LINE)
-    try:
-        return int(json.loads(text)["child-pid"])
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -31,7 +31,8 @@ class ContainerSpec(Record):
 
     Each of `devices` is a device node of the node, at the same path in the container. `annotations` are its
     labels. Without `own_processes`, an OCI runtime starts it among the processes of the node, so that a batch
-    system signals it like any other: the first process of a namespace ignores what it does not handle.
+    system signals it like any other: the first process of a namespace ignores what it does not handle. A
+    batch system may name `descriptors` for it: their number, from 3.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ContainerSpec(Record):
     terminal: bool = False
     interactive: bool = False
     own_processes: bool = True
+    descriptors: int = 0
 
 
 def container(

@@ -4,7 +4,7 @@ Squashfs images are mounted with squashfuse, because only root may have the kern
 container go to memory, over the image's files, and end with the container.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH116, PTH118, PTH211
+# ruff: noqa: PTH102, PTH116, PTH118, PTH119, PTH211
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import os
 import signal
 
 from imagematrix.errors import EngineError
+from imagematrix.image_store.folder import FOLDER
+from imagematrix.runtimes import namespace
 from imagematrix.runtimes.namespace import mount
+from imagematrix.runtimes.runtime import bare_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from imagematrix.image_store.folder import StoredImage
 
-__all__ = ["PROGRAMS", "ROOT", "fuse_works", "mount_point", "mounted", "no_fuse", "no_program", "prepare"]
+__all__ = ["PROGRAMS", "fuse_works", "mounted", "no_fuse", "no_program", "prepare"]
 
 PROGRAMS = ("squashfuse_ll", "squashfuse")  # the first is faster
-# It ends when no file of the image has been open for this long. A running program is an open file.
-IDLE_S = 1
 OWNER = 0  # of this user's files, as this namespace sees them
 LOWER, ROOT = "lower", "root"  # the image's files and the container's, below the mount point
 RESET = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # it ends itself by one of them
@@ -34,47 +35,23 @@ NO_PROGRAM = "install squashfuse (`apt install squashfuse`), or pull the image w
 NO_OVERLAY = "use a kernel of 5.11 or newer, or run with --read-only"
 
 
-def mount_point() -> str:
-    """Return a folder of this user's in which containers mount their files, each in its own namespace.
+def mounted(image: StoredImage, at: str, squashfuse: str | None, *, read_only: bool) -> str:
+    """Mount the files of an image below the folder `at`, and return the container's root.
 
-    Raises EngineError if there is no place for it.
-    """
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    base = runtime if os.path.isabs(runtime) and os.access(runtime, os.W_OK) else "/tmp"  # noqa: S108, PTH117
-    own = os.path.join(base, "imagematrix" if base == runtime else f"imagematrix-{os.geteuid()}")
-    path = os.path.join(own, "containers")
-    try:
-        for folder in (own, path):
-            try:
-                os.mkdir(folder, 0o700)
-            except FileExistsError:
-                status = os.lstat(folder)
-                if status.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):  # noqa: PTH112, PTH114
-                    raise EngineError(
-                        f"{folder} belongs to another user", remedy="remove it, or set XDG_RUNTIME_DIR"
-                    ) from None
-    except OSError as error:
-        raise EngineError(f"{error.filename}: {error.strerror}", remedy="set XDG_RUNTIME_DIR") from error
-    return path
-
-
-def mounted(image: StoredImage, at: str, *, read_only: bool) -> tuple[str, int | None]:
-    """Mount the files of an image below the folder `at`; return the root, and what keeps it mounted.
-
-    That is a descriptor that a process has to keep open, or None. This process is in a namespace of its own.
+    This process is in a namespace of its own. `squashfuse` is the program for images that are squashfs.
     Raises EngineError.
     """
     with _told(image.root):
         mount("tmpfs", at, "tmpfs", options="mode=0700")
-        lower, held = (str(image.root), None) if image.kind == "folder" else _squashed(str(image.root), at)
+        lower = str(image.root) if image.kind == FOLDER else _squashed(str(image.root), at, squashfuse)
         if read_only:
-            return lower, held
+            return lower
         if os.stat(lower).st_uid != OWNER:
             raise EngineError(
                 f"{image.root} belongs to another user, so nothing in it can be changed",
                 remedy="run with --read-only, or pull the image into a store of your own",
             )
-        return _writable(lower, at), held
+        return _writable(lower, at)
 
 
 def prepare(at: str) -> None:
@@ -124,21 +101,25 @@ def no_program() -> EngineError:
     return EngineError("squashfuse not found, so no squashfs image can be mounted", remedy=NO_PROGRAM)
 
 
-def _squashed(path: str, at: str) -> tuple[str, int]:
+def _squashed(path: str, at: str, program: str | None) -> str:
+    """Mount a squashfs for this process and its descendants; return where."""
     folder = os.path.join(at, LOWER)
     os.mkdir(folder, 0o755)
     if not fuse_works():
         raise no_fuse()
-    environment: Mapping[str, str] = {"PATH": os.pathsep.join(os.get_exec_path())}
-    for program in PROGRAMS:
-        words = [program, "-o", f"timeout={IDLE_S}", path, folder]
-        try:
-            # Signals that the caller ignores, as nohup and shells do, must not be ignored there.
-            child = os.posix_spawnp(program, words, environment, setsigdef=RESET)
-        except FileNotFoundError:
-            continue
-        _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status):
-            raise EngineError(f"{program} cannot mount {path}", remedy="pull the image again")
-        return folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    raise no_program()
+    if program is None:
+        raise no_program()
+
+    # Signals that the caller ignores, as nohup and shells do, must not be ignored there.
+    child = os.posix_spawn(program, [program, path, folder], bare_environment(), setsigdef=RESET)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status):
+        raise EngineError(f"{os.path.basename(program)} cannot mount {path}", remedy="pull the image again")
+
+    # The program goes on in the background, and ends when nothing has its file system mounted any longer. So
+    # it must not itself: it stays in the namespace in which it mounted, from which the mount is taken away
+    # when this process has left for another. No process has to keep anything open for it.
+    without_mount = namespace.leave_mounts()
+    with namespace.inside(without_mount):
+        namespace.unmount(folder)
+    return folder

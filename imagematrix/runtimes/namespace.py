@@ -7,18 +7,25 @@ See user_namespaces(7) and mount_namespaces(7). Mounts in it end with its last p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 
 from imagematrix.errors import EngineError
 
-__all__ = ["BIND", "RECURSIVE", "bound", "enter", "folder", "mount"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["BIND", "RECURSIVE", "bound", "enter", "folder", "inside", "leave_mounts", "mount", "unmount"]
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 # Flags of mount(2).
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
+DETACH = 2  # of umount2(2)
+OWN_MOUNTS = "/proc/self/ns/mnt"
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1  # of mount_setattr(2)
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 LIMIT = "/proc/sys/user/max_user_namespaces"
@@ -48,6 +55,36 @@ def mount(source: str | None, target: str, kind: str | None, flags: int = 0, opt
     libc = ctypes.CDLL(None, use_errno=True)
     encoded = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
     _require(libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)), target)
+
+
+def leave_mounts() -> int:
+    """Go to a new namespace with the same mounts; return a descriptor of the old one. Raises OSError."""
+    before = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+    _require(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS), OWN_MOUNTS)
+    return before
+
+
+@contextlib.contextmanager
+def inside(mounts: int) -> Iterator[None]:
+    """Be in another mount namespace within the context, and close its descriptor; raise OSError.
+
+    The working folder is the root afterwards.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _require(libc.setns(mounts, CLONE_NEWNS), OWN_MOUNTS)
+        yield
+        _require(libc.setns(own, CLONE_NEWNS), OWN_MOUNTS)
+    finally:
+        os.close(own)
+        os.close(mounts)
+
+
+def unmount(path: str) -> None:
+    """Take a mount away, though files of it may be open; raise OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _require(libc.umount2(os.fsencode(path), DETACH), path)
 
 
 def bound(source: str, at: str) -> str:

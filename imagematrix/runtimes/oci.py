@@ -6,22 +6,23 @@ the image is mounted, as its root, so it neither needs nor gets a user namespace
 
 from __future__ import annotations
 
-import os
-
 from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.runtimes.gate import HookGate
+from imagematrix.runtimes.places import fitted
+from imagematrix.runtimes.runtime import FOLDER, Prepared, bare_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from imagematrix.runtimes.container import ContainerSpec
+    from imagematrix.runtimes.runtime import Place
 
-__all__ = ["bundle", "command", "config"]
+__all__ = ["OciRuntime", "config"]
 
 VERSION = "1.0.2"
 RUNC = "runc"
-FIRST_FD = 3  # that a runtime passes on (--preserve-fds)
 # Docker's (oci/caps/defaults.go of moby): in a user namespace with one user, they concern only its own files.
 CAPABILITIES = (
     "CAP_AUDIT_WRITE",
@@ -66,6 +67,65 @@ MOUNTS = (
 )
 
 
+class OciRuntime:
+    """runc or crun, whose container lives on when the keeper is killed, as under containerd."""
+
+    as_root = True
+    becomes_process = False
+    ends_with_keeper = False
+
+    def __init__(self, name: str, program: str) -> None:
+        self.name = name
+        self.program = program
+
+    def require_possible(self, container: ContainerSpec) -> None:
+        """See `Runtime`: the configuration is UTF-8."""
+        try:
+            documents.dump(config(container, "/")).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"{self.name} takes only UTF-8, and a variable or a path of the container has other bytes: "
+                f"{error.object[max(0, error.start - 20) : error.end]!r}"
+            ) from error
+
+    def isolates(self, container: ContainerSpec) -> bool:
+        """See `Runtime`."""
+        return container.own_processes
+
+    def gate(self) -> HookGate:
+        """See `Runtime`."""
+        self._gate = HookGate()
+        return self._gate
+
+    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+        """See `Runtime`: write the bundle."""
+        bundle = config(container, place.root)
+        bundle["hooks"] = {"createRuntime": [self._gate.hook()]}
+        with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+            file.write(documents.dump(bundle))
+        words = self._command(container, place.at)
+        return Prepared(words=words, environment=bare_environment(), descriptors=self._gate.inherited)
+
+    def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
+        """See `Runtime`."""
+        return fitted(container, root)
+
+    def shown(self, container: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        return self._command(container, FOLDER)
+
+    def _command(self, container: ContainerSpec, folder: str) -> list[str]:
+        # Without a PID namespace runc warns that it cannot find the processes of a container without a
+        # cgroup: its warnings go to a file then, and errors still to stderr.
+        quiet = self.name == RUNC and not container.own_processes
+        log = ["--log", f"{folder}/log"] if quiet else []
+        # What its first process leaves behind becomes the keeper's, who ends it.
+        left = [] if container.own_processes else ["--no-subreaper"]
+        passed = ["--preserve-fds", str(container.descriptors)] if container.descriptors else []
+        words = [self.program, "--root", f"{folder}/state", *log, "run", *left, *passed, "--bundle", folder]
+        return [*words, container.name]
+
+
 def config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
     own = container.own_processes
@@ -97,29 +157,6 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
             "readonlyPaths": list(READ_ONLY),
         },
     }
-
-
-def bundle(folder: str, container: ContainerSpec, root: str) -> str:
-    """Write the bundle of a container into `folder`, and return it; raise OSError."""
-    with open(f"{folder}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
-        file.write(documents.dump(config(container, root)))
-    return folder
-
-
-def command(runtime: str, folder: str, name: str, kept: int = 0, *, own_processes: bool = True) -> list[str]:
-    """Return the command that runs the bundle in `folder`, and passes on `kept` descriptors from 3.
-
-    Without `own_processes`, runc warns that it cannot find those of a container without a cgroup: its
-    warnings go to a file then, and errors still to stderr.
-    """
-    log = ["--log", f"{folder}/log"] if runtime == RUNC and not own_processes else []
-    words = [runtime, "--root", f"{folder}/state", *log, "run", "--bundle", folder]
-    return [*words, *(["--preserve-fds", str(kept)] if kept else []), name]
-
-
-def environment() -> Mapping[str, str]:
-    """Return the variables of the runtime itself."""
-    return {"PATH": os.pathsep.join(os.get_exec_path())}
 
 
 def _bound(source: str, target: str, *, read_only: bool) -> dict[str, object]:

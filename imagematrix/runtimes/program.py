@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 
 from imagematrix.errors import UsageError
-from imagematrix.runtimes.inside import resolved
+from imagematrix.runtimes.inside import ImageFiles, InMountError, LinkLoopError
+from imagematrix.runtimes.places import SYSTEM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.runtimes.container import ContainerSpec
 
 __all__ = ["NotExecutableError", "ProgramNotFoundError", "require"]
-
-SYSTEM = ("/dev", "/proc", "/sys")  # not the image's
 
 
 class ProgramNotFoundError(UsageError):
@@ -38,9 +37,18 @@ def require(container: ContainerSpec, root: str) -> None:
     name = container.args[0]
     folders = [""] if "/" in name else container.environment.get("PATH", "").split(":")
     places = [os.path.join("/", container.folder, folder, name) for folder in folders]
-    targets = (*SYSTEM, *(bind.target for bind in container.binds))
-    found = [path for place in places if (path := resolved(root, place, targets)) is not None]
-    if any(not path or (os.path.isfile(path) and os.access(path, os.X_OK)) for path in found):
+    found = []
+    with ImageFiles(root, (*SYSTEM, *(bind.target for bind in container.binds))) as image:
+        for place in places:
+            try:
+                path = image.find(place)
+            except InMountError:
+                return  # the image cannot tell
+            except LinkLoopError:
+                continue
+            if path is not None:
+                found.append(f"{root}{path}")
+    if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
         return
     if found:
         raise NotExecutableError(f"{name} is not executable in the image")

@@ -8,8 +8,9 @@ import stat
 import subprocess
 from pathlib import Path
 
+from imagematrix.programs import find_program
 from imagematrix.record import Record
-from imagematrix.runtimes.start import OF_USER, installed
+from imagematrix.runtimes.start import OF_USER
 from imagematrix.slurm.configuration import node_options, options, read, settings
 from imagematrix.slurm.features import PREFIX
 from imagematrix.text import line
@@ -200,7 +201,7 @@ def _spool(spool: str) -> Iterator[SlurmFinding]:
 
 
 def _ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
-    if values.get("mpidefault", "").lower().startswith("pmix") and not any(map(installed, OF_USER)):
+    if values.get("mpidefault", "").lower().startswith("pmix") and find_program(*OF_USER) is None:
         yield SlurmFinding(
             what="MpiDefault is PMIx, and images with MPI need a runtime other than runc and crun",
             remedy="install bubblewrap or charliecloud on the nodes",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,10 +85,22 @@ def started(monkeypatch, tmp_path, filled_store):
     monkeypatch.setattr(daemonless, "check", lambda _: ())
     monkeypatch.setattr("imagematrix.launcher.request.require", lambda _: None)
     monkeypatch.setattr("imagematrix.allocation.survey.survey_without_daemon", lambda *_: {})
-    monkeypatch.setattr(
-        start, "runtime_of", lambda engine, wanted, of_user=False: wanted or ("bwrap" if of_user else engine)
-    )
-    monkeypatch.setattr(start, "start", lambda *words: calls.append(words) or 7)
+
+    def runtime_of(engine, wanted, *, of_user=False):
+        name = wanted or ("bwrap" if of_user else engine)
+        return SimpleNamespace(
+            name=name,
+            as_root=name == "runc",
+            require_possible=lambda _: None,
+            shown=lambda container: [name, *container.args],
+        )
+
+    def begin(container, image, runtime, store, claim, _):
+        calls.append((container, image, runtime.name, store, claim.descriptors if claim else ()))
+        return 7
+
+    monkeypatch.setattr(start, "runtime_of", runtime_of)
+    monkeypatch.setattr(start, "start", begin)
 
     def call(*words, variants=None):
         if variants:

@@ -124,4 +124,4 @@ def refused(cluster, *words, code):
 
 def squashfuses(cluster):
     """Return the processes on the nodes that serve images of the store."""
-    return [pid for pid, words in cluster.commands() if words[0].startswith(b"squashfuse")]
+    return [pid for pid, words in cluster.commands() if b"/squashfuse" in words[0]]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from engines import Engine, Registry, require
 from gpu_node import GpuNode, profiles
+from ordinary_user import _usable, archive, folder, stored, user  # noqa: F401 - fixtures
 from processes import remove_leftovers
 from xdist.scheduler import LoadScopeScheduling
 
@@ -51,6 +52,7 @@ GROUPS = (
         "shares",
         "tags",  # at the end, because it empties the build cache
     ),
+    ("daemonless_isolation", "daemonless_life"),
     ("gpu_bundle",),
     ("templates",),
     ("faults",),
@@ -173,8 +175,8 @@ def simulate(engine, start_engine, tmp_path_factory):
     )
 
     def start(name):
-        folder = tmp_path_factory.mktemp("node")
-        machine = GpuNode(folder, name, profiles())
+        place = tmp_path_factory.mktemp("node")
+        machine = GpuNode(place, name, profiles())
         node = start_engine(node=machine)
         with subprocess.Popen(
             ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
@@ -182,8 +184,8 @@ def simulate(engine, start_engine, tmp_path_factory):
             subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
         # The driver in the image looks for a kernel module.
         driver = machine.libcuda.name
-        (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{driver} {LIBRARIES}/{driver}\n")
-        node.docker("build", "-t", image, str(folder))
+        (place / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{driver} {LIBRARIES}/{driver}\n")
+        node.docker("build", "-t", image, str(place))
         # The image is to count as the variant of its name, so its label states the changed content.
         (found,) = json.loads(node.docker("image", "inspect", image).stdout)
         label = f"{labels.CONTENT}={labels.content(found)}"

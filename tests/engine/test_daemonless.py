@@ -2,141 +2,15 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from machines import wait_until
+from ordinary_user import HOST, RUNTIMES, USER, OrdinaryUser, is_root_inside, squashfuses
 
-ROOT = Path(__file__).parents[2]
-USER = 20_000 + os.getpid() % 40_000  # its processes are counted and killed, so each run has another
-CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
-HOST = ("--host", ROOT / "tests/hosts/genoa-h200.json")
-# `make test-apptainer` runs the tests where there is an Apptainer.
-ENGINES = {"runc": "oci", "bwrap": "oci", "ch-run": "charliecloud", "apptainer": "apptainer"}
-RUNTIMES = ("runc", "bwrap", "ch-run", *(["apptainer"] if shutil.which("apptainer") else []))
-# The user may read this clone and its interpreter, wherever they are, and has no other right.
-AS_USER = (
-    "setpriv",
-    *(f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
-    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
-)
-
-
-class OrdinaryUser:
-    """A user without root's rights, subordinate ids or an engine."""
-
-    def __init__(self, folder, runtime="runc"):
-        self.folder = folder
-        self.runtime = runtime
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder / "home"),
-            "USER": "ordinary",
-            "XDG_RUNTIME_DIR": str(folder / "run"),
-            "TMPDIR": str(folder / "tmp"),
-            "IMAGEMATRIX_STORE": str(folder / "store"),
-            "IMAGEMATRIX_LOCKS": str(folder / "locks"),
-            "IMAGEMATRIX_ENGINE": ENGINES[runtime],
-            "IMAGEMATRIX_RUNTIME": runtime if ENGINES[runtime] == "oci" else "",
-            "DOCKER_HOST": "unix:///nowhere.sock",
-            "PYTHONPATH": str(ROOT),
-        }
-
-    def start(self, *words, **how):
-        """Start the program, with its output in pipes."""
-        return subprocess.Popen(
-            [*AS_USER, sys.executable, "-P", "-m", "imagematrix", *map(str, words)],
-            env=self.environment,
-            cwd=self.folder,
-            text=True,
-            stdin=subprocess.DEVNULL if "input" not in how else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def imagematrix(self, *words, code=0):
-        """Run the program to its end; return its output, or what it says if `code` is an error."""
-        process = self.start(*words)
-        out, error = process.communicate(timeout=300)
-        assert code in (None, process.returncode), (out, error)
-        return error if code else out
-
-    def ends(self, *words):
-        """Run the program to its end; return its exit code."""
-        with self.start(*words) as process:
-            process.communicate(timeout=300)
-        return process.returncode
-
-    def run(self, *words, code=0):
-        """Run a container of the image that the fixture `stored` pulled."""
-        return self.imagematrix("run", *HOST, *words, code=code)
-
-
-@pytest.fixture(scope="module")
-def folder():
-    made = Path(tempfile.mkdtemp(prefix="imx-user-"))
-    made.chmod(0o755)
-    for name in ("home", "run", "tmp", "store", "locks"):
-        (made / name).mkdir()
-        os.chown(made / name, USER, USER)
-    (made / "locks").chmod(0o1777)
-    os.chown(made, USER, USER)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture(scope="module")
-def archive(engine, folder):
-    """An archive with the variant for an H200, as `docker save` writes it."""
-    engine.build_shipped(CELL)
-    listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
-    # Other tests leave variants with another driver in the engine that all share.
-    reference = next(
-        one["reference"] for one in listed if "-drv550.163.01-sm90-x86-64-v3-" in one["reference"]
-    )
-    path = folder / "training.tar"
-    with path.open("wb") as file:
-        subprocess.run(["docker", "save", reference], env=engine.environment, stdout=file, check=True)
-    path.chmod(0o644)
-    return path
-
-
-@pytest.fixture(scope="module")
-def stored(archive, folder):
-    """Pull the variant into the user's store; return REFERENCE@DIGEST."""
-    user = OrdinaryUser(folder)
-    return user.imagematrix(
-        "pull", "training:v1", *HOST, "--catalog", archive, "--to", folder / "store"
-    ).strip()
-
-
-@pytest.fixture
-def _usable(nodes):  # noqa: ARG001 - which makes them
-    """Let the user open the nodes, whatever the umask was."""
-    for path in (Path("/dev/fuse"), *Path("/dev").glob("nvidia*")):
-        path.chmod(0o666)
-
-
-@pytest.fixture(params=RUNTIMES)
-def user(request, folder, stored, _usable):  # noqa: ARG001 - for their effects
-    return OrdinaryUser(folder, request.param)
-
-
-def is_root_inside(user):
-    return user.runtime in ("runc", "apptainer")
-
-
-def squashfuses():
-    """Return the processes that serve images; an ended one may wait for its parent."""
-    listed = subprocess.run(
-        ["ps", "-o", "stat=,args=", "-u", str(USER)], check=False, capture_output=True, text=True
-    )
-    return [line for line in listed.stdout.splitlines() if "squashfuse" in line and line[0] != "Z"]
+from imagematrix.image_store.folder import ImageStore
 
 
 def test_a_container_has_its_gpus_and_no_others(user):
@@ -177,11 +51,28 @@ def test_nothing_of_the_caller_s_environment_is_passed_on(user, folder):
         "SINGULARITY_BIND": f"{folder}/home:/leak",
         "APPTAINER_NV": "1",
     }
-    given = ("-e", "A=$(id) `id` '\"\\", "-e", "EMPTY=", "-e", "LINES=1\n2")
+    values = {
+        "A": "$(id) `id` '\"\\",
+        "QUOTED": "'x'",
+        "DOUBLE": '"x"',
+        "HOMELY": "$HOME:~",
+        "BLANKS": "  a b  ",
+        "COLON": "/a::/b:",
+        "PERCENT": "%s%%n",
+        "EMPTY": "",
+        "LONG": "x" * 100_000,
+    }
+    given = [word for name, value in values.items() for word in ("-e", f"{name}={value}")]
     script = "env; ls -d /leak 2> /dev/null || echo none"
     out = user.run("--gpus", "1", *given, "training:v1", "sh", "-c", script)
     assert "LEAK" not in out
-    assert {"none", "A=$(id) `id` '\"\\", "EMPTY=", "LINES=1", "2", "HOME=/root"} <= {*out.splitlines()}
+    expected = {f"{name}={value}" for name, value in values.items()}
+    assert {"none", "HOME=/root", *expected} <= {*out.splitlines()}
+    lines = ("--gpus", "1", "-e", "LINES=1\n2", "training:v1", "printenv", "LINES")
+    if user.runtime == "ch-run":
+        assert "Charliecloud cannot set the variable LINES" in user.run(*lines, code=2)
+    else:
+        assert user.run(*lines) == "1\n2\n"
 
 
 if "apptainer" in RUNTIMES:
@@ -237,14 +128,14 @@ def test_gpus_are_free_again_when_the_container_has_ended(user):
     assert process.stdout.readline() == "ready\n"
     assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
     assert squashfuses()
-    assert list((user.folder / "store/leases").iterdir())
+    assert ImageStore(user.folder / "store").leases()
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait(30)
     if user.runtime == "runc":  # the container lives on, and keeps its GPUs
         assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
         subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
     wait_until(lambda: user.ends("run", *HOST, *every, "true") == 0, "free GPUs", 30)
-    wait_until(lambda: not list((user.folder / "store/leases").iterdir()), "no lease", 30)
+    wait_until(lambda: not ImageStore(user.folder / "store").leases(), "no lease", 30)
     wait_until(lambda: not squashfuses(), "no mounted image", 30)
 
 

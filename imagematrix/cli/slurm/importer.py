@@ -127,9 +127,8 @@ def _leased(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage
     holder = _holder()
     for _ in range(TRIES):
         stored = fetch()
-        lease = images.lease(stored.digest, holder)
+        lease = renew_while_alive(images.lease(stored.digest, holder), holder)
         if images.find(stored.digest):  # another process may have removed it before it was leased
-            renew_while_alive(lease, holder)
             return stored
         lease.release()
     raise UsageError(f"images are removed from {images} as soon as they come", remedy="try again later")

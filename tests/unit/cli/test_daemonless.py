@@ -82,7 +82,9 @@ def test_an_image_that_is_not_in_the_store_is_pulled(run, store, monkeypatch):
 
 def test_the_printed_command_starts_and_claims_nothing(run, capfd):
     assert run("--engine oci --dry-run --name job reg:5000/training:v1") == (0, [])
-    assert capfd.readouterr().out.startswith("oci --root ")
+    printed, told = capfd.readouterr()
+    assert printed == "oci train\n"
+    assert "no command to paste" in told
     assert run("--engine oci --print json reg:5000/training:v1") == (0, [])
     document = json.loads(capfd.readouterr().out)
     assert document["docker"] is None

@@ -75,7 +75,7 @@ def test_the_task_gets_the_gpus_that_it_may_open_and_the_job_s_variables(run, tm
     assert not container.own_processes
     assert len(leases) == 1
     assert os.environ["HOME"] == "/home/me"
-    assert os.environ["PATH"].startswith("/own/bin:/usr/local/sbin:")
+    assert os.environ["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     assert "the image's user app is ignored" in capfd.readouterr().err
 
 

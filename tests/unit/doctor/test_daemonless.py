@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,9 +31,10 @@ def node(monkeypatch, tmp_path):
         monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
     monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "new" / "store"))
     monkeypatch.setattr(daemonless, "_mounts", lambda: None)
-    monkeypatch.setattr(daemonless, "runtime_of", lambda engine, wanted: wanted or engine)
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr(daemonless, "installed", lambda _: None)
+    monkeypatch.setattr(
+        daemonless, "runtime_of", lambda engine, wanted: SimpleNamespace(name=wanted or engine)
+    )
+    monkeypatch.setattr(daemonless, "find_program", lambda *names: None if "apptainer" in names else names[0])
     monkeypatch.setattr(image_root, "fuse_works", lambda: True)
     return tmp_path
 
@@ -60,7 +62,7 @@ def test_what_is_missing_stops_only_nodes_without_docker(monkeypatch):
     assert first == ("error", problem, "allow them")
     assert second[0] == "warning"
     assert "/dev/fuse cannot be opened" in second[1]
-    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(daemonless, "find_program", lambda *_: None)
     assert "squashfuse not found" in findings(gather())[1][1]
 
 
@@ -69,7 +71,7 @@ def test_a_driver_that_apptainer_adds_is_a_warning(monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "etc/apptainer").mkdir(parents=True)
     settings = tmp_path / "etc/apptainer/apptainer.conf"
-    monkeypatch.setattr(daemonless, "installed", lambda name: str(tmp_path / "bin" / name))
+    monkeypatch.setattr(daemonless, "find_program", lambda *names: str(tmp_path / "bin" / names[0]))
     for text, warns in (("always use nv = no", False), ("always use nv = yes", True)):
         settings.write_text(text)
         told = [one for one in findings(gather()) if one[0] == "warning"]
@@ -98,7 +100,7 @@ def test_a_damaged_site_s_file_and_a_store_of_others_are_findings(monkeypatch):
 
 @pytest.mark.parametrize("works", [True, False])
 def test_the_trial_is_in_another_process(monkeypatch, works, tmp_path):
-    monkeypatch.setattr(image_root, "mount_point", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("imagematrix.runtimes.namespace.enter", lambda: None)
 
     def prepare(_):

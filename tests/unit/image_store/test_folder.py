@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from storing import listed
 
-from imagematrix.errors import UsageError
-from imagematrix.image_store import folder
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.image_store import folder, holder
 from imagematrix.image_store.folder import FOLDER, SQUASHFS, ImageStore, Lease, StoredImage, store_folder
 from imagematrix.image_store.holder import Holder
 from imagematrix.record import replace
@@ -215,7 +215,7 @@ def test_a_lease_of_another_machine_counts_until_it_is_quiet_for_long(store, qui
     assert bool(store.leases()) == live
     assert path.exists() == live
     if live:
-        Lease(path=str(path)).renew()
+        Lease(path=str(path), holder=other).renew()
         assert path.stat().st_mtime > time.time() - 30
 
 
@@ -248,12 +248,90 @@ def test_a_lease_that_cannot_be_read_is_an_error(store, monkeypatch):
         store.leases()
 
 
-def test_a_store_that_cannot_be_written_to_has_no_leases(store):
-    Path(store.path, "leases").rmdir()
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_store_that_cannot_be_written_to_has_no_leases(store, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(folder, "_write", refuse)
     lease = store.lease(DIGEST)
-    assert lease == Lease(path=None)
+    assert lease.path is None
+    assert lease.of_container(os.getpid()).path is None
     lease.renew()
     lease.release()
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.ENOSPC, "free space there"), (errno.EIO, "who may write")]
+)
+def test_a_lease_that_cannot_be_written_is_an_error(store, monkeypatch, code, remedy):
+    lease = store.lease(DIGEST)
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(folder, "_write", refuse)
+    for call in (lambda: store.lease(DIGEST), lambda: lease.of_container(os.getpid())):
+        with pytest.raises(EngineError, match="nothing would protect the image") as caught:
+            call()
+        assert remedy in caught.value.remedy
+
+
+def test_a_lease_lasts_as_long_as_the_container_or_its_keeper(store):
+    with subprocess.Popen(["sleep", "60"]) as keeper, subprocess.Popen(["sleep", "60"]) as first:
+        lease = store.lease(DIGEST, keeper.pid).of_container(first.pid)
+        assert Path(lease.path).stat().st_mode & 0o777 == 0o644
+        keeper.kill()
+        keeper.wait()
+        assert store.leases()[DIGEST].pid == first.pid
+        first.kill()
+        first.wait()
+        assert store.leases() == {}
+    assert listed(store, "leases") == []
+
+
+def test_a_lease_lasts_while_any_process_is_in_the_container(store):
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+        gone = replace(Holder.of(), pid=ended.pid)
+    path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
+    for mounts, live in ((str(Path("/proc/self/ns/mnt").readlink()), True), ("mnt:[1]", False)):
+        path.write_bytes(replace(gone, mounts=mounts).to_bytes())
+        assert bool(store.leases()) == live
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_lease_of_another_user_for_a_process_that_is_not_theirs_does_not_count(store):
+    lease = store.lease(DIGEST)
+    os.chown(lease.path, 65534, -1)  # of root's process, it may be a file on NFS
+    assert store.leases()
+    os.chown(lease.path, 12345, -1)
+    assert store.leases() == {}
+    assert not Path(lease.path).exists()
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 70])
+def test_numbers_of_no_process_are_dead(store, pid):
+    path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
+    path.write_bytes(replace(Holder.of(), pid=pid).to_bytes())
+    assert store.leases() == {}
+
+
+def test_processes_that_are_hidden_live(store, monkeypatch):
+    """With hidepid, /proc has no processes of others, and kill(2) knows them."""
+
+    def refuse(pid, number):
+        assert number == 0
+        raise PermissionError if pid == 4711 else ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(holder, "_is_hidden", lambda _: True)
+    path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
+    for pid, live in ((4711, True), (4712, False)):
+        path.write_bytes(replace(Holder.of(), pid=pid, started="1").to_bytes())
+        assert bool(store.leases()) == live
+        if live:
+            assert "hidden from this user" in str(store.leases()[DIGEST])
 
 
 def test_starts_are_noted(store):

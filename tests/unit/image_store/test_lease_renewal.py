@@ -10,6 +10,7 @@ import pytest
 
 from imagematrix.image_store import lease_renewal
 from imagematrix.image_store.folder import ImageStore, Lease
+from imagematrix.image_store.holder import Holder
 from imagematrix.image_store.lease_renewal import renew_while_alive
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -85,5 +86,5 @@ def test_it_has_nothing_of_the_process_that_starts_it_and_no_signal_ends_it(leas
 
 def test_a_store_that_cannot_be_written_to_has_nothing_to_renew(step):
     before = children()
-    renew_while_alive(Lease(path=None), step.pid)
+    renew_while_alive(Lease(path=None, holder=Holder.of()), step.pid)
     assert children() == before

@@ -3,14 +3,17 @@
 import csv
 import itertools
 import os
+import shlex
 
 import pytest
 
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.record import replace
 from imagematrix.runtimes import apptainer, start
+from imagematrix.runtimes.apptainer import Apptainer
 from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.options import Bind
+from imagematrix.runtimes.runtime import Place
 
 SPEC = ContainerSpec(
     name="n",
@@ -31,8 +34,28 @@ def mounts(words):
     return {row["source"]: row["destination"] for row in rows}
 
 
-def test_the_container_has_its_devices_and_folders_and_no_others():
-    words = apptainer.command(SPEC, "/at/root")
+@pytest.fixture
+def prepare(kernel, tmp_path):
+    """Call it with a container to get the runtime that is prepared, the image's files at /at/root."""
+    kernel()
+
+    def call(container):
+        at = tmp_path / f"at{len(list(tmp_path.iterdir()))}"
+        at.mkdir()
+        runtime = Apptainer("/opt/bin/apptainer")
+        gate = runtime.gate()
+        gate.close()
+        for descriptor in gate.inherited:
+            os.close(descriptor)
+        runtime.require_possible(container)
+        place = Place(folder=str(tmp_path), at=str(at), root="/at/root", user=1000, group=100)
+        return runtime.prepare(container, place)
+
+    return call
+
+
+def test_the_container_has_its_devices_and_folders_and_no_others(prepare):
+    words = prepare(SPEC).words
     assert mounts(words) == {
         "/dev/full": "/dev/full",
         "/dev/shm": "/dev/shm",
@@ -40,44 +63,76 @@ def test_the_container_has_its_devices_and_folders_and_no_others():
         "/dev/nvidia-caps/nvidia-cap1": "/dev/nvidia-caps/nvidia-cap1",
         '/a,"b': "/data:x",
     }
+    assert words[0] == "/opt/bin/apptainer"
     assert {"--contain", "--cleanenv", "--no-eval", "--no-nv", "--no-rocm", "--writable"} <= {*words}
     assert not {"--nv", "--rocm", "--nvccli", "--bind"} & {*words}
     assert words[-6:] == ["--pwd", "/w", "/at/root", "train", "--steps", "3"]
-    assert "--writable" not in apptainer.command(replace(SPEC, read_only=True), "/at/root")
+    assert "--writable" not in prepare(replace(SPEC, read_only=True)).words
 
 
-def test_no_variable_of_the_user_reaches_apptainer(monkeypatch):
+def test_read_only_folders_are_mounted_so_before(prepare, tmp_path):
+    bind = Bind(source=str(tmp_path), target="/data", read_only=True)
+    (source,) = (
+        source
+        for source, target in mounts(prepare(replace(SPEC, binds=(bind,))).words).items()
+        if target == "/data"
+    )
+    assert source.startswith(f"{tmp_path}/at")
+    assert source.endswith("/binds/0")
+
+
+def test_no_variable_of_the_user_reaches_apptainer(prepare, monkeypatch):
     monkeypatch.setenv("APPTAINER_BIND", "/etc")
     monkeypatch.setenv("APPTAINERENV_LD_PRELOAD", "x.so")
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert apptainer.environment(SPEC) == {
+    monkeypatch.setattr("imagematrix.programs._search_path", lambda: "/usr/bin:/bin:.")
+    prepared = prepare(SPEC)
+    assert prepared.environment == {
         "PATH": "/usr/bin:/bin",
         "APPTAINERENV_PATH": "/bin",
         "APPTAINERENV_A": "$(id)",
     }
-    words = apptainer.command(SPEC, "/at/root")
-    assert words[words.index("--home") + 1] == "/root"
+    assert prepared.words[prepared.words.index("--home") + 1] == "/root"
+    assert "$(id)" not in shlex.join(prepared.words)
+
+
+def test_what_is_shown_has_no_values():
+    words = Apptainer("/opt/bin/apptainer").shown(SPEC)
+    assert "LAUNCH/root" in words
+    assert "$(id)" not in shlex.join(words)
+
+
+def test_a_process_is_not_among_those_of_the_node():
+    assert Apptainer("a").isolates(replace(SPEC, own_processes=False))
+
+
+def test_what_apptainer_mounts_by_itself_is_a_file(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hosts").symlink_to("/etc/passwd")
+    found = Apptainer("a").fit(replace(SPEC, binds=()), str(tmp_path))
+    assert found.folder == "/w"
+    assert not (tmp_path / "etc/hosts").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["a.b", "BASH_FUNC_module%%", "1A", "UID", "PREPEND_PATH", "Ä", ""])
 def test_a_variable_that_would_be_lost_is_an_error(name):
     given = replace(SPEC, environment={**SPEC.environment, name: "x"})
     with pytest.raises(UsageError, match="Apptainer cannot set the variable") as caught:
-        apptainer.environment(given)
+        Apptainer("a").require_possible(given)
     assert "--engine oci" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("home", "holds"), [("/home/a b", True), ("", False), ("home", False), ("/a:/b", False)]
 )
-def test_the_home_is_an_absolute_path(home, holds):
+def test_the_home_is_an_absolute_path(prepare, home, holds):
     given = replace(SPEC, environment={"HOME": home})
     if holds:
-        assert apptainer.command(given, "/r")[apptainer.command(given, "/r").index("--home") + 1] == home
-        assert "APPTAINERENV_HOME" not in apptainer.environment(given)
+        prepared = prepare(given)
+        assert prepared.words[prepared.words.index("--home") + 1] == home
+        assert "APPTAINERENV_HOME" not in prepared.environment
     else:
         with pytest.raises(UsageError, match="cannot set HOME"):
-            apptainer.environment(given)
+            prepare(given)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +202,16 @@ def test_settings_that_are_missing_are_the_defaults_and_unreadable_ones_an_error
 def test_settings_are_required_before_a_launch(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "etc/apptainer").mkdir(parents=True)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("imagematrix.programs._search_path", lambda: str(tmp_path / "bin"))
+    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "site.toml"))
     with pytest.raises(EngineError, match="apptainer not found") as caught:
         start.runtime_of("apptainer", None)
     assert "apptainer.org" in caught.value.remedy
     program = tmp_path / "bin/apptainer"
     program.write_text("")
     program.chmod(0o755)
-    assert start.runtime_of("apptainer", "crun") == "apptainer"
+    found = start.runtime_of("apptainer", "crun")
+    assert (found.name, found.program) == ("apptainer", str(program))
     (tmp_path / "etc/apptainer/apptainer.conf").write_text("mount dev = no")
     with pytest.raises(EngineError, match="`mount dev = no`"):
         start.runtime_of("apptainer", None)

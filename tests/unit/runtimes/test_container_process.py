@@ -1,6 +1,6 @@
 """The process of a container: the image's configuration and the options, joined as docker joins them."""
 
-import json
+import os
 import shlex
 
 import pytest
@@ -10,9 +10,11 @@ from imagematrix.errors import UsageError
 from imagematrix.launcher.options import split
 from imagematrix.launcher.plan import Launch
 from imagematrix.record import replace
-from imagematrix.runtimes import bubblewrap, oci
 from imagematrix.runtimes import container as runtime_container
+from imagematrix.runtimes import oci
+from imagematrix.runtimes.bubblewrap import Bubblewrap
 from imagematrix.runtimes.container import PATH, container, other_user
+from imagematrix.runtimes.oci import OciRuntime
 from imagematrix.runtimes.options import Bind, container_options
 
 IMAGE = {
@@ -111,12 +113,6 @@ def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
     assert "NVIDIA_VISIBLE_DEVICES=void" in document["process"]["env"]
     assert document["annotations"] == {"team": "a", "io.imagematrix.gpus": "GPU-a"}
     assert {item["type"] for item in document["linux"]["namespaces"]} == {"pid", "mount"}
-    folder = oci.bundle(str(tmp_path), given, "/at/root")
-    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(json.dumps(document))
-    assert oci.command("runc", folder, "job", 2) == [
-        "runc", "--root", f"{tmp_path}/state", "run", "--bundle", str(tmp_path), "--preserve-fds", "2", "job",
-    ]  # fmt: skip
-    assert "--preserve-fds" not in oci.command("runc", folder, "job")
 
 
 def test_files_of_the_network_that_the_node_lacks_are_left_out(monkeypatch, tmp_path):
@@ -135,21 +131,24 @@ def test_a_container_among_the_node_s_processes_has_its_proc():
         assert proc == kind
         assert ({"type": "pid"} in document["linux"]["namespaces"]) is own
         assert "/proc/sysrq-trigger" in document["linux"]["readonlyPaths"]
-        assert ("--log" in oci.command("runc", "/at", "job", own_processes=own)) is not own
-        assert "--log" not in oci.command("crun", "/at", "job", own_processes=own)
-        words = bubblewrap.command(replace(given, own_processes=own), "/at/root", 1000, 100)
+        one = replace(given, own_processes=own)
+        assert ("--log" in OciRuntime("runc", "/runc").shown(one)) is not own
+        assert "--log" not in OciRuntime("crun", "/crun").shown(one)
+        words = Bubblewrap("/bwrap").shown(one)
         assert ("--unshare-pid" in words, "--as-pid-1" in words) == (own, own)
         assert ("--proc /proc " if own else "--bind /proc /proc ") in shlex.join(words)
 
 
 def test_bubblewrap_gets_the_same(tmp_path):
     given = made(IMAGE, f"-v {tmp_path}:/data:ro")
-    words = bubblewrap.command(given, "/at/root", 1000, 100)
+    words = Bubblewrap("/usr/bin/bwrap").shown(given)
     line = shlex.join(words)
     assert "--dev-bind /dev/nvidia0 /dev/nvidia0 --dev-bind /dev/nvidiactl /dev/nvidiactl" in line
     assert f"--ro-bind {tmp_path} /data" in line
     assert "--bind /scratch /scratch" in line
-    assert "--uid 1000 --gid 100" in line
+    assert f"--uid {os.geteuid()} --gid {os.getegid()}" in line
+    assert "--setenv A ... " in line
+    assert "image" not in line
     assert words[words.index("--") + 1 :] == ["/train", "--fast", "data"]
-    assert words[1:4] == ["--bind", "/at/root", "/"]
-    assert bubblewrap.command(made(IMAGE, "--read-only"), "/r", 1, 1)[1:4] == ["--ro-bind", "/r", "/"]
+    assert "--bind ROOT / " in line
+    assert "--ro-bind ROOT / " in shlex.join(Bubblewrap("/b").shown(made(IMAGE, "--read-only")))

@@ -1,0 +1,54 @@
+"""A launch that stops at a step of its order, for tests that kill its processes there.
+
+`python launch_stops.py STEP FOLDER WORDS...` runs imagematrix with these words. At the step it creates the
+file `stopped` in the folder, and goes on when there is a file `go`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from imagematrix.cli import front
+from imagematrix.runtimes import start
+from imagematrix.runtimes.keeper import Keeper
+
+# The method or function of the order before which, or after which, a launch stops.
+BEFORE = {
+    "leased": (start, "hide_arguments"),
+    "forked": (Keeper, "_first_process"),
+    "standing": (Keeper, "_name"),
+}
+AFTER = {"named": (Keeper, "_name")}
+BEFORE["open"] = (Keeper, "_watch")
+STEPS = ("leased", "forked", "standing", "named", "open")
+
+
+def stop(folder):
+    (folder / "stopped.new").write_text(str(os.getpid()))
+    (folder / "stopped.new").rename(folder / "stopped")
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+
+
+def stopping(function, folder, *, before):
+    def call(*words, **named):
+        if before:
+            stop(folder)
+        result = function(*words, **named)
+        if not before:
+            stop(folder)
+        return result
+
+    return call
+
+
+def main():
+    step, folder, *words = sys.argv[1:]
+    owner, name = (BEFORE | AFTER)[step]
+    setattr(owner, name, stopping(getattr(owner, name), Path(folder), before=step in BEFORE))
+    sys.exit(front.run(words))
+
+
+if __name__ == "__main__":
+    main()
