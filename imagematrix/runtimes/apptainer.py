@@ -78,6 +78,7 @@ class Apptainer:
 
     def __init__(self, program: str) -> None:
         self.program = program
+        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: variables are exported by a shell."""
@@ -111,7 +112,7 @@ class Apptainer:
         }
         return Prepared(
             words=_command(self.program, container, place.root),
-            environment={**bare_environment(), **variables},
+            environment={**self._environment, **variables},
             wait=self._gate.wait,
         )
 

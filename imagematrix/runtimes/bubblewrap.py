@@ -32,6 +32,7 @@ class Bubblewrap:
 
     def __init__(self, program: str) -> None:
         self.program = program
+        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`."""
@@ -71,7 +72,7 @@ class Bubblewrap:
         )
         return Prepared(
             words=[self.program, *given, *_options(container, place.root, place.user, place.group)],
-            environment=bare_environment(),
+            environment=self._environment,
             descriptors=(arguments, *self._gate.inherited),
         )
 

@@ -47,6 +47,7 @@ class Charliecloud:
 
     def __init__(self, program: str) -> None:
         self.program = program
+        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: variables are lines of a file, and mounts are SOURCE:TARGET."""
@@ -89,7 +90,7 @@ class Charliecloud:
         os.chdir(place.folder)  # an option with a path that has a "=" would be a variable
         return Prepared(
             words=_command(self.program, container, place.root, place.user, place.group),
-            environment={**bare_environment(), "USER": _user(place.user)},  # which ch-run asks for
+            environment={**self._environment, "USER": _user(place.user)},  # which ch-run asks for
             wait=self._gate.wait,
         )
 

@@ -128,18 +128,20 @@ class HookGate:
     """
 
     def __init__(self) -> None:
+        """Raise EngineError without a shell."""
+        shell = find_program("sh")
+        if shell is None:
+            raise EngineError("this node has no sh, with which a container is told of")
+        self._shell, self._path = shell, search_path()
         self.told, self._tells = pipe()
         self._waits, self._go = pipe()
         self.inherited = (self._tells, self._waits)
 
     def hook(self) -> dict[str, object]:
-        """Return the hook for the runtime's configuration; raise EngineError without a shell."""
-        shell = find_program("sh")
-        if shell is None:
-            raise EngineError("this node has no sh, with which a container is told of")
+        """Return the hook for the runtime's configuration."""
         descriptors = "/proc/$PPID/fd"
         script = f'cat > "{descriptors}/{self._tells}" && read -r go < "{descriptors}/{self._waits}"'
-        return {"path": shell, "args": ["sh", "-c", script], "env": [f"PATH={search_path()}"]}
+        return {"path": self._shell, "args": ["sh", "-c", script], "env": [f"PATH={self._path}"]}
 
     def first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
         """See `Gate`."""

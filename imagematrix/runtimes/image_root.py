@@ -14,9 +14,9 @@ import signal
 
 from imagematrix.errors import EngineError
 from imagematrix.image_store.folder import FOLDER
+from imagematrix.programs import SYSTEM_PATH
 from imagematrix.runtimes import namespace
 from imagematrix.runtimes.namespace import mount
-from imagematrix.runtimes.runtime import bare_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _squashed(path: str, at: str, program: str | None) -> str:
         raise no_program()
 
     # Signals that the caller ignores, as nohup and shells do, must not be ignored there.
-    child = os.posix_spawn(program, [program, path, folder], bare_environment(), setsigdef=RESET)
+    child = os.posix_spawn(program, [program, path, folder], {"PATH": SYSTEM_PATH}, setsigdef=RESET)
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status):
         raise EngineError(f"{os.path.basename(program)} cannot mount {path}", remedy="pull the image again")

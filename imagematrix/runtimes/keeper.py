@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from imagematrix.runtimes.runtime import Launching
     from imagematrix.runtimes.streams import Streams
 
-__all__ = ["Keeper", "Signals"]
+__all__ = ["Keeper", "Signals", "adopt_descendants"]
 
 RENEW_S = 30.0  # another machine believes in a lease for 120 s after a sign of life
 LOOK_S = 0.05  # between two looks at what nobody tells of
@@ -108,8 +108,6 @@ class Keeper:
 
     def run(self) -> int:
         """Keep the container to its end; return its exit code, or raise the error with which it failed."""
-        # What the container leaves behind becomes this process's, and so does what serves the image's files.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             self._first = self._first_process()
             if self._first is not None:
@@ -259,6 +257,11 @@ class Keeper:
             # Its own children become this process's then.
             self._note_end(*os.waitpid(-1, 0))
         self._streams.finish()
+
+
+def adopt_descendants() -> None:
+    """Let what descendants leave behind become this process's children: also what serves an image's files."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_of(process: int) -> int | None:

@@ -77,6 +77,7 @@ class OciRuntime:
     def __init__(self, name: str, program: str) -> None:
         self.name = name
         self.program = program
+        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: the configuration is UTF-8."""
@@ -104,7 +105,7 @@ class OciRuntime:
         with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
             file.write(documents.dump(bundle))
         words = self._command(container, place.at)
-        return Prepared(words=words, environment=bare_environment(), descriptors=self._gate.inherited)
+        return Prepared(words=words, environment=self._environment, descriptors=self._gate.inherited)
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""

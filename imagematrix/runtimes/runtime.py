@@ -103,7 +103,10 @@ class Prepared(Record):
 
 
 def bare_environment() -> dict[str, str]:
-    """Return the variables that every runtime gets: of the user's only PATH, and nothing of the image's."""
+    """Return the variables that every runtime gets: of the user's only PATH, and nothing of the image's.
+
+    Call this outside of the namespace of the launch, in which the user is root.
+    """
     return {"PATH": search_path()}
 
 

@@ -102,8 +102,13 @@ def _start(
 
 
 def _connection(container: ContainerSpec) -> int | None:
-    """Return a copy of the descriptor that a batch system passes to its task, if it does."""
+    """Return a copy of the descriptor that a batch system passes to its task, if it does.
+
+    It is this process's variable that says so: an image could name any descriptor.
+    """
     text = container.environment.get(BATCH, "")
+    if text != os.environ.get(BATCH):
+        return None
     if not (text.isascii() and text.isdecimal()) or int(text) < FIRST:
         return None
     try:

@@ -11,7 +11,7 @@ from imagematrix.image_store.folder import SQUASHFS
 from imagematrix.programs import find_program
 from imagematrix.runtimes import image_root
 from imagematrix.runtimes.gate import pipe
-from imagematrix.runtimes.keeper import Keeper, Signals
+from imagematrix.runtimes.keeper import Keeper, Signals, adopt_descendants
 from imagematrix.runtimes.launch_folder import launch_folder
 from imagematrix.runtimes.runtime import Launching, require_text
 from imagematrix.runtimes.runtime_process import become_runtime
@@ -123,6 +123,7 @@ def start(
             )
             report, reported = pipe()
             keeper = os.getpid()
+            adopt_descendants()
             child = os.fork()
             if child == 0:
                 become_runtime(launching, streams, reported, signals.before, keeper)

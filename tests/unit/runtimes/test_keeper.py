@@ -43,8 +43,9 @@ def test_a_container_gets_no_descriptor_but_its_streams(begin):
     assert begin("ls /proc/$$/fd | tr '\\n' ' '").end() == (0, "0 1 2 ", "")
 
 
-def test_the_connection_of_a_batch_system_is_passed_as_descriptor_3(begin, tmp_path):
+def test_the_connection_of_a_batch_system_is_passed_as_descriptor_3(begin, tmp_path, monkeypatch):
     reader, writer = os.pipe()
+    monkeypatch.setenv("PMI_FD", str(writer))
     container = begin(
         "echo $PMI_FD; echo told > /proc/self/fd/$PMI_FD",
         {"pass_fds": [writer]},

@@ -123,6 +123,7 @@ def test_a_connection_of_a_batch_system_gets_the_first_number(launch, monkeypatc
     reader, writer = os.pipe()
     monkeypatch.setattr(os, "dup2", lambda *words, **_: copied.append(words))
     monkeypatch.setattr(os, "set_inheritable", lambda *words: copied.append(words))
+    monkeypatch.setenv("PMI_FD", str(writer))
     runtime = Runtime()
     launch(runtime, environment={"PATH": "/bin", "PMI_FD": str(writer)})
     container = runtime.places[1]
@@ -135,9 +136,18 @@ def test_a_connection_of_a_batch_system_gets_the_first_number(launch, monkeypatc
 
 
 @pytest.mark.parametrize("text", ["", "2", "-1", "x", "\u0663", "987654"])
-def test_what_names_no_connection_is_left_alone(bare, text):
+def test_what_names_no_connection_is_left_alone(bare, text, monkeypatch):
+    monkeypatch.setenv("PMI_FD", text)
     container = replace(bare, environment={"PMI_FD": text})
     assert runtime_process._connection(container) is None
+
+
+def test_an_image_names_no_descriptor_to_pass(bare, monkeypatch):
+    monkeypatch.delenv("PMI_FD", raising=False)
+    reader, writer = os.pipe()
+    assert runtime_process._connection(replace(bare, environment={"PMI_FD": str(writer)})) is None
+    for descriptor in (reader, writer):
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(

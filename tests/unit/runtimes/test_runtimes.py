@@ -16,7 +16,7 @@ from imagematrix.runtimes.bubblewrap import Bubblewrap
 from imagematrix.runtimes.charliecloud import Charliecloud, own_devices
 from imagematrix.runtimes.oci import OciRuntime, config
 from imagematrix.runtimes.options import Bind
-from imagematrix.runtimes.runtime import Place
+from imagematrix.runtimes.runtime import Place, bare_environment
 
 VALUE = "s e'c\"ret"
 PATH = "/usr/bin:/bin"
@@ -62,6 +62,7 @@ def prepare(place, kernel, monkeypatch):
 
     def call(runtime, container):
         runtime.require_possible(container)
+        runtime._environment = bare_environment()  # with the PATH of the fixture
         gates.append(runtime.gate())
         return runtime.prepare(container, place)
 
