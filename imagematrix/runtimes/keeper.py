@@ -103,6 +103,7 @@ class Keeper:
         self._stops = launching.runtime.becomes_process and not container.terminal
         self._first: int | None = None
         self._ended: int | None = None
+        self._mounts: int | None = None
         self._exit: int | None = None  # of the runtime, once it has ended
         self._renewed = time.monotonic()
 
@@ -111,6 +112,10 @@ class Keeper:
         try:
             self._first = self._first_process()
             if self._first is not None:
+                # Apptainer leaves the namespace of the launch, and then looks for its own files by the path
+                # of its program, which the kernel knows only as long as the namespace is there.
+                with contextlib.suppress(OSError):
+                    self._mounts = os.open(f"/proc/{self._runtime}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
                 self._ended = _end_of(self._first)  # before it can end
                 self._name(self._first)
                 self._gate.open()
@@ -250,6 +255,9 @@ class Keeper:
     def _end_all(self) -> None:
         """End what is left of the container, as the end of a PID namespace does, and wait for it."""
         self._gate.close()
+        for descriptor in (self._mounts, self._ended):
+            if descriptor is not None:
+                os.close(descriptor)
         while children := _children():
             for child in children:
                 with contextlib.suppress(ProcessLookupError):
