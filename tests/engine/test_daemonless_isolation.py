@@ -249,7 +249,9 @@ class Trap:
         self.before = self.listed()
 
     def listed(self):
-        return {path.name: path.stat().st_mtime_ns for path in self.path.iterdir()}
+        found = {path.name: path.stat().st_mtime_ns for path in self.path.iterdir()}
+        found.pop("__pycache__", None)  # of the positive control
+        return found
 
     def marks(self):
         return self._marker.read_text().split() if self._marker.exists() else []

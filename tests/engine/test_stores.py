@@ -41,7 +41,7 @@ QUICK = """
 import sys
 from imagematrix.image_store import holder, locks
 holder.DEAD_S, locks.BEAT_S = 3.0, 0.2
-holder.Holder.alive.__defaults__ = (3.0,)
+holder.Holder.alive.__defaults__ = (3.0, None)
 from imagematrix.cli import main
 main()
 """
