@@ -11,8 +11,12 @@ import time
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from imagematrix.allocation import container_leases, shares
-from imagematrix.allocation.container_leases import ContainerLease
+from imagematrix.allocation import shares
+from imagematrix.allocation.container_leases import (
+    ContainerLease,
+    hold_container_lease,
+    live_container_leases,
+)
 from imagematrix.allocation.containers import LEASE, VRAM
 from imagematrix.allocation.lock_folder import require_shared
 from imagematrix.allocation.locks import Locks, folder, inherit, release
@@ -87,7 +91,7 @@ class Claim:
         Raises ProbeError if that cannot be written.
         """
         with Locks(self._locks) as locks:
-            name, held = container_leases.hold(locks, self._lease, holder)
+            name, held = hold_container_lease(locks, self._lease, holder)
             for before in self._files:
                 locks.remove(before)
         self._files = [name]
@@ -173,7 +177,7 @@ def given(gpus: Sequence[Gpu], *, by: str) -> Claim:
     every = tuple(key for gpu in gpus for key in keys(gpu))
     with Locks(path) as locks, locks.turn():
         descriptors = locks.take(*every, shared=True)
-        containers = container_leases.living(locks)
+        containers = live_container_leases(locks)
         if descriptors is not None and any(one.excludes(every, common=True) for one, _ in containers):
             release(descriptors)
             descriptors = None
@@ -310,13 +314,14 @@ def _try(
     try:
         for gpu in eligible:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()  # empty: another launch leases it
-        for lease, _ in container_leases.living(locks):  # perhaps after the launch was killed
+        containers = live_container_leases(locks)  # perhaps after their launches were killed
+        for lease, _ in containers:
             for gpu in eligible:
                 if lease.excludes(keys(gpu)):
                     release(held[keys(gpu)])
                     held[keys(gpu)] = ()
         # After taking the locks: a launch that has released its lease has its container by now, or has ended.
-        leased = leases(locks, whole=not all(held.values()))
+        leased = leases(locks, whole=not all(held.values()), containers=containers)
         unleased = frozenset(name for gpu in eligible if held[keys(gpu)] for name in names([gpu]))
         usage = combined(leased, survey(lambda labels: attended(labels, leased, unleased)))
         slots = [_slot(gpu, usage, demand, leased=not held[keys(gpu)]) for gpu in eligible]

@@ -17,7 +17,7 @@ from imagematrix.allocation.processes import describe
 from imagematrix.allocation.usage import combined, overlap
 from imagematrix.documents import Fields
 from imagematrix.errors import UsageError
-from imagematrix.image_store.holder import Holder, read_text
+from imagematrix.image_store.holder import Holder, parse_holder
 from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from imagematrix.allocation.locks import Locks
     from imagematrix.allocation.usage import Consumer, Usage
 
-__all__ = ["ContainerLease", "hold", "living", "usage_of"]
+__all__ = [
+    "ContainerLease",
+    "ContainerLeases",
+    "hold_container_lease",
+    "live_container_leases",
+    "usage_by_containers",
+]
 
 PREFIX = "container-"
+ContainerLeases = list[tuple["ContainerLease", "Holder"]]
 
 
 class ContainerLease(Record):
@@ -54,7 +61,7 @@ class ContainerLease(Record):
         return any(self.share in consumer.marks for using in shares.values() for consumer in using)
 
 
-def hold(locks: Locks, lease: ContainerLease, holder: Holder) -> tuple[str, tuple[int, ...]]:
+def hold_container_lease(locks: Locks, lease: ContainerLease, holder: Holder) -> tuple[str, tuple[int, ...]]:
     """Write the lease of a container whose first process is `holder`; return its name, and what holds it."""
     name = f"{PREFIX}{os.urandom(8).hex()}"
     gpus = {
@@ -66,7 +73,7 @@ def hold(locks: Locks, lease: ContainerLease, holder: Holder) -> tuple[str, tupl
     return name, locks.hold(name, json.dumps({"holder": holder.to_bytes().decode(), "gpus": gpus}))
 
 
-def living(locks: Locks) -> list[tuple[ContainerLease, Holder]]:
+def live_container_leases(locks: Locks) -> ContainerLeases:
     """Return the leases of containers that live, each with the container's first process.
 
     Files of containers that have ended are removed, as far as this user may.
@@ -86,7 +93,7 @@ def living(locks: Locks) -> list[tuple[ContainerLease, Holder]]:
     return found
 
 
-def usage_of(left: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
+def usage_by_containers(left: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
     """Return the usage by such containers."""
     return combined(*(dict.fromkeys(lease.keys, (_consumer(lease, holder),)) for lease, holder in left))
 
@@ -113,6 +120,6 @@ def _parsed(text: str) -> tuple[ContainerLease | None, Holder | None]:
             vram_mib=vram_mib if vram_mib is not None and vram_mib > 0 else None,
             share=gpus.text_or_none("share"),
         )
-        return lease, read_text(fields.text("holder"))
+        return lease, parse_holder(fields.text("holder"))
     except (ValueError, RecursionError, UsageError):
         return None, None

@@ -6,7 +6,7 @@ import os
 from functools import partial
 
 from imagematrix.allocation import containers, other_engines, processes
-from imagematrix.allocation.container_leases import living, usage_of
+from imagematrix.allocation.container_leases import live_container_leases, usage_by_containers
 from imagematrix.allocation.containers import GPUS, LEASE
 from imagematrix.allocation.grants import grants
 from imagematrix.allocation.locks import TURN, Locks, folder
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
+    from imagematrix.allocation.container_leases import ContainerLeases
     from imagematrix.allocation.usage import Usage
     from imagematrix.engine.containers import Attended
     from imagematrix.engine.transport import Transport
@@ -136,12 +137,12 @@ def survey_quickly(
     return usage
 
 
-def leases(locks: Locks, *, whole: bool = True) -> Usage:
+def leases(locks: Locks, *, whole: bool = True, containers: ContainerLeases | None = None) -> Usage:
     """Return the leases in `locks` with their holders, and the grants.
 
     Without `whole`, leases of whole GPUs are left out, which saves 10 ms if there are no shares. A launch
-    that is still choosing has no lease yet. Removes the files of shares whose process has ended, as far as
-    this user may.
+    that is still choosing has no lease yet. `containers` are the leases of live containers, if the caller has
+    read them. Removes the files of shares whose process has ended, as far as this user may.
     """
     shares = [name for name in locks.names() if name.startswith(SHARE)]
     holders = locks.holders() if whole or shares else {}
@@ -153,8 +154,10 @@ def leases(locks: Locks, *, whole: bool = True) -> Usage:
     }
     shared = combined(*(_share(locks, name, holders) for name in shares))
     # Containers whose keepers were killed: those of others are among the leases already.
-    left = [(lease, holder) for lease, holder in living(locks) if not lease.is_held(holders, shared)]
-    return combined(leased, shared, usage_of(left), grants(locks))
+    if containers is None:
+        containers = live_container_leases(locks)
+    left = [(lease, holder) for lease, holder in containers if not lease.is_held(holders, shared)]
+    return combined(leased, shared, usage_by_containers(left), grants(locks))
 
 
 def attended(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:

@@ -21,9 +21,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["BEAT_S", "DEAD_S", "Holder", "NodeProcess", "mount_namespace", "read", "read_text"]
+__all__ = ["BEAT_S", "DEAD_S", "RENEW_S", "Holder", "NodeProcess", "mount_namespace", "parse_holder", "read"]
 
 BEAT_S = 10.0  # between two signs of life
+RENEW_S = 30.0  # between two signs of life of a lease, in which other machines believe for a multiple of this
 DEAD_S = 120.0  # without one, a holder on another machine is dead; NFS may show times that are 60 s old
 LIMIT = 4096  # bytes of a file
 BOOT = "/proc/sys/kernel/random/boot_id"
@@ -149,10 +150,10 @@ class Holder(Record):
 
 def read(descriptor: int) -> Holder | None:
     """Return the holder in an open file, None if it is damaged."""
-    return read_text(os.pread(descriptor, LIMIT, 0))
+    return parse_holder(os.pread(descriptor, LIMIT, 0))
 
 
-def read_text(raw: bytes | str) -> Holder | None:
+def parse_holder(raw: bytes | str) -> Holder | None:
     """Return the holder in the content of a file, None if it is damaged."""
     try:
         fields = Fields(json.loads(raw), "holder")

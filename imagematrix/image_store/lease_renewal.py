@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from imagematrix.image_store.holder import Holder
+from imagematrix.image_store.holder import RENEW_S, Holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["renew_while_alive"]
 
-RENEW_S = 30.0  # other machines believe in a lease for a multiple of this after a sign of life
 DESCRIPTORS = 1 << 16  # more than a process has open
 
 

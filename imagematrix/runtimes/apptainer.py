@@ -18,7 +18,7 @@ from imagematrix.runtimes import namespace
 from imagematrix.runtimes.gate import OwnGate
 from imagematrix.runtimes.oci import CAPABILITIES
 from imagematrix.runtimes.places import fitted, read_only_sources
-from imagematrix.runtimes.runtime import FOLDER, Prepared, bare_environment
+from imagematrix.runtimes.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ class Apptainer:
 
     def __init__(self, program: str) -> None:
         self.program = program
-        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: variables are exported by a shell."""
@@ -104,15 +103,15 @@ class Apptainer:
         """See `Runtime`."""
         return fitted(container, root, FILES)
 
-    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+    def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: it leaves what is mounted in a read-only folder writable."""
         container = read_only_sources(container, namespace.folder(place.at, "binds"))
         variables = {
             f"APPTAINERENV_{name}": value for name, value in container.environment.items() if name != HOME
         }
-        return Prepared(
+        return RuntimeCommand(
             words=_command(self.program, container, place.root),
-            environment={**self._environment, **variables},
+            environment={**place.environment, **variables},
             wait=self._gate.wait,
         )
 

@@ -7,7 +7,7 @@ import os
 from imagematrix.errors import UsageError
 from imagematrix.runtimes.gate import BubblewrapGate
 from imagematrix.runtimes.places import fitted
-from imagematrix.runtimes.runtime import Prepared, bare_environment
+from imagematrix.runtimes.runtime import RuntimeCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class Bubblewrap:
 
     def __init__(self, program: str) -> None:
         self.program = program
-        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`."""
@@ -56,7 +55,7 @@ class Bubblewrap:
         """See `Runtime`."""
         return fitted(container, root)
 
-    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+    def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: the variables are in a file without a name, since everybody sees command lines."""
         arguments = os.memfd_create("variables")
         words = ["--clearenv"]
@@ -70,9 +69,9 @@ class Bubblewrap:
             *("--args", str(arguments)),
             *("--info-fd", str(self._gate.info), "--seccomp", str(self._gate.filter)),
         )
-        return Prepared(
+        return RuntimeCommand(
             words=[self.program, *given, *_options(container, place.root, place.user, place.group)],
-            environment=self._environment,
+            environment=place.environment,
             descriptors=(arguments, *self._gate.inherited),
         )
 

@@ -16,7 +16,7 @@ from imagematrix.runtimes.container import NETWORK
 from imagematrix.runtimes.gate import OwnGate
 from imagematrix.runtimes.namespace import BIND, RECURSIVE, mount
 from imagematrix.runtimes.places import create, fitted, read_only_sources
-from imagematrix.runtimes.runtime import FOLDER, Prepared, bare_environment
+from imagematrix.runtimes.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class Charliecloud:
 
     def __init__(self, program: str) -> None:
         self.program = program
-        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: variables are lines of a file, and mounts are SOURCE:TARGET."""
@@ -77,7 +76,7 @@ class Charliecloud:
         """See `Runtime`."""
         return fitted(container, root, FILES, FOLDERS)
 
-    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+    def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: write the variables, and mount what ch-run mounts otherwise."""
         container = read_only_sources(container, namespace.folder(place.at, "binds"))
         path = os.path.join(place.folder, VARIABLES)
@@ -88,9 +87,9 @@ class Charliecloud:
             )
         own_devices(container.devices, namespace.folder(place.at, "dev"), terminal=container.terminal)
         os.chdir(place.folder)  # an option with a path that has a "=" would be a variable
-        return Prepared(
+        return RuntimeCommand(
             words=_command(self.program, container, place.root, place.user, place.group),
-            environment={**self._environment, "USER": _user(place.user)},  # which ch-run asks for
+            environment={**place.environment, "USER": _user(place.user)},  # which ch-run asks for
             wait=self._gate.wait,
         )
 

@@ -3,7 +3,6 @@
 The keeper opens the gate. If it dies before, the process comes to the end of a pipe, and ends without running
 anything of the image.
 """
-# pathlib is slow to load.
 
 from __future__ import annotations
 

@@ -120,6 +120,6 @@ def _squashed(path: str, at: str, program: str | None) -> str:
     # it must not itself: it stays in the namespace in which it mounted, from which the mount is taken away
     # when this process has left for another. No process has to keep anything open for it.
     without_mount = namespace.leave_mounts()
-    with namespace.inside(without_mount):
+    with namespace.in_mount_namespace(without_mount):
         namespace.unmount(folder)
     return folder

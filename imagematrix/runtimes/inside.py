@@ -79,8 +79,8 @@ class ImageFiles:
         try:
             if self._walk(parent, make=None) is None:
                 return None
-            return stat.S_IFMT(os.stat(name, dir_fd=self._open[-1], follow_symlinks=False).st_mode)
-        except (FileNotFoundError, InMountError, LinkLoopError):
+            return self._kind(name)
+        except (InMountError, LinkLoopError):
             return None
 
     def replace(self, path: str, kind: int) -> None:

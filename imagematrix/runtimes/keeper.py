@@ -19,21 +19,20 @@ import select
 import signal
 import time
 
-from imagematrix.image_store.holder import mount_namespace
+from imagematrix.image_store.holder import RENEW_S, mount_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Self
 
     from imagematrix.allocation.claim import Claim
     from imagematrix.image_store.folder import Lease
-    from imagematrix.runtimes.runtime import Launching
+    from imagematrix.runtimes.runtime import ContainerStart
     from imagematrix.runtimes.streams import Streams
 
 __all__ = ["Keeper", "Signals", "adopt_descendants"]
 
-RENEW_S = 30.0  # another machine believes in a lease for 120 s after a sign of life
 LOOK_S = 0.05  # between two looks at what nobody tells of
 ENTRY_S = 10.0  # by then a first process is in its mount namespace
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
@@ -81,7 +80,7 @@ class Keeper:
     def __init__(
         self,
         runtime: int,
-        launching: Launching,
+        launching: ContainerStart,
         *,
         report: int,
         signals: Signals,
@@ -197,11 +196,7 @@ class Keeper:
     def _end_left(self) -> None:
         """End the processes that the first one leaves behind, which are this process's children now."""
         mounts = self._lease.holder.mounts
-        while left := [child for child in _children() if mounts and mount_namespace(child) == mounts]:
-            for child in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            self._reap()
+        self._end_children(lambda child: bool(mounts) and mount_namespace(child) == mounts)
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Do what a signal to this process means for the container."""
@@ -258,13 +253,17 @@ class Keeper:
         for descriptor in (self._mounts, self._ended):
             if descriptor is not None:
                 os.close(descriptor)
-        while children := _children():
+        self._end_children(lambda _: True)
+        self._streams.finish()
+
+    def _end_children(self, chosen: Callable[[int], bool]) -> None:
+        """End the children that are `chosen`, and wait for it, until none is left."""
+        while children := [child for child in _children() if chosen(child)]:
             for child in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             # Its own children become this process's then.
             self._note_end(*os.waitpid(-1, 0))
-        self._streams.finish()
 
 
 def adopt_descendants() -> None:

@@ -18,7 +18,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BIND", "RECURSIVE", "bound", "enter", "folder", "inside", "leave_mounts", "mount", "unmount"]
+__all__ = [
+    "BIND",
+    "RECURSIVE",
+    "bound",
+    "enter",
+    "folder",
+    "in_mount_namespace",
+    "leave_mounts",
+    "mount",
+    "unmount",
+]
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -65,7 +75,7 @@ def leave_mounts() -> int:
 
 
 @contextlib.contextmanager
-def inside(mounts: int) -> Iterator[None]:
+def in_mount_namespace(mounts: int) -> Iterator[None]:
     """Be in another mount namespace within the context, and close its descriptor; raise OSError.
 
     The working folder is the root afterwards.

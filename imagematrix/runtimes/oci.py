@@ -10,7 +10,7 @@ from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.runtimes.gate import HookGate
 from imagematrix.runtimes.places import fitted
-from imagematrix.runtimes.runtime import FOLDER, Prepared, bare_environment
+from imagematrix.runtimes.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class OciRuntime:
     def __init__(self, name: str, program: str) -> None:
         self.name = name
         self.program = program
-        self._environment = bare_environment()
 
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: the configuration is UTF-8."""
@@ -98,14 +97,14 @@ class OciRuntime:
         self._gate = HookGate()
         return self._gate
 
-    def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+    def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: write the bundle."""
         bundle = config(container, place.root)
         bundle["hooks"] = {"createRuntime": [self._gate.hook()]}
         with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
             file.write(documents.dump(bundle))
         words = self._command(container, place.at)
-        return Prepared(words=words, environment=self._environment, descriptors=self._gate.inherited)
+        return RuntimeCommand(words=words, environment=place.environment, descriptors=self._gate.inherited)
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from imagematrix.errors import UsageError
-from imagematrix.programs import search_path
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
             """Return the container with its places made in the image's files; see `places.fitted`."""
             ...
 
-        def prepare(self, container: ContainerSpec, place: Place) -> Prepared:
+        def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
             """Do what the runtime leaves to its caller, in the namespace of the launch; raise OSError.
 
             `gate` was called before.
@@ -58,12 +57,12 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["FOLDER", "Launching", "Place", "Prepared", "Runtime", "bare_environment", "require_text"]
+__all__ = ["FOLDER", "ContainerStart", "Place", "Runtime", "RuntimeCommand", "require_text"]
 
 FOLDER = "LAUNCH"  # stands in printed commands for the folder of a launch
 
 
-class Launching(Record):
+class ContainerStart(Record):
     """What is started: a `container` with the files of `image`, by `runtime`, behind `gate`.
 
     `folder` is the launch's own. `squashfuse` is the program that serves an image that is a squashfs.
@@ -80,7 +79,8 @@ class Launching(Record):
 class Place(Record):
     """Where a launch is: its `folder`, in it `at` with files in memory, and in that the container's `root`.
 
-    `user` and `group` are the caller's ids outside of the namespace.
+    `user` and `group` are the caller's ids outside of the namespace, and `environment` has the variables that
+    every runtime gets: of the user's only PATH, and nothing of the image's.
     """
 
     folder: str
@@ -88,9 +88,10 @@ class Place(Record):
     root: str
     user: int
     group: int
+    environment: Mapping[str, str]
 
 
-class Prepared(Record):
+class RuntimeCommand(Record):
     """A runtime that is ready: its command, its own variables, and the descriptors that it reads.
 
     `wait` is called just before the command is executed.
@@ -100,14 +101,6 @@ class Prepared(Record):
     environment: Mapping[str, str]
     descriptors: Sequence[int] = ()
     wait: Callable[[], None] = lambda: None
-
-
-def bare_environment() -> dict[str, str]:
-    """Return the variables that every runtime gets: of the user's only PATH, and nothing of the image's.
-
-    Call this outside of the namespace of the launch, in which the user is root.
-    """
-    return {"PATH": search_path()}
 
 
 def require_text(container: ContainerSpec) -> None:

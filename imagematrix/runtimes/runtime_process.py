@@ -16,6 +16,7 @@ import signal
 import termios
 
 from imagematrix.errors import EngineError
+from imagematrix.programs import search_path
 from imagematrix.record import replace
 from imagematrix.runtimes import namespace, program
 from imagematrix.runtimes.gate import FREE
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Never
 
     from imagematrix.runtimes.container import ContainerSpec
-    from imagematrix.runtimes.runtime import Launching
+    from imagematrix.runtimes.runtime import ContainerStart
     from imagematrix.runtimes.streams import Streams
 
 __all__ = ["become_runtime"]
@@ -42,7 +43,11 @@ RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
 
 
 def become_runtime(
-    launching: Launching, streams: Streams, report: int, mask: AbstractSet[int | signal.Signals], keeper: int
+    launching: ContainerStart,
+    streams: Streams,
+    report: int,
+    mask: AbstractSet[int | signal.Signals],
+    keeper: int,
 ) -> Never:
     """Start the runtime in this process, a child of the `keeper`; an error goes to `report`, pickled.
 
@@ -62,7 +67,11 @@ def become_runtime(
 
 
 def _start(
-    launching: Launching, streams: Streams, report: int, mask: AbstractSet[int | signal.Signals], keeper: int
+    launching: ContainerStart,
+    streams: Streams,
+    report: int,
+    mask: AbstractSet[int | signal.Signals],
+    keeper: int,
 ) -> Never:
     container, runtime = launching.container, launching.runtime
 
@@ -77,7 +86,8 @@ def _start(
     passed = {*range(FIRST), report, *launching.gate.inherited, *((FIRST,) if connection is not None else ())}
     _close_all_but(passed)
 
-    ids = os.geteuid(), os.getegid()
+    # In the namespace, the user is root.
+    ids, environment = (os.geteuid(), os.getegid()), {"PATH": search_path()}
     namespace.enter()
     at = os.path.join(launching.folder, FILES)
     os.mkdir(at, 0o700)
@@ -90,7 +100,9 @@ def _start(
 
     container = runtime.fit(container, root)
     program.require(container, root)
-    place = Place(folder=launching.folder, at=at, root=root, user=ids[0], group=ids[1])
+    place = Place(
+        folder=launching.folder, at=at, root=root, user=ids[0], group=ids[1], environment=environment
+    )
     prepared = runtime.prepare(container, place)
     for descriptor in (*prepared.descriptors, *(range(FIRST, FIRST + container.descriptors))):
         os.set_inheritable(descriptor, True)

@@ -13,7 +13,7 @@ from imagematrix.runtimes import image_root
 from imagematrix.runtimes.gate import pipe
 from imagematrix.runtimes.keeper import Keeper, Signals, adopt_descendants
 from imagematrix.runtimes.launch_folder import launch_folder
-from imagematrix.runtimes.runtime import Launching, require_text
+from imagematrix.runtimes.runtime import ContainerStart, require_text
 from imagematrix.runtimes.runtime_process import become_runtime
 from imagematrix.runtimes.streams import Streams
 from imagematrix.runtimes.title import hide_arguments
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["OF_USER", "runtime_of", "start"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
-BWRAP, CH_RUN, PROGRAM_OF_APPTAINER = "bwrap", "ch-run", "apptainer"
+BWRAP, CH_RUN = "bwrap", "ch-run"
 GET_APPTAINER = (
     "install it: https://apptainer.org/docs/admin/latest/installation.html; if it is, name its folder under "
     "program_folders in the site's file"
 )
 OF_USER = (BWRAP, CH_RUN)  # in whose containers the process has its user's number
-PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: PROGRAM_OF_APPTAINER}  # of engines that have only one
+PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: APPTAINER}  # of engines that have only one
 
 
 def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> Runtime:
@@ -57,15 +57,13 @@ def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> Run
     package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(wanted, wanted)
     raise EngineError(
         f"no program to start containers without a daemon: {missing} not found",
-        remedy=GET_APPTAINER
-        if wanted == PROGRAM_OF_APPTAINER
-        else f"install one, such as by `apt install {package}`",
+        remedy=GET_APPTAINER if wanted == APPTAINER else f"install one, such as by `apt install {package}`",
     )
 
 
 def _runtime(name: str, program: str) -> Runtime:
     # Each is loaded only where it starts something: jobs wait for it.
-    if name == PROGRAM_OF_APPTAINER:
+    if name == APPTAINER:
         from imagematrix.runtimes import apptainer
 
         apptainer.require_settings(apptainer.settings_file(program))
@@ -113,7 +111,7 @@ def start(
             raise UnknownImageError(missing, remedy="run the command again")
         hide_arguments()
         with launch_folder() as folder, Streams(container) as streams, Signals() as signals:
-            launching = Launching(
+            launching = ContainerStart(
                 container=container,
                 image=image,
                 runtime=runtime,

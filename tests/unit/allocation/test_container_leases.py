@@ -6,7 +6,12 @@ import subprocess
 
 import pytest
 
-from imagematrix.allocation.container_leases import ContainerLease, hold, living, usage_of
+from imagematrix.allocation.container_leases import (
+    ContainerLease,
+    hold_container_lease,
+    live_container_leases,
+    usage_by_containers,
+)
 from imagematrix.allocation.locks import Locks, release
 from imagematrix.allocation.survey import leases
 from imagematrix.image_store.holder import Holder
@@ -30,33 +35,33 @@ def first():
 
 
 def test_a_container_keeps_its_gpus_when_its_keeper_is_dead(locks, first):
-    name, held = hold(locks, LEASE, Holder.of(first.pid))
+    name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
     release(held)
-    ((lease, holder),) = living(locks)
+    ((lease, holder),) = live_container_leases(locks)
     assert (lease, holder.pid) == (LEASE, first.pid)
     (consumer,) = leases(locks)["nvidia1"]
     assert (consumer.kind, consumer.pid) == ("lease", first.pid)
     first.kill()
     first.wait()
-    assert living(locks) == []
+    assert live_container_leases(locks) == []
     assert name not in locks.names()
 
 
 def test_a_file_stays_while_its_keeper_lives(locks, first):
-    name, held = hold(locks, LEASE, Holder.of(first.pid))
+    name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
     first.kill()
     first.wait()
-    assert living(locks) == []
+    assert live_container_leases(locks) == []
     assert name in locks.names()
     release(held)
 
 
 def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
-    name, held = hold(locks, LEASE, replace(Holder.of(), boot="another"))
+    name, held = hold_container_lease(locks, LEASE, replace(Holder.of(), boot="another"))
     os.utime(f"{locks.path}/{name}", (0, 0))
-    assert len(living(locks)) == 1
+    assert len(live_container_leases(locks)) == 1
     release(held)
-    assert living(locks) == []
+    assert live_container_leases(locks) == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
 )
 def test_damaged_files_are_removed(locks, text):
     locks.write("container-x", text)
-    assert living(locks) == []
+    assert live_container_leases(locks) == []
     assert "container-x" not in locks.names()
 
 
@@ -86,7 +91,7 @@ def test_who_else_may_have_a_gpu(lease, common, excludes):
 
 def test_a_share_is_used_with_its_size(first):
     share = replace(LEASE, vram_mib=100, share="share-1")
-    (consumer,) = usage_of([(share, Holder.of(first.pid))])["nvidia1"]
+    (consumer,) = usage_by_containers([(share, Holder.of(first.pid))])["nvidia1"]
     assert (consumer.vram_mib, consumer.marks) == (100, frozenset({"share-1"}))
     assert share.is_held((), {"nvidia1": (consumer,)})
     assert not share.is_held((), {})

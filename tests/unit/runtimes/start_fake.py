@@ -17,7 +17,7 @@ from imagematrix.image_store.folder import ImageStore, StoredImage
 from imagematrix.runtimes import keeper, namespace, runtime_process, start
 from imagematrix.runtimes.container import ContainerSpec
 from imagematrix.runtimes.gate import HookGate, OwnGate
-from imagematrix.runtimes.runtime import Prepared
+from imagematrix.runtimes.runtime import RuntimeCommand
 
 GIVEN = {
     "terminal": False,
@@ -107,8 +107,8 @@ class Runtime:
             words[0] = "/nowhere/program"
         if isinstance(self._gate, HookGate):
             environment["HOOK"] = self._gate.hook()["args"][-1]  # type: ignore[index]
-            return Prepared(words=words, environment=environment, descriptors=self._gate.inherited)
-        return Prepared(words=words, environment=environment, wait=self._gate.wait)
+            return RuntimeCommand(words=words, environment=environment, descriptors=self._gate.inherited)
+        return RuntimeCommand(words=words, environment=environment, wait=self._gate.wait)
 
     def shown(self, _):
         return []

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.programs import search_path
 from imagematrix.record import replace
 from imagematrix.runtimes import apptainer, start
 from imagematrix.runtimes.apptainer import Apptainer
@@ -48,7 +49,14 @@ def prepare(kernel, tmp_path):
         for descriptor in gate.inherited:
             os.close(descriptor)
         runtime.require_possible(container)
-        place = Place(folder=str(tmp_path), at=str(at), root="/at/root", user=1000, group=100)
+        place = Place(
+            folder=str(tmp_path),
+            at=str(at),
+            root="/at/root",
+            user=1000,
+            group=100,
+            environment={"PATH": search_path()},
+        )
         return runtime.prepare(container, place)
 
     return call

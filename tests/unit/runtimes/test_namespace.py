@@ -74,7 +74,7 @@ def test_what_is_mounted_read_only_is_so_with_all_in_it(kernel, tmp_path):
 def test_a_mount_is_left_for_another_namespace(kernel):
     made = kernel()
     before = namespace.leave_mounts()
-    with namespace.inside(before):
+    with namespace.in_mount_namespace(before):
         namespace.unmount("/a")
     assert [call[0] for call in made.calls] == ["unshare", "setns", "umount2", "setns"]
     with pytest.raises(OSError, match="Bad file"):
@@ -83,7 +83,7 @@ def test_a_mount_is_left_for_another_namespace(kernel):
     with pytest.raises(PermissionError):
         namespace.leave_mounts()
     another = os.open("/", os.O_RDONLY)
-    with pytest.raises(PermissionError), namespace.inside(another):
+    with pytest.raises(PermissionError), namespace.in_mount_namespace(another):
         pass
 
 

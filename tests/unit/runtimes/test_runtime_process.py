@@ -13,7 +13,7 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.record import replace
 from imagematrix.runtimes import namespace, runtime_process
 from imagematrix.runtimes.gate import OwnGate, pipe
-from imagematrix.runtimes.runtime import Launching, Prepared
+from imagematrix.runtimes.runtime import ContainerStart, RuntimeCommand
 from imagematrix.runtimes.runtime_process import become_runtime
 from imagematrix.runtimes.streams import Streams
 
@@ -41,7 +41,7 @@ class Runtime:
 
     def prepare(self, container, place):
         self.places += [container, place]
-        return Prepared(
+        return RuntimeCommand(
             words=["/bin/fake", container.folder],
             environment={"A": "b"},
             descriptors=self.descriptors,
@@ -76,7 +76,7 @@ def launch(bare, stored, root, tmp_path, monkeypatch, kernel):
     def call(runtime, *, keeper=None, **changes):
         gate = OwnGate()
         container = replace(bare, **changes)
-        launching = Launching(
+        launching = ContainerStart(
             container=container,
             image=stored(root),
             runtime=runtime,
@@ -170,7 +170,7 @@ def test_an_error_is_told_to_the_keeper(bare, stored, monkeypatch, raised, kind,
     reader, writer = pipe()
     gate = OwnGate()
     runtime: Any = Runtime()
-    launching = Launching(
+    launching = ContainerStart(
         container=bare, image=stored("/"), runtime=runtime, folder="/", gate=gate, squashfuse=None
     )
     become_runtime(launching, Streams(bare), writer, set(), 1)

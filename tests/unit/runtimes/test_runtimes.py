@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from imagematrix.errors import UsageError
+from imagematrix.programs import search_path
 from imagematrix.record import replace
 from imagematrix.runtimes import charliecloud
 from imagematrix.runtimes.bubblewrap import Bubblewrap
 from imagematrix.runtimes.charliecloud import Charliecloud, own_devices
 from imagematrix.runtimes.oci import OciRuntime, config
 from imagematrix.runtimes.options import Bind
-from imagematrix.runtimes.runtime import Place, bare_environment
+from imagematrix.runtimes.runtime import Place
 
 VALUE = "s e'c\"ret"
 PATH = "/usr/bin:/bin"
@@ -50,7 +51,14 @@ def place(tmp_path, monkeypatch):
     for name in ("launch", "launch/files"):
         (tmp_path / name).mkdir()
     folder = str(tmp_path / "launch")
-    return Place(folder=folder, at=f"{folder}/files", root=f"{folder}/files/root", user=1000, group=100)
+    return Place(
+        folder=folder,
+        at=f"{folder}/files",
+        root=f"{folder}/files/root",
+        user=1000,
+        group=100,
+        environment={"PATH": search_path()},
+    )
 
 
 @pytest.fixture
@@ -62,7 +70,6 @@ def prepare(place, kernel, monkeypatch):
 
     def call(runtime, container):
         runtime.require_possible(container)
-        runtime._environment = bare_environment()  # with the PATH of the fixture
         gates.append(runtime.gate())
         return runtime.prepare(container, place)
 
