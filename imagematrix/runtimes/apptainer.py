@@ -74,7 +74,7 @@ class Apptainer:
     name = PROGRAM
     as_root = False
     becomes_process = False
-    ends_with_keeper = True
+    ends_with_keeper = False  # its processes change their capabilities, which clears a parent's death signal
 
     def __init__(self, program: str) -> None:
         self.program = program

@@ -20,6 +20,7 @@ from imagematrix.image_store.folder import ImageStore
 FREE_S = 10  # by then, what nothing keeps is free
 EVERY = ("--gpus", "all", "training:v1")
 OUT = "/out"
+OUTLIVING = ("runc", "apptainer")  # runtimes whose containers live on when their keeper is killed
 
 
 def processes():
@@ -124,7 +125,7 @@ def test_who_is_killed_at_a_step_of_a_start_leaves_nothing(user, launched, out, 
         for holder in ImageStore(user.folder / "store").leases().values():
             kill(holder.pid)
     (out / "go").touch()
-    if step == "open" and victim == "keeper" and user.runtime == "runc":
+    if step == "open" and victim == "keeper" and user.runtime in OUTLIVING:
         # Its container lives on, and keeps what it has.
         wait_until((out / "ran").exists, "the program", 60)
         assert leased(user)
@@ -145,7 +146,7 @@ def test_a_container_whose_keeper_was_killed_keeps_its_image_and_gpus(user, laun
     process.wait(60)
     time.sleep(1)
     inside = of_container()
-    assert bool(inside) == (user.runtime == "runc")
+    assert bool(inside) == (user.runtime in OUTLIVING)
     if inside:
         assert squashfuses()
         assert leased(user)
