@@ -3,8 +3,10 @@
 The GPUs are simulated: a profile with eight of them, and device nodes that can be opened.
 """
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,10 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from machines import wait_until
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "tests/hosts/genoa-h200.json"
 NO_ENGINE, BUSY, DOCKER_FAILED = 8, 10, 125
+FREE_S = 10  # by then, what nothing keeps is free
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
@@ -291,6 +295,72 @@ def test_a_killed_launcher_leaves_no_lease(engine, start):
         process.wait()
     # The containers end by themselves, and their leases with them; the queue is empty.
     assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
+
+
+def children(pid):
+    """Return the processes that a process has started, and theirs."""
+    try:
+        found = [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    except OSError:
+        return []
+    return [*found, *(other for child in found for other in children(child))]
+
+
+def shims(engine):
+    """Return the processes between the engine and its containers, which are their children."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if b"containerd-shim" in command and os.fsencode(engine.folder) in command:
+                found.append(int(folder.name))
+    return found
+
+
+def contained():
+    """Return the processes that are in the containers of the test below."""
+    own = Path("/proc/self/ns/pid").readlink()
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"sleep\x00307" in (folder / "cmdline").read_bytes() and (folder / "ns/pid").readlink() != own:
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 200))]
+)
+def test_random_kills_give_no_gpu_of_a_container_away(engine, start, seed):
+    """Of all that takes part but the engine: the command, Docker's, the shim and the container."""
+    dice = random.Random(seed)  # noqa: S311 - to be repeated
+    process = start("--gpus", "8", "--rm", "training:v1", "sh", "-c", "echo up; exec sleep 307")
+    if dice.random() < 0.5:
+        time.sleep(dice.uniform(0.2, 1.5))
+    else:
+        assert process.stdout.readline() == "up\n"
+        wait_until(contained, "the container's program")
+    below = shims(engine)
+    victims = [
+        process.pid,
+        *children(process.pid),
+        *below,
+        *(pid for shim in below for pid in children(shim)),
+    ]
+    dice.shuffle(victims)
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(dice.choice([0, 0.02, 0.3]))
+        before = contained()
+        used = not any(gpu["free"] for gpu in gpus(engine))
+        assert used or not before & contained()
+    for pid in contained():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(60)
+    wait_until(lambda: all(gpu["free"] for gpu in gpus(engine)), "free GPUs", FREE_S)
+    assert run(engine, "--gpus", "8", "--rm", "training:v1", "true").returncode == 0
 
 
 def test_the_library_claims_free_gpus(engine, monkeypatch):
