@@ -33,7 +33,10 @@ if TYPE_CHECKING:
             ...
 
         def first_process(self, runtime: int) -> int | None:
-            """Return the first process, given that of the runtime; None if the runtime has failed."""
+            """Return the first process, given that of the runtime; None if the runtime has ended.
+
+            Raises EngineError if the runtime does not tell it.
+            """
             ...
 
         def open(self) -> None:
@@ -157,12 +160,14 @@ class HookGate:
 
 
 def _told(descriptor: int, key: str) -> int | None:
-    """Return the process that a runtime tells of; None if it has ended instead."""
+    """Return the process that a runtime tells of; None if it has ended instead. Raises EngineError."""
     decoder, text = json.JSONDecoder(), ""
     # Others keep the pipe open, so what is told ends where the object does.
     while part := os.read(descriptor, TOLD):
         text += part.decode("utf-8", "replace")
         with contextlib.suppress(ValueError):
             found, _ = decoder.raw_decode(text.lstrip())
-            return int(found[key]) if isinstance(found, dict) and key in found else None
+            if not isinstance(found, dict) or not isinstance(process := found.get(key), int):
+                raise EngineError("the runtime does not tell which process its container has")
+            return process
     return None

@@ -119,14 +119,31 @@ def test_bubblewrap_reads_no_filter_when_the_keeper_is_gone():
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"{}", b"nothing", b'{"pid": 1', b"\xff"])
-def test_what_tells_of_no_process_is_none(text):
+@pytest.fixture
+def told():
+    """Call it with what a runtime tells at its hook before it ends, to get the process that is read of it."""
     made = HookGate()
-    os.write(made.inherited[0], text)
-    os.close(made.inherited[0])
-    assert made.first_process(7) is None
+
+    def tell(text):
+        os.write(made.inherited[0], text)
+        os.close(made.inherited[0])
+        return made.first_process(7)
+
+    yield tell
     made.close()
     os.close(made.inherited[1])
+
+
+@pytest.mark.parametrize("text", [b"nothing", b'{"pid": 1', b"\xff"])
+def test_a_runtime_that_ends_in_mid_word_tells_of_no_process(told, text):
+    assert told(text) is None
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"{}", b'{"pid": "x"}', b'{"pid": null}'])
+def test_a_runtime_that_tells_no_process_has_failed(told, text):
+    """It would wait at the hook for ever."""
+    with pytest.raises(EngineError, match="does not tell which process"):
+        told(text)
 
 
 RUNTIME = """\
