@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from imagematrix.node.probe import probe
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
-    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.select import explain, select, select_many
     from imagematrix.selection.selection import NothingFits, Selection
 
@@ -64,6 +64,7 @@ __all__ = [
     "OutdatedError",
     "ProbeError",
     "RuleResult",
+    "RuleWarning",
     "Selection",
     "Share",
     "SignatureError",
@@ -95,6 +96,7 @@ _HOMES = {
     "NothingFits": "imagematrix.selection.selection",
     "NothingFitsAll": "imagematrix.gang.gang",
     "RuleResult": "imagematrix.selection.rule",
+    "RuleWarning": "imagematrix.selection.rule",
     "Selection": "imagematrix.selection.selection",
     "Variant": "imagematrix.catalog.catalog",
     "explain": "imagematrix.selection.select",

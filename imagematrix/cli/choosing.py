@@ -106,8 +106,8 @@ def remark(selection: Selection, wanted: str | None) -> None:
     choice = candidates(selection.host.gpus, wanted)
     if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
         info(f"imagematrix: for {', '.join(map(label, selection.chosen_gpus))}")
-    if selection.doubt:
-        info(f"imagematrix: {selection.doubt}")
+    for warning in selection.warnings:
+        info(f"imagematrix: {warning.text}")
 
 
 def catalog_of(image: str | None, name: str | None, policy: Path | None = None) -> Catalog:

@@ -64,8 +64,8 @@ def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
     if args.shown:
         _print(launch, args, made.command(chosen, launch, runtime))
         return 0
-    if chosen.doubt:
-        warn(chosen.doubt)
+    for warning in chosen.warnings:
+        warn(warning.text)
     given = args.host or args.nvidia_smi
     wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
     with ExitStack() as stack:

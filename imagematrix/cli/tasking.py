@@ -114,8 +114,8 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     )
     if task.rank and runtime.as_root:
         _require_no_mpi(chosen, runtime.name)
-    if chosen.doubt:
-        warn(chosen.doubt)
+    for warning in chosen.warnings:
+        warn(warning.text)
     with ExitStack() as stack:
         claimed = stack.enter_context(given(launch.gpus, by="Slurm")) if launch.gpus else None
         return made.start(chosen, launch, runtime, claimed)

@@ -127,8 +127,8 @@ class LaunchRequest(Record):
 
     def doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
         """Yield warnings about the launch, each with its remedy."""
-        if chosen.doubt:
-            yield chosen.doubt, None
+        for warning in chosen.warnings:
+            yield warning.text, None
         if self.remote is None and (launch.gpus or self.passed) and pods.access() is False:
             yield pods.denied(), "run this as root"
         if self.remote is None and os.geteuid() != 0 and not endpoint.runs_as_root():

@@ -18,21 +18,25 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.remedy import Remedies
-    from imagematrix.selection.rule import Gap, RuleResult
+    from imagematrix.selection.rule import Gap, RuleResult, RuleWarning
     from imagematrix.selection.target import Target
 
-__all__ = ["Candidate", "candidates", "failures", "results", "verdicts"]
+__all__ = ["Candidate", "candidates", "failures", "results", "verdicts", "warnings"]
 
 # The fields that distinguish variants; no rule reads their own axes.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
 
 
 class Candidate(Record):
-    """One variant as the rules see it; `rank` is its place among those that fit, from 1, or None."""
+    """One variant as the rules see it; `rank` is its place among those that fit, from 1, or None.
+
+    `warnings` say what is not proven of one that fits.
+    """
 
     variant: Variant
     rank: int | None
     rules: tuple[RuleResult, ...]
+    warnings: tuple[RuleWarning, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -56,6 +60,7 @@ class Candidate(Record):
             "rank": self.rank,
             "fits": self.fits,
             "rules": [rule.to_json() for rule in self.rules],
+            **({"warnings": [warning.to_json() for warning in self.warnings]} if self.warnings else {}),
         }
 
 
@@ -85,7 +90,9 @@ def candidates(
         key=rank_key,
     )
     fitting = [
-        replace(candidate, rank=rank) for rank, candidate in enumerate(ranked, 1) if not candidate.failing
+        replace(candidate, rank=rank, warnings=warnings(sampled, candidate.variant))
+        for rank, candidate in enumerate(ranked, 1)
+        if not candidate.failing
     ]
     refused = ranked[len(fitting) :]
     return (*fitting, *_with_remedies(refused, ranked, target)) if refused else tuple(fitting)
@@ -104,6 +111,11 @@ def results(target: Target, variant: Variant, remedies: Remedies | None = None) 
 def verdicts(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
     """Return the results as `results` does, without the changes that would end a refusal, which take long."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
+
+
+def warnings(target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
+    """Return the warnings of all rules about a variant that fits."""
+    return tuple([warning for rule in RULES for warning in rule.warnings(target, variant)])
 
 
 def failures(target: Target, variant: Variant) -> tuple[RuleResult, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Question
-    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.target import Target
 
 __all__ = ["Decision", "indistinguishable", "undecided"]
@@ -70,6 +70,15 @@ class Decision:
     def target(self) -> Target:
         """What it was decided for, with one GPU of each kind."""
         return sample(self._target)
+
+    @cached_property
+    def warnings(self) -> tuple[RuleWarning, ...]:
+        """The warnings about the best variant; see `Candidate`."""
+        if self.variant is None:
+            return ()
+        from imagematrix.selection.candidate import warnings
+
+        return warnings(self.target, self.variant)
 
     @property
     def ranked(self) -> list[Variant]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
             """
 
 
-__all__ = ["Remedied", "Remedy", "Rule", "RuleResult"]
+__all__ = ["Remedied", "Remedy", "Rule", "RuleResult", "RuleWarning"]
 
 UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
@@ -93,6 +93,17 @@ class RuleResult(Remedied):
         }
 
 
+class RuleWarning(Record):
+    """What a variant that fits does not prove, in one sentence; `kind` is the rule that fits it anyway."""
+
+    kind: str
+    text: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return one element of a candidate's `warnings`."""
+        return {"kind": self.kind, "text": self.text}
+
+
 class Rule(Record):
     """One condition for a variant to fit.
 
@@ -106,6 +117,9 @@ class Rule(Record):
     their order. `parts` are the fields of a variant that another build would change to make the rule hold,
     `fact` the name in its `facts` that says where the need comes from. An unknown fact of a host never counts
     in favour of a variant; an unknown need of a variant never counts against it.
+
+    `warn` is called only if the rule holds. It returns sentences about what is assumed or will not work, and
+    why that is no refusal.
 
     `turns` returns what `holds` compares: for each fact that the verdict for a variant depends on, the values
     at which the verdict may change. Between two of them, in the order of versions, all values have the same
@@ -124,6 +138,7 @@ class Rule(Record):
     turns: Callable[[Variant], Turns]
     reason: Tell
     gap: Callable[[Target, Variant], Gap]
+    warn: Callable[[Target, Variant], Iterable[str]] = lambda *_: ()
 
     def result(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
@@ -140,6 +155,12 @@ class Rule(Record):
     def may_apply(self, variant: Variant) -> bool:
         """Whether the rule applies to a variant, or may apply because a fact is unknown."""
         return self.need(variant) is not None or variant.source(self.fact) == UNKNOWN
+
+    def warnings(self, target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
+        """Return the warnings about a variant for which the rule holds; none if it does not apply."""
+        if self.need(variant) is None or not self.holds(target, variant):
+            return ()
+        return tuple([RuleWarning(kind=self.name, text=text) for text in self.warn(target, variant)])
 
     def distance(self, target: Target, variant: Variant) -> Gap:
         """Return the gap; if the rule holds or does not apply, an empty one, which is the least."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from imagematrix.errors import ImagematrixError
 from imagematrix.gpu_request.spec import names
 from imagematrix.record import Record
-from imagematrix.selection.drivers import mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.miss import Miss
+    from imagematrix.selection.rule import RuleWarning
 
 __all__ = ["SCHEMA", "NothingFits", "Selection"]
 
@@ -65,15 +65,9 @@ class Selection(Record):
         return names(self.chosen_gpus)
 
     @property
-    def doubt(self) -> str | None:
-        """What is unknown about the host and was assumed to be right, in a sentence; None if nothing was."""
-        driver = self.host.driver
-        if self.variant and mode(self.variant) == "host" and driver and driver.user_mode is None:
-            return (
-                "the version of the node's own user-mode driver is unknown: if it is not that of the kernel "
-                "module, the image will not work"
-            )
-        return None
+    def warnings(self) -> tuple[RuleWarning, ...]:
+        """What the variant that fits best does not prove; see `Candidate.warnings`."""
+        return self.decision.warnings
 
     @property
     def fits(self) -> frozenset[str]:

@@ -12,6 +12,8 @@ from imagematrix.selection.rule import Rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
@@ -58,6 +60,15 @@ def gap(target: Target, _: Variant) -> Gap:
     return drivers.between(known, target.kernel_driver)
 
 
+def warn(target: Target, _: Variant) -> Iterator[str]:
+    """Yield that the version of a driver's user-mode part is unknown."""
+    if target.host.driver and _own(target) is None:
+        yield (
+            "the version of the node's own user-mode driver is unknown: if it is not that of the kernel "
+            "module, the image will not work"
+        )
+
+
 def _own(target: Target) -> str | None:
     return target.host.driver.user_mode if target.host.driver else None
 
@@ -72,4 +83,5 @@ RULE = Rule(
     turns=turns,
     reason=reason,
     gap=gap,
+    warn=warn,
 )

@@ -484,14 +484,22 @@ def test_narrowed_choices_are_cached_for_each_kind_of_hardware(make):
         assert len(selector._serving) <= 2
 
 
-def test_an_unknown_user_mode_driver_of_the_node_is_a_doubt(make):
+def test_an_unknown_user_mode_driver_of_the_node_is_a_warning(make, conforms):
     """An image without a driver of its own may be started, but the node's driver may be the wrong one."""
     node = make.host(make.gpu())
     known = replace(node, driver=replace(node.driver, user_mode="550.163.01"))
     for host, driver, doubtful in [(node, "host", True), (known, "host", False), (node, "exact", False)]:
         own = make.umd(driver, None if driver == "host" else "550.163.01")
         selection = select(host, make.catalog(make.variant(driver=own)))
-        assert bool(selection.doubt) is doubtful
+        kinds = [warning.kind for warning in selection.warnings]
+        assert kinds == ["driver-host"] * doubtful
+        (candidate,) = selection.candidates
+        assert candidate.warnings == selection.warnings
+        document: dict[str, Any] = selection.to_json()
+        conforms(document)
+        (listed,) = document["candidates"]
+        assert [one["kind"] for one in listed.get("warnings", ())] == kinds
+    assert select(node, make.catalog(make.cpu_variant()), allow_cpu=True).warnings == ()
 
 
 def test_hosts_of_one_kind_share_the_choice_of_gpus(make):
