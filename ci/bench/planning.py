@@ -14,7 +14,7 @@ from imagematrix.matrix.load import load
 from imagematrix.planning.planner import Against, plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from measure import Pace
 
@@ -34,6 +34,10 @@ class Store:
     def present(self, _image: str, _version: str) -> list[Present]:
         """Return nothing."""
         return []
+
+    def earlier(self, _image: str, _digests: Mapping[str, str]) -> dict[str, str]:
+        """Return nothing."""
+        return {}
 
 
 def rows(folder: Path, pace: Pace, *, bake: bool) -> Iterator[Row]:

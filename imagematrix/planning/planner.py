@@ -123,7 +123,8 @@ class _Planner:
         self._drivers: dict[tuple[str, str, str], DriverFolder | RemoteDriver | ImagematrixError] = {}
         self._changed_files: dict[tuple[Path | None, str], tuple[str, ...]] = {}
         self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
-        self._planned: dict[tuple[str, str], Planned | None] = {}  # None while it is being planned
+        self._planned: dict[tuple[str, str], Planned] = {}
+        self._unfinished: set[tuple[str, str]] = set()  # a cell, and the cells that it builds on
 
     def items(self, expansion: Expansion) -> Iterator[Planned | Dropped]:
         verdicts = [(cell, infeasible(cell)) for cell in expansion.cells]
@@ -187,15 +188,15 @@ class _Planner:
     def _item(self, cell: Cell) -> Planned:
         """Return the plan of a feasible cell; raise UsageError if its image builds on itself."""
         key = cell.image.name, cell.id
-        if key not in self._planned:
-            self._planned[key] = None
-            if sum(item is None for item in self._planned.values()) > DEEPEST:
-                raise UsageError(f"more than {DEEPEST} images build on each other (in the cell {cell.id})")
-            self._planned[key] = self._planned_from_template(cell)
-        item = self._planned[key]
-        if item is None:
+        if key in self._unfinished:
             raise UsageError(f"the image {cell.image.name} builds on itself (in the cell {cell.id})")
-        return item
+        if key not in self._planned:
+            if len(self._unfinished) == DEEPEST:
+                raise UsageError(f"more than {DEEPEST} images build on each other (in the cell {cell.id})")
+            self._unfinished.add(key)
+            self._planned[key] = self._planned_from_template(cell)
+            self._unfinished.remove(key)
+        return self._planned[key]
 
     def _planned_from_template(self, cell: Cell) -> Planned:
         own: dict[str, Planned] = {}  # images of this matrix that it may build on, by reference
