@@ -8,7 +8,7 @@ from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import DRIVER, RELEASE
 from imagematrix.record import Record, replace
-from imagematrix.reference import DIGEST, split
+from imagematrix.reference import DIGEST, names_registry, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -265,6 +265,24 @@ class Catalog(Record):
             [variant for variant in self.variants if name == variant.reference or version == variant.digest]
         )
         return replace(self, variants=variants, defaults=()) if variants else None
+
+    def known_as(self, name: str) -> Catalog | None:
+        """Return the part that `name` refers to where an image may have another name than in the catalog.
+
+        Clients reach a registry by different addresses, so the registry may be another or missing; without
+        one, so may the first folders: "training:v1" may be registry:5000/ml/training:v1.
+        """
+        image, version = split(name)
+        path, own = _repository(image), _repository(self.image)
+        shortened = path == image and own.endswith(f"/{path}")
+        if path != own and not shortened:
+            return None
+        at = "@" if "@" in name else ":"
+        return self.named(f"{self.image}{at}{version}" if version else self.image)
+
+
+def _repository(image: str) -> str:
+    return image.partition("/")[2] if names_registry(image) else image
 
 
 def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:

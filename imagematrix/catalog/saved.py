@@ -13,7 +13,7 @@ from imagematrix.errors import AuditError, UnknownImageError, UsageError
 from imagematrix.oci.archive import ImageArchive
 from imagematrix.oci.layout import INDEX_FILE, MARK, LayoutFolder
 from imagematrix.oci.manifest import IMAGE, Descriptor, ImageIndex, digest_of, parse
-from imagematrix.reference import LAYOUT, names_registry, split
+from imagematrix.reference import LAYOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,13 +34,12 @@ OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT, labels.VARIANT)
 def catalog(name: str, image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """Return the catalog in the layout or the archive `name` that an image's name refers to.
 
-    Without `image` it has to have only one. Clients reach a registry by different addresses, so the name may
-    have another registry than the one in the labels, or none. Raises UnknownImageError if there is none,
-    AuditError if it is damaged, UsageError if it cannot be read, and SignatureError if the registry in the
-    labels has no signature that one of the policies requires.
+    Without `image` it has to have only one. The name is as for `Catalog.known_as`. Raises UnknownImageError
+    if there is none, AuditError if it is damaged, UsageError if it cannot be read, and SignatureError if the
+    registry in the labels has no signature that one of the policies requires.
     """
     found = catalogs(name)
-    parts = found if image is None else [part for each in found if (part := _part(each, image))]
+    parts = found if image is None else [part for each in found if (part := each.known_as(image))]
     listed = ", ".join(f"{each.image}:{each.version}" for each in parts or found)
     if not parts:
         raise UnknownImageError(f"{name} has no variant of {image}", remedy=f"it has {listed}")
@@ -151,15 +150,3 @@ def _entry(
 
 def _skip(_name: str, _digest: str | None, content: ByteStream) -> None:
     """Read nothing of a layer: the archive skips it."""
-
-
-def _part(catalog: Catalog, image: str) -> Catalog | None:
-    given, version = split(image)
-    if _repository(given) != _repository(catalog.image):
-        return None
-    at = "@" if "@" in image else ":"
-    return catalog.named(f"{catalog.image}{at}{version}" if version else catalog.image)
-
-
-def _repository(image: str) -> str:
-    return image.partition("/")[2] if names_registry(image) else image

@@ -54,13 +54,11 @@ ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image
 class CatalogSource(Record):
     """A source of catalogs, which stores images; `name` is the name of its module.
 
-    `keeps` returns whether the image with a name is stored there. `own_names`: the names of its images may
-    differ from their names on a node.
+    `keeps` returns whether the image with a name is stored there.
     """
 
     name: str
     keeps: Callable[[str], bool]
-    own_names: bool = False
 
     @property
     def module(self) -> Module:
@@ -76,7 +74,7 @@ def _always(_: str) -> bool:
 
 # The first source that keeps an image is used.
 SOURCES = (
-    CatalogSource(name="registry", keeps=names_registry, own_names=True),
+    CatalogSource(name="registry", keeps=names_registry),
     CatalogSource(name="engine", keeps=_always),
 )
 
@@ -89,7 +87,7 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     is that of an image: with a registry in the name it is stored there, without one in the engine. Both are
     IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
     catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
-    a registry may have the image under another name. Images in a registry or in the engine have to satisfy
+    see `Catalog.known_as`. Images in a registry or in the engine have to satisfy
     the site's policy and the user's: the file `policy`, or else the one that the environment names. So have
     those of layouts and archives, by their signatures in a registry.
 
@@ -109,8 +107,6 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     else:
         source = next(source for source in SOURCES if source.keeps(text))
         catalog = source.module.catalog(text, _policies(policy))
-        if source.own_names:
-            return catalog
     return catalog if image is None else _part(catalog, image, text)
 
 
@@ -229,7 +225,7 @@ def _is_path(name: str) -> bool:
 
 def _part(whole: Catalog, image: str, name: str) -> Catalog:
     """Return the part of a catalog that `image` refers to."""
-    part = whole.named(image)
+    part = whole.known_as(image)
     if part is None:
         found = f"{whole.image}:{whole.version}"
         names = [found, whole.image, *(variant.reference for variant in whole.variants)]

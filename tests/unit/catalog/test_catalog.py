@@ -261,3 +261,34 @@ def test_image_name_is_split(name, parts):
 def test_invalid_image_name_is_rejected(name):
     with pytest.raises(UsageError, match=r"invalid image name .*: expected a name such as training:v1"):
         split(name)
+
+
+def of_registry(*variants):
+    return Catalog(image="r:5000/ml/training", version="v1", variants=variants)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("r:5000/ml/training:v1", True),
+        ("ml/training:v1", True),
+        ("training:v1", True),
+        ("training", True),
+        ("other.example/ml/training:v1", True),
+        ("other.example/training:v1", False),
+        ("aining:v1", False),
+        ("ml:v1", False),
+        ("x/ml/training:v1", False),
+        ("training:v2", False),
+    ],
+)
+def test_an_image_is_known_without_its_registry_and_first_folders(make, name, known):
+    catalog = of_registry(make.variant("r:5000/ml/training:v1-a"))
+    assert catalog.known_as(name) == (catalog if known else None)
+
+
+def test_a_variant_is_known_without_its_registry(make):
+    variants = [make.variant(f"r:5000/ml/training:v1-{name}", digest=f"sha256:{name * 64}") for name in "ab"]
+    catalog = of_registry(*variants)
+    for name in ("training:v1-b", f"ml/training@sha256:{'b' * 64}"):
+        assert catalog.known_as(name).variants == (variants[1],)

@@ -83,7 +83,9 @@ def test_a_variant_may_be_named(tmp_path, two):
         assert [one.digest for one in open_catalog(name, image=wanted).variants] == [two[1].digest]
 
 
-@pytest.mark.parametrize("image", ["other", "training:v2", "ml/training:v1", "training:v1-none"])
+@pytest.mark.parametrize(
+    "image", ["other", "training:v2", "ml/training:v1", "r:5000/ml/training:v1", "training:v1-none"]
+)
 def test_what_it_does_not_have_is_named(tmp_path, two, image):
     with pytest.raises(UnknownImageError, match=f"has no variant of {image}") as caught:
         open_catalog(f"oci:{layout(tmp_path / 'l', *two)}", image=image)

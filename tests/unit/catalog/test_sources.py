@@ -79,15 +79,16 @@ def shelf(monkeypatch, shipped_catalog):
     def its(name):
         return name.startswith("shelf.")
 
-    monkeypatch.setattr(
-        sources, "SOURCES", (CatalogSource(name="shelf", keeps=its, own_names=True), *sources.SOURCES)
-    )
+    monkeypatch.setattr(sources, "SOURCES", (CatalogSource(name="shelf", keeps=its), *sources.SOURCES))
 
 
 @pytest.mark.usefixtures("shelf", "no_engine")
 def test_new_source_needs_one_entry(shipped_catalog):
     assert open_catalog("shelf.local/training:v1") == shipped_catalog
     assert open_catalog("shelf.local/x", image="training:v1") == shipped_catalog
+    # A catalog has an image that it is asked for, wherever it is: nothing else is chosen from it.
+    with pytest.raises(UnknownImageError, match="is the catalog of training:v1, not of other"):
+        open_catalog("shelf.local/x", image="other:v1")
     assert list_catalogs("shelf.local/training") == [shipped_catalog]
     with pytest.raises(EngineError):
         open_catalog("training:v1")
