@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from imagematrix.authority import host_and_port
 from imagematrix.errors import UsageError
 from imagematrix.record import Record
 
@@ -29,9 +30,8 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")  # ends of the paths of archi
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
-HOST = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # a label of DNS
-REGISTRY = rf"(?:{HOST}(?:\.{HOST})*|\[[0-9A-Fa-f:.]+\])(?::\d{{1,5}})?"
-REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.ASCII)
+COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # of a name (OCI distribution specification)
+REPOSITORY = re.compile(rf"{COMPONENT}(?:/{COMPONENT})*")
 
 
 class Reference(Record):
@@ -55,7 +55,7 @@ class Reference(Record):
             registry = DOCKER_HUB
             repository = repository if "/" in repository else f"library/{repository}"
         form = DIGEST if at else TAG
-        valid = re.fullmatch(REGISTRY, registry, re.ASCII) and REPOSITORY.fullmatch(repository)
+        valid = _is_registry(registry) and REPOSITORY.fullmatch(repository)
         if not valid or not form.fullmatch(tag):
             raise UsageError(
                 f"invalid image reference {text!r}: expected a name such as registry:5000/ml/training:v1"
@@ -65,8 +65,16 @@ class Reference(Record):
     @property
     def url(self) -> str:
         """The registry's address; without TLS for a registry on this machine, as docker does."""
-        host = re.sub(r":\d+\Z", "", self.registry)
+        host, _ = host_and_port(self.registry)
         return f"{'http' if host in LOOPBACK else 'https'}://{self.registry}"
+
+
+def _is_registry(text: str) -> bool:
+    try:
+        _, port = host_and_port(text)
+    except ValueError:
+        return False
+    return port != 0
 
 
 def split(name: str) -> tuple[str, str | None]:

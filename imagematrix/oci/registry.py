@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode
 from urllib.request import parse_http_list, parse_keqv_list
 
 import requests
@@ -20,10 +20,10 @@ import requests
 from imagematrix import documents
 from imagematrix.compression import GZIP_REMEDY, has_zstd
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.oci.addresses import address, same_origin
 from imagematrix.oci.manifest import MANIFESTS, Manifest, digest_of
 from imagematrix.oci.retry import Resumed, retried
 from imagematrix.oci.transfer import HttpClient, RegistryResponse, cause
+from imagematrix.oci.url import Url
 from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 from imagematrix.site import read_site
 
@@ -68,7 +68,7 @@ class Registry:
     def __init__(self, name: str) -> None:
         self.name = name
         self._reference = Reference.parse(name)
-        self._base = f"{self._reference.url}/v2/{self._reference.repository}"
+        self._base = Url.parse(f"{self._reference.url}/v2/{self._reference.repository}")
         self._authorization: str | None = None
         self._client = HttpClient()
 
@@ -83,29 +83,30 @@ class Registry:
         """The Authorization that the registry last requested; None if it has requested none."""
         return self._authorization
 
-    def blob_url(self, digest: str) -> str:
+    def blob_url(self, digest: str) -> Url:
         """Return the URL of a blob, for other clients."""
-        return f"{self._base}/blobs/{digest}"
+        return self._url(f"blobs/{digest}")
 
     def tags(self) -> list[str]:
         """Return the repository's tags; empty if there is no such repository."""
-        url: str | None = f"{self._base}/tags/list?n=1000"
+        url = self._url("tags/list?n=1000")
         tags: list[str] = []
         for _ in range(PAGES):
-            answer = self._ask("GET", str(url))
+            answer = self._ask("GET", url)
             if answer.status == MISSING and not tags:
                 return []
             self._expect(answer, OK, "the list of tags")
             fields = documents.Fields(documents.parse(answer.body, str(url)), str(url))
             tags += fields.texts("tags") if fields.present("tags") else ()
-            url = self._next(answer)
-            if url is None:
+            if answer.next is None:
                 return tags
+            # Always in this registry, because behind a proxy it may name a host of its own.
+            url = replace(self._base, target=answer.url.join(answer.next).target)
         raise EngineError(f"the registry {self._reference.registry} has more than {PAGES} pages of tags")
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
-        answer = self._ask("GET", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
+        answer = self._ask("GET", self._url(f"manifests/{tag}"), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
@@ -117,7 +118,7 @@ class Registry:
 
     def digest(self, tag: str) -> str | None:
         """Return the digest of a tag; None if there is no such tag."""
-        answer = self._ask("HEAD", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
+        answer = self._ask("HEAD", self._url(f"manifests/{tag}"), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
@@ -188,7 +189,7 @@ class Registry:
         repeated: while another client pushes the same blob, docker-registry 2.8 on a file system rewrites the
         file that links the blob to the repository, and a read in between finds that file empty.
         """
-        answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
+        answer = self._ask("PUT", self._url(f"manifests/{tag}"), {"Content-Type": media_type}, raw)
         name = f"{self._reference.name}:{tag}"
         if answer.status in UNFIT and has_zstd(raw) and not UNKNOWN_BLOBS & {*answer.codes}:
             raise EngineError(str(self._refusal(answer.status, name, answer.codes)), remedy=GZIP_REMEDY)
@@ -201,7 +202,7 @@ class Registry:
         """
         for name in (tag, digest):
             with contextlib.suppress(EngineError):  # for example, it issues no token for deleting
-                self._ask("DELETE", f"{self._base}/manifests/{name}")
+                self._ask("DELETE", self._url(f"manifests/{name}"))
             if self.digest(tag) is None:
                 return True
         return False
@@ -221,7 +222,7 @@ class Registry:
         return self._deleted(digest)
 
     def _deleted(self, name: str) -> bool:
-        answer = self._ask("DELETE", f"{self._base}/manifests/{name}")
+        answer = self._ask("DELETE", self._url(f"manifests/{name}"))
         if answer.status in (OK, ACCEPTED, NO_CONTENT, MISSING):
             return True
         if answer.status in REFERENCED and "UNSUPPORTED" not in answer.codes:
@@ -241,22 +242,21 @@ class Registry:
         Registries without this API have them under a tag instead (OCI distribution specification, "Referrers
         Tag Schema").
         """
-        answer = self._ask("GET", f"{self._base}/referrers/{digest}")
+        answer = self._ask("GET", self._url(f"referrers/{digest}"))
         if answer.status != OK:
             return None
         fields = documents.Fields(documents.parse(answer.body, digest), digest)
         return [entry.text("digest") for entry in fields.objects("manifests")]
 
     def _upload(self, digest: str, file: IO[bytes]) -> RegistryResponse:
-        begun = self._authorized("POST", f"{self._base}/blobs/uploads/")
+        begun = self._authorized("POST", self._url("blobs/uploads/"))
         if begun.status != ACCEPTED:
             return begun
-        where = address(begun.url, begun.headers.get("Location", ""))
-        url = f"{where}{'&' if urlsplit(where).query else '?'}digest={digest}"
+        url = begun.url.onward(begun.headers.get("Location", "")).with_query(f"digest={digest}")
         return self._authorized("PUT", url, {"Content-Type": "application/octet-stream"}, file)
 
     def _ask(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
+        self, method: str, url: Url, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> RegistryResponse:
         return self._retried(lambda: self._authorized(method, url, headers, data))
 
@@ -266,15 +266,16 @@ class Registry:
     def _authorized(
         self,
         method: str,
-        url: str,
+        url: Url,
         headers: Mapping[str, str] | None = None,
         data: bytes | IO[bytes] | None = None,
     ) -> RegistryResponse:
         """Send a request, and again with the Authorization that the registry's challenge requests."""
-        # An upload may be redirected to another host, which must not get the credentials.
-        given = self._authorization if self._ours(url) else None
+        # The registry may send an upload to another host, which must not get the credentials.
+        ours = self._ours(url)
+        given = self._authorization if ours else None
         answer = self._client.send(method, url, headers, data, given)
-        if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
+        if answer.status != UNAUTHORIZED or not ours or not answer.trusted:
             return answer
         requested = self._answer(answer.headers.get("WWW-Authenticate", ""))
         if requested == given:
@@ -282,8 +283,11 @@ class Registry:
         self._authorization = requested
         return self._client.send(method, url, headers, data, requested)
 
-    def _ours(self, url: str) -> bool:
-        return same_origin(url, self._base)
+    def _ours(self, url: Url) -> bool:
+        return url.origin == self._base.origin
+
+    def _url(self, resource: str) -> Url:
+        return replace(self._base, target=f"{self._base.target}/{resource}")
 
     def _answer(self, challenge: str) -> str:
         """Return the Authorization for a challenge: Basic, or a token of the service in it."""
@@ -299,33 +303,27 @@ class Registry:
             query = parse_keqv_list(parse_http_list(parameters))
         except (ValueError, IndexError) as error:
             raise EngineError(f"the registry {registry} requests an unsupported login method") from error
-        realm = query.pop("realm", None)
-        if not realm:
+        named = query.pop("realm", None)
+        if not named:
             raise EngineError(f"the registry {registry} requests a token without a realm")
-        realm = address(self._base, realm)
-        if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
-            raise EngineError(f"the registry {registry} requests the login at {realm}, without TLS")
+        realm = self._base.join(named)
+        if realm.scheme != "https" and (realm.scheme, realm.host) != (self._base.scheme, self._base.host):
+            message = f"the registry {registry} requests the login at {realm}, without TLS"
+            raise EngineError(message, remedy="configure it with a realm that begins with https://")
         if login and login.identity:
             query |= {"grant_type": "refresh_token", "refresh_token": login.identity, "client_id": CLIENT}
             form = urlencode(query).encode()
             answer = self._retried(lambda: self._client.send("POST", realm, FORM, form))
         else:
-            url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
+            url = realm.with_query(urlencode(query))
             answer = self._retried(lambda: self._client.send("GET", url, authorization=basic))
         if answer.status in (UNAUTHORIZED, FORBIDDEN):
             raise self._refusal(answer.status, self._reference.name)
         try:
-            return f"Bearer {_token(answer, realm)}"
+            return f"Bearer {_token(answer, str(realm))}"
         except UsageError as error:
             # Convert it: a UsageError would blame the command, an UnknownImageError the image's name.
             raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
-
-    def _next(self, answer: RegistryResponse) -> str | None:
-        """Return the URL of the next page, always in this registry whatever its host."""
-        if answer.next is None:
-            return None
-        parts = urlsplit(address(answer.url, answer.next))
-        return urljoin(self._base, parts._replace(scheme="", netloc="").geturl())
 
     def _expect(self, answer: RegistryResponse, status: int, what: str) -> None:
         if answer.status != status:
@@ -354,8 +352,8 @@ class Registry:
 
     def _unreachable(self, error: requests.RequestException) -> EngineError:
         registry = self._reference.registry
-        url = str(error.request.url or "") if error.request is not None else ""
-        elsewhere = f" (at {urlsplit(url).netloc})" if url and not self._ours(url) else ""
+        url = Url.parse(str(error.request.url)) if error.request is not None else self._base
+        elsewhere = "" if self._ours(url) else f" (at {url.authority})"
         what = "cannot be reached"
         remedy = "check the name, and that the registry is running; the same command continues from here"
         if isinstance(error, requests.exceptions.ChunkedEncodingError):

@@ -9,18 +9,17 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import LocationParseError
 
 from imagematrix.errors import EngineError
-from imagematrix.oci.addresses import Redirects
 from imagematrix.oci.manifest import LIMIT
+from imagematrix.oci.redirects import Redirects
+from imagematrix.oci.url import Url
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,10 +46,14 @@ FAILED = 400  # the lowest HTTP status of an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryResponse:
-    """A complete answer; `next` is the URL of the next page, if any."""
+    """A complete answer, from `url`; `next` is the address of the next page, if any.
+
+    It is `trusted` if no other origin than that of the request decided where it comes from.
+    """
 
     status: int
-    url: str
+    url: Url
+    trusted: bool
     headers: Mapping[str, str]
     body: bytes
     next: str | None = None
@@ -83,54 +86,54 @@ class HttpClient:
     def send(
         self,
         method: str,
-        url: str,
+        url: Url,
         headers: Mapping[str, str] | None = None,
         data: bytes | IO[bytes] | None = None,
         authorization: str | None = None,
     ) -> RegistryResponse:
-        """Send a request and return its answer; the `authorization` goes only to the host of `url`.
+        """Send a request and return its answer; the `authorization` goes only to the origin of `url`.
 
-        Raises requests.RequestException if there is no answer, EngineError if it is too large or redirects
-        too often.
+        Raises requests.RequestException if there is no answer, EngineError if it is too large, or for
+        redirects that `Redirects` does not follow.
         """
-        with self._followed(method, url, headers or {}, data, authorization) as answer:
-            return RegistryResponse(**_parts(answer), body=_bounded(answer))
+        with self._followed(method, url, headers or {}, data, authorization) as (at, answer):
+            return RegistryResponse(**_parts(at, answer), body=_bounded(at.url, answer))
 
     @contextlib.contextmanager
     def stream(
-        self, url: str, headers: Mapping[str, str], authorization: str | None = None
+        self, url: Url, headers: Mapping[str, str], authorization: str | None = None
     ) -> Iterator[Streamed]:
         """Yield the answer for `url` with its body of any size as a stream; see `send`."""
         # The raw stream would still have a content encoding.
         headers = {"Accept-Encoding": "identity", **headers}
-        with self._followed("GET", url, headers, None, authorization) as answer:
-            body = _bounded(answer) if answer.status_code >= FAILED else b""
-            yield Streamed(**_parts(answer), body=body, stream=answer.raw)
+        with self._followed("GET", url, headers, None, authorization) as (at, answer):
+            body = _bounded(at.url, answer) if answer.status_code >= FAILED else b""
+            yield Streamed(**_parts(at, answer), body=body, stream=answer.raw)
 
     @contextlib.contextmanager
     def _followed(
         self,
         method: str,
-        url: str,
+        url: Url,
         headers: Mapping[str, str],
         data: bytes | IO[bytes] | None,
         authorization: str | None,
-    ) -> Iterator[requests.Response]:
-        """Follow redirects and yield the last answer; its body is not read yet."""
+    ) -> Iterator[tuple[Redirects, requests.Response]]:
+        """Follow redirects; yield where they ended, and the last answer, whose body is not read yet."""
         redirects = Redirects(method, url)
         form = method == "POST" and data is not None  # it contains a secret, so it follows no redirect
         while True:
             sent = authorization if redirects.trusted else None
             with self._request(method, redirects.url, headers, data, sent) as answer:
                 if form or not redirects.follow(answer.status_code, answer.headers):
-                    yield answer
+                    yield redirects, answer
                     return
-                _bounded(answer)  # read it, to reuse the connection
+                _bounded(redirects.url, answer)  # read it, to reuse the connection
 
     def _request(
         self,
         method: str,
-        url: str,
+        url: Url,
         headers: Mapping[str, str],
         data: bytes | IO[bytes] | None,
         authorization: str | None,
@@ -147,35 +150,31 @@ class HttpClient:
         if data is not None and not isinstance(data, bytes):
             size = data.seek(0, os.SEEK_END)
             data.seek(0)
-        try:
-            return self._session.request(
-                method,
-                url,
-                headers=dict(headers),
-                data=data,
-                auth=sign,
-                timeout=(TIMEOUT, TIMEOUT + size / STORED),
-                stream=True,
-            )
-        except LocationParseError as error:  # requests passes some of these on
-            raise requests.exceptions.InvalidURL(str(error)) from error
+        return self._session.request(
+            method,
+            str(url),
+            headers=dict(headers),
+            data=data,
+            auth=sign,
+            timeout=(TIMEOUT, TIMEOUT + size / STORED),
+            stream=True,
+        )
 
 
 class _HttpSession(requests.Session):
     def __init__(self) -> None:
         super().__init__()
-        self._environment: dict[tuple[str, str], Any] = {}
+        self._environment: dict[tuple[str, str, int], Any] = {}
 
     def merge_environment_settings(self, url: Any, *words: Any, **named: Any) -> Any:
-        """Return the proxy and CA settings for `url`, reading the environment once per host.
+        """Return the proxy and CA settings for `url`, reading the environment once per origin.
 
         Reading it takes a third of the time of a request, and requests does it for each.
         """
-        parts = urlsplit(str(url))
-        host = parts.scheme, parts.netloc
-        if host not in self._environment:
-            self._environment[host] = super().merge_environment_settings(url, *words, **named)
-        return self._environment[host]
+        origin = Url.parse(str(url)).origin
+        if origin not in self._environment:
+            self._environment[origin] = super().merge_environment_settings(url, *words, **named)
+        return self._environment[origin]
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Return None, to follow no redirect: requests would read the whole redirecting answer."""
@@ -245,24 +244,25 @@ def cause(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def _parts(answer: requests.Response) -> dict[str, Any]:
-    """Return the fields of an Answer except its body."""
+def _parts(at: Redirects, answer: requests.Response) -> dict[str, Any]:
+    """Return the fields of a RegistryResponse except its body."""
     return {
         "status": answer.status_code,
-        "url": answer.url,
+        "url": at.url,
+        "trusted": at.trusted,
         "headers": answer.headers,
         "next": answer.links.get("next", {}).get("url"),
     }
 
 
-def _bounded(answer: requests.Response) -> bytes:
+def _bounded(url: Url, answer: requests.Response) -> bytes:
     raw = bytearray()
     for chunk in answer.iter_content(1 << 16):
         raw += chunk
         if len(raw) > LIMIT:
-            host = urlsplit(answer.url).netloc
+            what = f"{LIMIT // 2**20} MiB, the limit for documents of a registry"
             raise EngineError(
-                f"the answer of {host} exceeds {LIMIT // 2**20} MiB, the limit for documents of a registry",
+                f"the answer of {url.authority} exceeds {what}",
                 remedy="check the name, and that it belongs to a registry",
             )
     return bytes(raw)

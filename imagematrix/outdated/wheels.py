@@ -21,6 +21,7 @@ from imagematrix.documents import LIMIT
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.oci.retry import retried
 from imagematrix.oci.transfer import HttpClient, RegistryResponse, cause
+from imagematrix.oci.url import Url
 from imagematrix.outdated.finding import AgeFinding
 from imagematrix.outdated.wheel_files import listed
 from imagematrix.outdated.wheel_target import target
@@ -268,23 +269,25 @@ def _files(
     found: list[WheelFile] = []
     absent = 0
     for index in indexes:
-        url = f"{index.url}/{project}/"
         try:
+            url = Url.parse(f"{index.url}/{project}/")
             answer = _answer(client, url, index.authorization)
             if answer.status == MISSING:
                 absent += 1
                 continue
             if answer.status != OK:
                 return EngineError(f"the index answered {answer.status}")
-            found += listed(answer.body, url)
+            found += listed(answer.body, str(url))
         except EngineError as error:
             return error
         except UsageError as error:
             return EngineError(f"the answer of the index is not PEP 691: {error}")
+        except ValueError:
+            return EngineError("the index has an invalid address")
     return found if absent < len(indexes) else EngineError("the index does not have it")
 
 
-def _answer(client: HttpClient, url: str, authorization: str | None) -> RegistryResponse:
+def _answer(client: HttpClient, url: Url, authorization: str | None) -> RegistryResponse:
     """Return the answer of an index; raise EngineError. Pages of projects can be larger than any manifest."""
 
     def ask() -> RegistryResponse:
@@ -292,7 +295,9 @@ def _answer(client: HttpClient, url: str, authorization: str | None) -> Registry
             body = answer.stream.read(LIMIT + 1) if answer.status == OK else b""
         if len(body) > LIMIT:
             raise EngineError(f"the answer of the index exceeds {LIMIT // 2**20} MiB")
-        return RegistryResponse(status=answer.status, url=answer.url, headers=answer.headers, body=body)
+        return RegistryResponse(
+            status=answer.status, url=answer.url, trusted=answer.trusted, headers=answer.headers, body=body
+        )
 
     def failed(error: requests.RequestException) -> EngineError:
         return EngineError(f"the index cannot be reached: {cause(error)}")

@@ -14,14 +14,14 @@ from typing import Protocol
 
 import aiohttp
 from aiohttp import web
-from requests.utils import get_environ_proxies, requote_uri, select_proxy
+from requests.utils import get_environ_proxies, select_proxy
 from yarl import URL
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.oci.addresses import Redirects
 from imagematrix.oci.layout import MARK, NAME, LayoutFolder, blob_file
 from imagematrix.oci.manifest import Descriptor, ImageIndex, Manifest, parse
+from imagematrix.oci.redirects import Redirects
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import DIGEST, names_registry
 from imagematrix.trust.signature import ManifestSource
@@ -146,10 +146,10 @@ class RegistryUpstream:
             login = registry.authorization if redirects.trusted else None
             request_context = self._opened().request(
                 request.method,
-                URL(requote_uri(redirects.url), encoded=True),  # not normalized, because it may be signed
+                URL(str(redirects.url), encoded=True),  # sent as it is
                 headers=wanted | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
-                proxy=_proxy(redirects.url),
+                proxy=_proxy(str(redirects.url)),
             )
             answer = await stack.enter_async_context(request_context)
             if not redirects.follow(answer.status, answer.headers):

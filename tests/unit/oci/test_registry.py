@@ -357,7 +357,8 @@ def test_token_server_error_does_not_mean_unknown_image(server, registry, reposi
         ("Bearer realm", "an unsupported login method"),
         ("Bearer realm=", "an unsupported login method"),
         ('Bearer realm="http://["', "an invalid address"),
-        ('Bearer realm="ftp://x/"', "without TLS"),
+        ('Bearer realm="ftp://x/"', "an invalid address"),
+        ('Bearer realm="http://localhost/"', "at http://localhost/, without TLS"),
         ('Bearer realm="/token"', "answered 404"),
     ],
 )
@@ -517,7 +518,7 @@ def test_oversized_answers_are_rejected(server, registry, monkeypatch, kind):
 @pytest.mark.parametrize("where", ["/v2/ml/training/manifests/v1", "http://[", "http://a..b/"])
 def test_endless_or_invalid_redirect_is_rejected(server, registry, where):
     server.fails("GET", "manifests", status=307, headers={"Location": where}, times=99)
-    with pytest.raises(EngineError, match=r"redirects more than 5 times|an invalid address|label empty"):
+    with pytest.raises(EngineError, match=r"redirects more than 5 times|an invalid address"):
         registry.manifest("v1")
 
 

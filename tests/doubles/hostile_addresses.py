@@ -1,0 +1,383 @@
+"""Addresses that a registry may name in its answers, and witnesses of where clients then connect.
+
+In an address, {reg} stands for the registry's host and port, {evil} for those of another host.
+"""
+
+import contextlib
+import json
+import socket
+import socketserver
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+import pytest
+
+REGISTRY = "127.0.0.1"
+WITNESSES = ("127.0.0.2", "127.0.0.3", "::1")
+NAMES = {  # the hosts that this machine's DNS knows, during a test
+    "evil.example": "127.0.0.2",
+    "xn--bcher-kva.example": "127.0.0.2",
+    "bücher.example": "127.0.0.2",
+    "evil.example.": "127.0.0.2",
+    "evil_host.example": "127.0.0.2",
+    "-evil.example": "127.0.0.2",
+    "localhost": REGISTRY,
+    "localhost.": REGISTRY,
+}
+
+HOME = [  # the registry's own origin, however it is written
+    "http://{reg}/x",
+    "HTTP://{reg}/x",
+    "//{reg}/x",
+    "/x",
+    "x",
+    "?x=1",
+    "/x?to=http://{evil}/",
+    "/x@{evil}/",
+    "/http://{evil}/",
+    "/x//{evil}/x",
+    "/%2e%2e/%2f%2f{evil}",
+    "/x%5c@{evil}/",
+    "http://{reg}?@{evil}/",
+    "http://{reg}/#@{evil}/",
+    "http://{reg}#@{evil}/",
+    "http://{reg}/@{evil}/",
+    "http://{reg}/;@{evil}/",
+]
+ELSEWHERE = {  # valid addresses of other origins, and the addresses to which clients connect
+    "http://{evil}/x": "127.0.0.2",
+    "//{evil}/x": "127.0.0.2",
+    "hTTp://{evil}/x": "127.0.0.2",
+    "http://evil.example:{port}/x": "127.0.0.2",
+    "http://EVIL.Example:{port}/x": "127.0.0.2",
+    "http://xn--bcher-kva.example:{port}/x": "127.0.0.2",
+    "http://{evil}/{reg}": "127.0.0.2",
+    "http://{evil}/@{reg}/": "127.0.0.2",
+    "http://{evil}?@{reg}/": "127.0.0.2",
+    "http://{evil}#@{reg}/": "127.0.0.2",
+    "http://{evil}/%5c@{reg}/": "127.0.0.2",
+    "http://127.0.0.3:{port}/x": "127.0.0.3",
+    "http://[::1]:{port}/x": "::1",
+    "http://[0:0:0:0:0:0:0:1]:{port}/x": "::1",
+    "http://[::0001]:{port}/x": "::1",
+    "https://{evil}/x": "127.0.0.2",
+}
+REFUSED = [
+    # The host before or after a backslash, as RFC 3986 or browsers read it.
+    "http://{evil}\\@{reg}/x",
+    "http://{evil}\\{reg}/x",
+    "http://{reg}\\@{evil}/x",
+    "http:\\\\{evil}/x",
+    "\\\\{evil}/x",
+    "/\\{evil}/x",
+    "http:/\\{evil}/x",
+    "http://{evil}/\\x",
+    "//{evil}\\@{reg}/x",
+    # Users and passwords.
+    "http://{reg}@{evil}/x",
+    "http://me:secret@{reg}/x",
+    "http://@{reg}/x",
+    "http://me@{reg}/x",
+    "http://{reg}%40{evil}/x",
+    "http://{evil}:80@{reg}/x",
+    "http://{reg}%2f@{evil}/x",
+    "http://{reg}%5c@{evil}/x",
+    "http://a@{reg}@{evil}/x",
+    # Characters that parsers remove, and those that end a header or a line.
+    "http://{evil} /x",
+    "http://{evil}\t@{reg}/x",
+    "http://{evil}/x y",
+    "ht\ttp://{evil}/x",
+    "http://EV\tIL/x",
+    "/\t/{evil}/x",
+    "http://{evil}/\x7f",
+    "http://{evil}\x1b/x",
+    "http://127.0.0.2%00.example:{port}/x",
+    "http://{evil}%20@{reg}/x",
+    # Other scripts, and characters that normalization turns into others.
+    "http://bücher.example:{port}/x",
+    "http://\uff11\uff12\uff17.0.0.2:{port}/x",
+    "http://127。0。0。2:{port}/x",
+    "http://evil.example\uff0f@{reg}/x",
+    "http://ⓔvil.example:{port}/x",
+    "http://b%C3%BCcher.example:{port}/x",
+    # Dots and labels.
+    "http://evil.example.:{port}/x",
+    "http://localhost.:{port}/x",
+    "http://.evil.example:{port}/x",
+    "http://evil..example:{port}/x",
+    "http://./x",
+    "http://evil_host.example:{port}/x",
+    "http://-evil.example:{port}/x",
+    "http://" + "a" * 64 + ".example:{port}/x",
+    "http://" + "a." * 130 + "example:{port}/x",
+    "http://%65vil.example:{port}/x",
+    "http://*.example:{port}/x",
+    "http://127.0.0.2,127.0.0.1:{port}/x",
+    # Numbers that getaddrinfo(3) takes for IPv4 addresses.
+    "http://127.2:{port}/x",
+    "http://127.0.2:{port}/x",
+    "http://2130706434:{port}/x",
+    "http://0x7f000002:{port}/x",
+    "http://0x7f.0.0.2:{port}/x",
+    "http://0177.0.0.2:{port}/x",
+    "http://127.0.0.02:{port}/x",
+    "http://127.0.0.0x2:{port}/x",
+    "http://127.0.0.2.:{port}/x",
+    "http://127.0.0.256:{port}/x",
+    "http://1.127.0.0.2:{port}/x",
+    # IPv6.
+    "http://[::1%25lo]:{port}/x",
+    "http://[::1%lo]:{port}/x",
+    "http://[fe80::1%251]:{port}/x",
+    "http://::1:{port}/x",
+    "http://[::1/x",
+    "http://::1]:{port}/x",
+    "http://[127.0.0.2]:{port}/x",
+    "http://[v1.x]:{port}/x",
+    "http://[::1]evil.example:{port}/x",
+    "http://[::1]@{reg}/x",
+    "http://[:::1]:{port}/x",
+    "http://[]:{port}/x",
+    # Ports.
+    "http://{evil}:{port}/x",  # two ports
+    "http://127.0.0.2:/x",
+    "http://127.0.0.2:0/x",
+    "http://127.0.0.1:0/x",
+    "http://127.0.0.2:65536/x",
+    "http://127.0.0.2:99999999999/x",
+    "http://127.0.0.2:-{port}/x",
+    "http://127.0.0.2:+{port}/x",
+    "http://127.0.0.2:0{port}/x",
+    "http://127.0.0.2:{port}_0/x",
+    "http://127.0.0.2:\uff18\uff10/x",
+    "http://127.0.0.2:http/x",
+    "http://127.0.0.2:%50/x",
+    # Schemes.
+    "ftp://{evil}/x",
+    "file:///etc/passwd",
+    "gopher://{evil}/x",
+    "data:,x",
+    "javascript:x",
+    "unix://{evil}/x",
+    "http+unix://{evil}/x",
+    "httpx://{evil}/x",
+    "http:///x",
+    "http:x",
+    "http:/x",
+    "x:y",
+    "http://",
+    "http://?x",
+    "//",
+    "evil.example:{port}/x",
+    "http://[",
+]
+
+
+ANSWER = (
+    b'HTTP/1.1 401 U\r\nWWW-Authenticate: Basic realm="x"\r\n'
+    b"Set-Cookie: a=b\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+)
+
+
+class Witness:
+    """A server at a `host` that answers every request with a demand for a login.
+
+    `received` are the heads of all requests together.
+    """
+
+    def __init__(self, host, port):
+        self.received = b""
+        witness = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self):
+                head = b""
+                with contextlib.suppress(OSError):
+                    while b"\r\n\r\n" not in head and not head.startswith(b"\x16"):  # of a TLS handshake
+                        head += self.request.recv(1 << 16) or b"\x16"
+                    witness.received += head
+                    self.request.sendall(ANSWER)
+
+        class Server(socketserver.ThreadingTCPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            allow_reuse_address = daemon_threads = True
+
+        self._server = Server((host, port), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Seen(NamedTuple):
+    """To which hosts clients connected besides the registry, what they sent there, and requests to it."""
+
+    elsewhere: set[str]
+    said: bytes
+    asked: list[tuple[str, str | None]]
+
+
+class Network:
+    """What this process asked of the network: the `connected` addresses, each a host and a port."""
+
+    def __init__(self):
+        self.connected = []
+
+    def observe(self, event, arguments):
+        if event == "socket.connect" and isinstance(arguments[1], tuple):
+            self.connected.append(tuple(arguments[1][:2]))
+
+
+_observers: list[Network] = []
+# It stays, because a hook cannot be removed.
+sys.addaudithook(lambda event, arguments: [one.observe(event, arguments) for one in _observers])
+
+
+@contextlib.contextmanager
+def observed():
+    """Yield a Network that sees every connection that this process opens, whatever opens it."""
+    network = Network()
+    _observers.append(network)
+    try:
+        yield network
+    finally:
+        _observers.remove(network)
+
+
+def lookup(real):
+    """Return a getaddrinfo that knows NAMES, and numbers as the `real` one does."""
+
+    def getaddrinfo(host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002 - as in `socket`
+        name = host.decode() if isinstance(host, bytes) else host
+        number = NAMES.get(name.lower(), name)
+        return real(number, port, family, type, proto, flags | socket.AI_NUMERICHOST)
+
+    return getaddrinfo
+
+
+def written(address, port):
+    """Return an address of the table for a registry at a port."""
+    return address.format(reg=f"{REGISTRY}:{port}", evil=f"127.0.0.2:{port}", port=port)
+
+
+class NamingRegistry:
+    """A registry that names `address` in its answers, at `place`; every request needs the login ann:secret.
+
+    The places: "redirect", of each request for the repository; "blob", the redirect of a GET of a blob;
+    "upload", the Location of an upload; "realm" of a challenge; "token", where the token service redirects;
+    "next", the next page of tags. `requests` are the paths and Authorizations of all requests.
+    """
+
+    LOGIN = "Basic YW5uOnNlY3JldA=="
+
+    def __init__(self):
+        self.place = self.address = None
+        self.requests = []
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def serve(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, headers = registry.answer(self.command, self.path, self.headers.get("Authorization"))
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value.encode().decode("latin-1"))
+                self.send_header("Set-Cookie", "session=secret; Path=/")
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(b"{}")
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = serve  # noqa: N815 - names of the library
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer((REGISTRY, 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_port
+        self.name = f"{REGISTRY}:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def answer(self, method, path, login):
+        """Return the status and the headers of an answer."""
+        self.requests.append((path, login))
+        if path.startswith("/token") and self.place == "token":
+            return 307, {"Location": self.address}
+        if not path.startswith("/v2/ml/training/") or "to=" in path:
+            return 404, {}
+        if login != self.LOGIN:
+            realm = {"realm": self.address, "token": "/token"}.get(self.place)
+            quoted = (realm or "").replace("\\", "\\\\")
+            return 401, {
+                "WWW-Authenticate": f'Bearer realm="{quoted}",service="s"' if realm else 'Basic realm="r"'
+            }
+        if self.place == "redirect" or (
+            self.place == "blob" and (method, "/blobs/" in path) == ("GET", True)
+        ):
+            return 307, {"Location": self.address}
+        if self.place == "upload" and method == "POST":
+            return 202, {"Location": self.address}
+        return 200, {"Link": f'<{self.address}>; rel="next"'} if self.place == "next" else {}
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """A NamingRegistry, and witnesses by host at the same port."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            registry = NamingRegistry()
+            stack.callback(registry.close)
+            with contextlib.suppress(OSError), contextlib.ExitStack() as starting:
+                witnesses = {}
+                for host in WITNESSES:
+                    witnesses[host] = Witness(host, registry.port)
+                    starting.callback(witnesses[host].close)
+                stack.push(starting.pop_all())
+                yield registry, witnesses
+                return
+
+
+@pytest.fixture
+def hostile(machines, docker_host, tmp_path, monkeypatch, no_pause):  # noqa: ARG001 - for their effects
+    """Call it with a place, an address of the table, and what a client does; see `Seen`."""
+    registry, witnesses = machines
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", lookup(socket.getaddrinfo))
+
+    def log_in(login):
+        folder = tmp_path / "docker-config"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"auths": {registry.name: login}}))
+
+    def call(place, address, act, *, login=None):
+        log_in(login or {"auth": NamingRegistry.LOGIN.removeprefix("Basic ")})
+        registry.place, registry.address = place, written(address, registry.port)
+        registry.requests.clear()
+        for witness in witnesses.values():
+            witness.received = b""
+        with observed() as network:
+            act(registry.name)
+        said = b"".join(witness.received for witness in witnesses.values()).lower()
+        there = {*network.connected} - {(REGISTRY, registry.port)}
+        hosts = {host if port == registry.port else f"{host} port {port}" for host, port in there}
+        return Seen(hosts, said, list(registry.requests))
+
+    return call
