@@ -62,12 +62,15 @@ class _Login:
 class Registry:
     """The repository `name`, such as registry:5000/ml/training, without a tag. Thread-safe.
 
-    Every method raises EngineError if the registry cannot be reached or refuses. It is a context manager.
+    Raises UsageError for an invalid name; every method raises EngineError if the registry cannot be reached
+    or refuses. It is a context manager.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._reference = Reference.parse(name)
+        if self._reference.name != name:
+            raise UsageError(f"invalid repository {name!r}: expected one without a tag and a digest")
         self._base = Url.parse(f"{self._reference.url}/v2/{self._reference.repository}")
         self._authorization: str | None = None
         self._client = HttpClient()

@@ -21,9 +21,11 @@ __all__ = ["Resolved", "explained", "resolve"]
 class Resolved:
     """The variant that answers a tag, and the GPUs that it was chosen for.
 
-    `fits` of the version's `variants` fit; this one is the best.
+    `tag` is the same for all tags that request the same. `fits` of the version's `variants` fit; this one is
+    the best.
     """
 
+    tag: str
     reference: str
     digest: str
     gpus: tuple[str, ...]
@@ -50,7 +52,8 @@ def resolve(nodes: HostSources, catalog: Catalog, tag: str) -> Resolved:
         axis, (value, *_) = next(iter(selection.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
-    chosen = _resolved(select(host, catalog, gpus=requested.gpus, where=dict(requested.where)))
+    selection = select(host, catalog, gpus=requested.gpus, where=dict(requested.where))
+    chosen = _resolved(requested.tag(catalog.version), selection)
     if requested.node_class is None:
         return chosen
     here = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
@@ -68,11 +71,12 @@ def explained(nodes: HostSources, catalog: Catalog, tag: str) -> dict[str, objec
     return explain(host, catalog, gpus=requested.gpus, where=dict(requested.where)).to_json()
 
 
-def _resolved(selection: Selection) -> Resolved:
+def _resolved(tag: str, selection: Selection) -> Resolved:
     variant = selection.variant
     if variant is None or variant.digest is None:
         raise UsageError(f"{selection.selected} has no digest in its catalog")
     return Resolved(
+        tag=tag,
         reference=variant.reference,
         digest=variant.digest,
         gpus=selection.gpus,

@@ -19,7 +19,7 @@ from imagematrix.compression import has_zstd
 from imagematrix.engine import releases
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.listening import Address, listening
-from imagematrix.reference import DIGEST, TAG, Reference
+from imagematrix.reference import DIGEST, REPOSITORY, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
 from imagematrix.resolver.journal import ResolverJournal
 from imagematrix.resolver.node import HostSources
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["Resolver", "ResolverSettings", "serve"]
 
 API = {"Docker-Distribution-Api-Version": "registry/2.0"}
-PATH = re.compile(r"/v2/(?P<repository>[^?]+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)", re.ASCII)
+PATH = re.compile(r"/v2/(?P<repository>.+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)")
 # The specification's error codes, by HTTP status.
 CODES = {
     400: "UNSUPPORTED",
@@ -181,8 +181,13 @@ class Resolver:
         return _manifest(manifest)
 
     def _check(self, request: web.Request, repository: str) -> None:
-        """Raise UsageError for an invalid repository, HTTPForbidden if a request names another registry."""
-        Reference.parse(f"localhost/{repository}")
+        """Raise HTTPBadRequest for an invalid repository, HTTPForbidden if a request names another registry.
+
+        All of the name has to be valid: what the upstream would take for a tag or a digest in it is not what
+        the policies are asked about.
+        """
+        if not REPOSITORY.fullmatch(repository):
+            raise web.HTTPBadRequest(text=f"invalid repository: {repository[:80]!r}")
         namespace = request.query.get("ns")  # containerd sends the registry that it wants
         if namespace and self._mirrors and namespace != self._mirrors:
             raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {namespace[:80]!r}")
@@ -215,7 +220,7 @@ class Resolver:
 
     def _chosen(self, catalog: Catalog, keys: Sequence[Key], repository: str, tag: str) -> Resolved:
         chosen = resolve(self._nodes, catalog, tag)
-        self._journal.chose(f"{repository}:{tag}", chosen, [key.name for key in keys])
+        self._journal.chose(f"{repository}:{chosen.tag}", chosen, [key.name for key in keys])
         return chosen
 
     async def _explain(self, request: web.Request) -> web.Response:

@@ -43,6 +43,12 @@ class TagRequest:
         """The equivalent value of `--gpus`."""
         return NONE if self.cpu else None
 
+    def tag(self, version: str) -> str:
+        """Return a tag that requests this of a version, whatever the order of words in another one."""
+        words = [f"{axis}{word(value)}" for axis, value in self.where]
+        node_class = [f"{CLASS}{self.node_class}"] if self.node_class else []
+        return "-".join([version, *sorted(words), *([CPU] if self.cpu else []), *node_class])
+
 
 def request(tag: str, catalog: Catalog) -> TagRequest:
     """Return what `tag` requests of the catalog of its version.

@@ -358,6 +358,45 @@ def test_concurrent_requests_query_the_upstream_once(front, upstream, published,
 
 
 @pytest.mark.parametrize(
+    "repository",
+    [
+        *("ml/training:x", "ml/training%3Ax", "ml/training:v1", f"ml/training@{digest(b'x')}"),
+        *("ml/training%40" + digest(b"x"), "ml//training", "/ml/training", "ml/training/", "ml/./training"),
+        *("ml/%2e%2e/ml/training", "ml/training%2F", "ml/training%3F", "ml/training%23", "ml/training%20"),
+        *("ml/training%0A", "%0Aml/training", "ML/training", "ml/tr%C3%A4ining", "ml/a..b", "ml/a___b"),
+        *("ml/-training", "ml/training-", "ml\\training", "ml/training%5C", "127.0.0.1:1/ml/training"),
+    ],
+)
+def test_repository_has_to_be_valid_as_a_whole(front, upstream, published, repository):
+    """No other name leads to an image, or leaves an entry in the metrics or a request at the upstream."""
+    node = front()
+    sent = requests.Request("GET", f"http://{node.address}/").prepare()
+    for resource in (
+        "manifests/v1",
+        f"manifests/{published.digests['cpu-v3']}",
+        f"blobs/{digest(LAYER)}",
+        "tags/list",
+    ):
+        sent.url = f"http://{node.address}/v2/{repository}/{resource}"  # as it is
+        answer = node.session.send(sent, timeout=30)
+        assert (answer.status_code, len(answer.json()["errors"])) in ((400, 1), (404, 1)), resource
+    assert "ml/" not in node.get("/metrics").text
+    assert not upstream.requests
+
+
+def test_tags_that_request_the_same_are_one_series(front, upstream):
+    published = Published(upstream)
+    published.publish({"a": variant(axes={"python": "3.13", "torch": "2+1"})})
+    node = front()
+    for tag in ("v1-torch2_1-cpu-python3.13", "v1-python3.13-cpu-torch2_1", "v1-cpu-python3.13-torch2_1"):
+        assert node.pull(tag) == published.digests["a"]
+    series = [line for line in node.get("/metrics").text.splitlines() if "choices_total{" in line]
+    assert len(series) == len(node.notes) == 1
+    assert 'tag="ml/training:v1-python3.13-torch2_1-cpu"' in series[0]
+    assert node.pull("v1-python3.13-torch2_1-cpu") == published.digests["a"]
+
+
+@pytest.mark.parametrize(
     "path",
     ["/v2/ML/manifests/v1", "/v2/../../etc/passwd", "/v2/a/manifests/sha256:short", "/v2/a/blobs/x", "/v3/",
      "/v2/a/manifests/%00", "/v2/a//b/manifests/v1", "/v2/a/tags/all", "/v2/a/uploads/", "/explain/", "/"],

@@ -55,6 +55,16 @@ def test_missing_signature_is_reported_in_answer_log_and_explain(front, publishe
     assert node.pull(published.digests["cpu-v3"])[0] == node.pull(index)[0] == 403, "nor by digest"
 
 
+@pytest.mark.parametrize("repository", ["ml/training:x", "ml/training%3Ax", f"ml/training@{digest(b'x')}"])
+def test_no_other_name_leads_to_an_image_without_signature(front, published, policy, repository):
+    rule = {"repository": "ml/training", "keys": ["cosign.pub"]}
+    node = front(policies=[policy(rules=[rule], otherwise="allow")])
+    assert node.pull("v1")[0] == 403
+    assert node.pull("v1", repository)[0] == 400
+    assert node.pull(published.digests["cpu-v3"], repository)[0] == 400
+    assert node.get(f"/explain/{repository}:v1").status_code == 403
+
+
 def test_later_signature_is_accepted(front, published, signer, policy):
     node = front(policies=[policy()])
     assert node.pull("v1")[0] == 403

@@ -35,6 +35,7 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
 def test_tag_words_are_accepted_in_any_order(tag, requested):
     assert version_of(tag) == "v1"
     assert request(tag, PYTHONS) == requested
+    assert request(requested.tag("v1"), PYTHONS) == requested
 
 
 @pytest.mark.parametrize(
