@@ -14,12 +14,12 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import partial
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from imagematrix.authority import host_and_port
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -51,10 +51,8 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Return the address in ADDRESS:PORT; raise UsageError if it is invalid."""
         try:
-            parts = urlsplit(f"//{text}")
-            port = parts.port
-            host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
-            address = ipaddress.ip_address(host)
+            host, port = host_and_port(text)
+            address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
         except ValueError:
             raise _invalid(text) from None
         if port is None:

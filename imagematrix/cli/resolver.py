@@ -13,6 +13,8 @@ from imagematrix.errors import UsageError
 
 __all__ = ["command"]
 
+REMEDY = "pass a file that has the password for clients in it"
+
 
 def command(
     upstream: Annotated[
@@ -78,11 +80,14 @@ def command(
     `docker pull 127.0.0.1:5050/training:v1` then gets the image for this node, and so does any scheduler that
     has one image name for all nodes. Everything else passes through.
     """
+    from imagematrix.listening import Address
+
     if sweep:
         from imagematrix.resolver.mirror import mirrored
         from imagematrix.resolver.sweep import Containerd, Docker
         from imagematrix.resolver.sweep import sweep as remove
 
+        Address.parse(listen)  # raises an error; names begin with the address as it is written
         names = Containerd(mirrored(_given(upstream)), namespace) if namespace else Docker(listen)
         for name in remove(names, listen, info, token=_token(token_file)):
             print_text(name)
@@ -91,7 +96,6 @@ def command(
         raise UsageError("--namespace is for --sweep")
     upstream = _given(upstream)
     if containerd:
-        from imagematrix.listening import Address
         from imagematrix.resolver.mirror import write
 
         print_text(str(write(containerd, upstream, str(Address.parse(listen)))))
@@ -132,8 +136,10 @@ def _token(file: Path | None) -> str | None:
         return None
     try:
         token = file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", remedy=REMEDY) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not text in UTF-8", remedy=REMEDY) from error
     if not token:
-        raise UsageError(f"{file} is empty: expected the password for clients")
+        raise UsageError(f"{file} is empty", remedy=REMEDY)
     return token

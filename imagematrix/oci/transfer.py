@@ -9,6 +9,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 
 import requests
 import urllib3
@@ -76,6 +77,8 @@ class HttpClient:
 
     def __init__(self) -> None:
         self._session = _HttpSession()
+        # A jar would send a registry's cookie to all ports of its host, and to hosts that the cookie names.
+        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _Adapter(pool_maxsize=CONNECTIONS))
 

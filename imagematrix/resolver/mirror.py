@@ -40,11 +40,12 @@ def write(folder: Path, registry: str, address: str) -> Path:
     path = folder / mirrored(registry) / "hosts.toml"
     text = MARK + TEXT.format(address=address)
     try:
-        if path.exists() and not path.read_text("utf-8").startswith(MARK):
+        if path.exists() and not path.read_bytes().startswith(MARK.encode()):
             remedy = f"remove it, or set its server to the resolver: {address}"
             raise UsageError(f"{path} was not written by imagematrix", remedy=remedy)
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, text.encode())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be written: {error}") from error
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise UsageError(message, remedy="pass a folder that you can write to") from error
     return path

@@ -171,6 +171,7 @@ class RegistryUpstream:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 # A digest and a range are those of the bytes as stored.
                 headers={"Accept-Encoding": "identity"},
+                cookie_jar=aiohttp.DummyCookieJar(),  # as for manifests
                 auto_decompress=False,
             )
         return self._session

@@ -1,6 +1,7 @@
 """Addresses that a registry may name in its answers, and witnesses of where clients then connect.
 
-In an address, {reg} stands for the registry's host and port, {evil} for those of another host.
+In an address, {reg} stands for the registry's host and port, {evil} for those of another host, {other} for
+another port of the registry's host.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import pytest
 
 REGISTRY = "127.0.0.1"
 WITNESSES = ("127.0.0.2", "127.0.0.3", "::1")
+OTHER = "another port"
 NAMES = {  # the hosts that this machine's DNS knows, during a test
     "evil.example": "127.0.0.2",
     "xn--bcher-kva.example": "127.0.0.2",
@@ -63,6 +65,7 @@ ELSEWHERE = {  # valid addresses of other origins, and the addresses to which cl
     "http://[0:0:0:0:0:0:0:1]:{port}/x": "::1",
     "http://[::0001]:{port}/x": "::1",
     "https://{evil}/x": "127.0.0.2",
+    "http://{other}/x": OTHER,
 }
 REFUSED = [
     # The host before or after a backslash, as RFC 3986 or browsers read it.
@@ -201,11 +204,12 @@ class Witness:
                     witness.received += head
                     self.request.sendall(ANSWER)
 
-        class Server(socketserver.ThreadingTCPServer):
+        class Service(socketserver.ThreadingTCPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             allow_reuse_address = daemon_threads = True
 
-        self._server = Server((host, port), Handler)
+        self._server = Service((host, port), Handler)
+        self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
@@ -261,9 +265,10 @@ def lookup(real):
     return getaddrinfo
 
 
-def written(address, port):
-    """Return an address of the table for a registry at a port."""
-    return address.format(reg=f"{REGISTRY}:{port}", evil=f"127.0.0.2:{port}", port=port)
+def written(address, port, other=5001):
+    """Return an address of the table for a registry at a port, and another service at another one."""
+    hosts = {"reg": f"{REGISTRY}:{port}", "evil": f"127.0.0.2:{port}", "other": f"{REGISTRY}:{other}"}
+    return address.format(port=port, other_port=other, **hosts)
 
 
 class NamingRegistry:
@@ -271,7 +276,8 @@ class NamingRegistry:
 
     The places: "redirect", of each request for the repository; "blob", the redirect of a GET of a blob;
     "upload", the Location of an upload; "realm" of a challenge; "token", where the token service redirects;
-    "next", the next page of tags. `requests` are the paths and Authorizations of all requests.
+    "next", the next page of tags. `requests` are the paths and Authorizations of all
+    requests, `cookies` those of its cookies that came back.
     """
 
     LOGIN = "Basic YW5uOnNlY3JldA=="
@@ -279,14 +285,20 @@ class NamingRegistry:
     def __init__(self):
         self.place = self.address = None
         self.requests = []
+        self.cookies: list[str] = []
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
+            def handle(self):
+                with contextlib.suppress(ConnectionError):  # clients hang up
+                    super().handle()
+
             def serve(self):
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                registry.cookies += self.headers.get_all("Cookie", ())
                 status, headers = registry.answer(self.command, self.path, self.headers.get("Authorization"))
                 self.send_response(status)
                 for name, value in headers.items():
@@ -348,6 +360,8 @@ def machines():
                 for host in WITNESSES:
                     witnesses[host] = Witness(host, registry.port)
                     starting.callback(witnesses[host].close)
+                witnesses[OTHER] = Witness(REGISTRY, 0)
+                starting.callback(witnesses[OTHER].close)
                 stack.push(starting.pop_all())
                 yield registry, witnesses
                 return
@@ -357,27 +371,32 @@ def machines():
 def hostile(machines, docker_host, tmp_path, monkeypatch, no_pause):  # noqa: ARG001 - for their effects
     """Call it with a place, an address of the table, and what a client does; see `Seen`."""
     registry, witnesses = machines
+    other = witnesses[OTHER].port
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", lookup(socket.getaddrinfo))
 
+    names = (registry.name, f"localhost:{registry.port}")
+
     def log_in(login):
         folder = tmp_path / "docker-config"
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({"auths": {registry.name: login}}))
+        (folder / "config.json").write_text(json.dumps({"auths": dict.fromkeys(names, login)}))
 
     def call(place, address, act, *, login=None):
         log_in(login or {"auth": NamingRegistry.LOGIN.removeprefix("Basic ")})
-        registry.place, registry.address = place, written(address, registry.port)
+        registry.place, registry.address = place, written(address, registry.port, other)
         registry.requests.clear()
         for witness in witnesses.values():
             witness.received = b""
         with observed() as network:
             act(registry.name)
+        assert not registry.cookies
         said = b"".join(witness.received for witness in witnesses.values()).lower()
         there = {*network.connected} - {(REGISTRY, registry.port)}
-        hosts = {host if port == registry.port else f"{host} port {port}" for host, port in there}
+        own = {(REGISTRY, other): OTHER, **{(host, registry.port): host for host in witnesses}}
+        hosts = {own.get((host, port), f"{host} port {port}") for host, port in there}
         return Seen(hosts, said, list(registry.requests))
 
     return call

@@ -38,7 +38,7 @@ def test_unwritable_configuration_is_reported(tmp_path):
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "hosts.toml").write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="was not written by imagematrix"):
         write(tmp_path, NAME, "127.0.0.1:5050")
 
 

@@ -51,7 +51,22 @@ def test_other_addresses_need_a_token(listen):
 
 
 @pytest.mark.parametrize(
-    "listen", ["", "5050", ":5050", "127.0.0.1", "127.0.0.1:70000", "[::1", "host.example:1", "a:b"]
+    "listen",
+    [
+        *("", "5050", ":5050", "127.0.0.1", "127.0.0.1:70000", "[::1", "host.example:1", "a:b", "::1:5050"),
+        *("user@127.0.0.1:5098", "127.0.0.1:1#x", "127.0.0.1:1?y=1", "127.0.0.1:1/x:v1", "127.0.0.1:1/"),
+        *(" 127.0.0.1:1", "127.0.0.1:1\n", "127.0.0.1:\t1", "127.0.0.1:+1", "127.0.0.1:1_0", "127.0.0.1:01"),
+        *(
+            "127.1:1",
+            "2130706433:1",
+            "0x7f.0.0.1:1",
+            "[::1%lo]:1",
+            "[::1%25lo]:1",
+            "[127.0.0.1]:1",
+            "\\127.0.0.1:1",
+        ),
+        *("localhost.:1", "127.0.0.1:\u0661", "http://127.0.0.1:1", "127.0.0.1:1,127.0.0.2:1", "*:1"),
+    ],
 )
 def test_invalid_address_is_rejected(listen):
     with pytest.raises(UsageError, match=r"expected ADDRESS:PORT, such as 127\.0\.0\.1:5050"):
@@ -92,8 +107,23 @@ def test_signal_exits_with_0(number, published, upstream):
         (["--upstream", "oci:/nowhere"], "is not an OCI layout"),
         (["--upstream", "r:1", "--class", "a"], "expected NAME=FILE"),
         (["--upstream", "r:1", "--host", "/nowhere"], "/nowhere"),
-        (["--upstream", "r:1", "--token-file", "/nowhere"], "cannot be read"),
-        (["--upstream", "r:1", "--token-file", "/dev/null"], "is empty"),
+        (
+            ["--upstream", "r:1", "--token-file", "/nowhere"],
+            "/nowhere cannot be read: No such file or directory\n",
+        ),
+        (["--upstream", "r:1", "--token-file", "."], ". cannot be read: Is a directory\n"),
+        (["--upstream", "r:1", "--token-file", sys.executable], " is not text in UTF-8\n"),
+        (["--upstream", "r:1", "--token-file", "/dev/null"], "is empty\n"),
+        (["--sweep", "--listen", "127.0.0.1:1/x:v1"], "invalid address '127.0.0.1:1/x:v1'"),
+        (
+            ["--upstream", "r:1", "--containerd", "/dev/null"],
+            "hosts.toml cannot be written: Not a directory\n",
+        ),
+        (["--upstream", "me@r:1"], "invalid"),
+        (["--upstream", "r:0"], "invalid"),
+        (["--upstream", "r:1/x:v1"], "invalid"),
+        (["--upstream", "r:1/x@y"], "invalid"),
+        (["--upstream", "0x7f.1"], "invalid"),
         (["--upstream", "r:1", "--listen", "192.0.2.1:1"], "other machines can reach"),
         (["--upstream", "r:1", "--listen", "127.0.0.1:1"], None),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 from distribution import digest
-from hostile_addresses import ELSEWHERE, HOME, REFUSED, NamingRegistry
+from hostile_addresses import ELSEWHERE, HOME, OTHER, REFUSED, NamingRegistry
 from resolving import Front, SimulatedNode
 
 BLOB = f"/v2/ml/training/blobs/{digest(b'blob')}"
@@ -12,11 +12,11 @@ BLOB = f"/v2/ml/training/blobs/{digest(b'blob')}"
 def asked(hostile):
     """Call it with the address that the registry names for a blob; it returns a status and `Seen`."""
 
-    def call(address):
+    def call(address, name="127.0.0.1"):
         status = []
 
         def ask(registry):
-            front = Front(registry, SimulatedNode("laptop"))
+            front = Front(registry.replace("127.0.0.1", name), SimulatedNode("laptop"))
             status.append(front.get(BLOB).status_code)
             own.add(f"127.0.0.1 port {front.address.rpartition(':')[2]}")
             front.close()
@@ -47,3 +47,12 @@ def test_the_registry_itself_gets_them(asked, address):
     assert not seen.elsewhere
     logins = [login for path, login in seen.asked]
     assert logins.count(NamingRegistry.LOGIN) >= 3  # HEAD and GET of the blob, and where it is
+
+
+def test_a_cookie_stays_nowhere(asked):
+    """It would go to every port of its host."""
+    _, seen = asked("http://localhost:{port}/x", name="localhost")
+    assert len(seen.asked) > 3
+    _, seen = asked("http://localhost:{other_port}/x", name="localhost")
+    assert seen.elsewhere == {OTHER}
+    assert b"cookie" not in seen.said
