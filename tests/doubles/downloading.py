@@ -32,8 +32,8 @@ def downloads(tls, monkeypatch, tmp_path):
     server.close()
 
 
-def certify(folder, name):
-    """Write a self-signed certificate for loopback with a common name; return the paths."""
+def certify(folder, name, *others):
+    """Write a self-signed certificate for 127.0.0.1 and for names; return the paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)
@@ -46,7 +46,10 @@ def certify(folder, name):
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), *map(x509.DNSName, (name, *others))]
+            ),
+            critical=False,
         )
         .sign(key, hashes.SHA256())
     )

@@ -8,17 +8,21 @@ import contextlib
 import json
 import socket
 import socketserver
+import ssl
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 import pytest
+from downloading import certify
 
 REGISTRY = "127.0.0.1"
 WITNESSES = ("127.0.0.2", "127.0.0.3", "::1")
 OTHER = "another port"
 NAMES = {  # the hosts that this machine's DNS knows, during a test
+    "reg.example": REGISTRY,
+    "auth.example": REGISTRY,
     "evil.example": "127.0.0.2",
     "xn--bcher-kva.example": "127.0.0.2",
     "bücher.example": "127.0.0.2",
@@ -276,13 +280,13 @@ class NamingRegistry:
 
     The places: "redirect", of each request for the repository; "blob", the redirect of a GET of a blob;
     "upload", the Location of an upload; "realm" of a challenge; "token", where the token service redirects;
-    "next", the next page of tags. `requests` are the paths and Authorizations of all
-    requests, `cookies` those of its cookies that came back.
+    "next", the next page of tags. With the files of a certificate in `tls` it is an https server.
+    `requests` are the paths and Authorizations of all requests, `cookies` those of its own that came back.
     """
 
     LOGIN = "Basic YW5uOnNlY3JldA=="
 
-    def __init__(self):
+    def __init__(self, tls=None):
         self.place = self.address = None
         self.requests = []
         self.cookies: list[str] = []
@@ -316,6 +320,10 @@ class NamingRegistry:
 
         self._server = ThreadingHTTPServer((REGISTRY, 0), Handler)
         self._server.daemon_threads = True
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_port
         self.name = f"{REGISTRY}:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -368,24 +376,30 @@ def machines():
 
 
 @pytest.fixture
-def hostile(machines, docker_host, tmp_path, monkeypatch, no_pause):  # noqa: ARG001 - for their effects
-    """Call it with a place, an address of the table, and what a client does; see `Seen`."""
-    registry, witnesses = machines
-    other = witnesses[OTHER].port
+def logged_in(docker_host, tmp_path, monkeypatch, no_pause):  # noqa: ARG001 - for their effects
+    """Call it with registries for which docker then has a login; the names of the table are in DNS."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", lookup(socket.getaddrinfo))
 
-    names = (registry.name, f"localhost:{registry.port}")
-
-    def log_in(login):
+    def log_in(*names, login=None):
         folder = tmp_path / "docker-config"
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({"auths": dict.fromkeys(names, login)}))
+        given = login or {"auth": NamingRegistry.LOGIN.removeprefix("Basic ")}
+        (folder / "config.json").write_text(json.dumps({"auths": dict.fromkeys(names, given)}))
+
+    return log_in
+
+
+@pytest.fixture
+def hostile(machines, logged_in):
+    """Call it with a place, an address of the table, and what a client does; see `Seen`."""
+    registry, witnesses = machines
+    other = witnesses[OTHER].port
 
     def call(place, address, act, *, login=None):
-        log_in(login or {"auth": NamingRegistry.LOGIN.removeprefix("Basic ")})
+        logged_in(registry.name, f"localhost:{registry.port}", login=login)
         registry.place, registry.address = place, written(address, registry.port, other)
         registry.requests.clear()
         for witness in witnesses.values():
@@ -400,3 +414,16 @@ def hostile(machines, docker_host, tmp_path, monkeypatch, no_pause):  # noqa: AR
         return Seen(hosts, said, list(registry.requests))
 
     return call
+
+
+@pytest.fixture
+def over_tls(logged_in, tmp_path, monkeypatch):
+    """A NamingRegistry as https://reg.example, and one at auth.example; docker is logged in at the first."""
+    files = certify(tmp_path, "reg.example", "auth.example")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(files[0]))
+    registry, other = NamingRegistry(files), NamingRegistry(files)
+    registry.name, other.name = f"reg.example:{registry.port}", f"auth.example:{other.port}"
+    logged_in(registry.name)
+    yield registry, other
+    registry.close()
+    other.close()

@@ -1,3 +1,3 @@
 """A registry that names hostile addresses, and witnesses of what clients do with them."""
 
-from hostile_addresses import hostile, machines  # noqa: F401
+from hostile_addresses import hostile, logged_in, machines, over_tls  # noqa: F401

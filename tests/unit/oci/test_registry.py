@@ -9,7 +9,6 @@ import time
 from urllib.parse import parse_qs
 
 import pytest
-import requests
 from distribution import MANIFEST, Dripping, digest, error
 
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
@@ -390,31 +389,6 @@ def test_challenge_from_another_host_is_refused(start_server, server, registry, 
     with pytest.raises(EngineError, match="denies access"):
         registry.blob(digest(BLOB)) if redirect else push(registry)
     assert [(one.path.partition("?")[0][:4], one.login) for one in other.requests] == [("/v2/", None)]
-
-
-def test_credentials_are_never_sent_without_tls(log_in, monkeypatch):
-    log_in("reg.example")
-    sent = []
-
-    class Answer:
-        status_code, url, links = 401, "https://reg.example/v2/training/manifests/v1", {}
-        headers = requests.structures.CaseInsensitiveDict(
-            {"WWW-Authenticate": 'Bearer realm="http://reg.example/token"'}
-        )
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def iter_content(self, _):
-            return ()
-
-    monkeypatch.setattr(requests.Session, "request", lambda *words, **_: sent.append(words[2]) or Answer())
-    with pytest.raises(EngineError, match=r"at http://reg\.example/token, without TLS"):
-        Registry("reg.example/training").digest("v1")
-    assert len(sent) == 1
 
 
 def test_netrc_is_ignored(server, registry, repository, tmp_path, monkeypatch):

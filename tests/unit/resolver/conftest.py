@@ -6,7 +6,7 @@ import json
 
 import pytest
 from distribution import Server
-from hostile_addresses import hostile, machines  # noqa: F401
+from hostile_addresses import hostile, logged_in, machines, over_tls  # noqa: F401
 from resolving import HOPPER, Front, Published, SimulatedNode, variant
 
 

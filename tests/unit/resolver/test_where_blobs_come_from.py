@@ -2,7 +2,7 @@
 
 import pytest
 from distribution import digest
-from hostile_addresses import ELSEWHERE, HOME, OTHER, REFUSED, NamingRegistry
+from hostile_addresses import ELSEWHERE, HOME, OTHER, REFUSED, NamingRegistry, observed
 from resolving import Front, SimulatedNode
 
 BLOB = f"/v2/ml/training/blobs/{digest(b'blob')}"
@@ -56,3 +56,23 @@ def test_a_cookie_stays_nowhere(asked):
     _, seen = asked("http://localhost:{other_port}/x", name="localhost")
     assert seen.elsewhere == {OTHER}
     assert b"cookie" not in seen.said
+
+
+def test_tls_is_not_left(over_tls):
+    registry, other = over_tls
+    registry.place = "blob"
+    front = Front(registry.name, SimulatedNode("laptop"))
+    try:
+        registry.address = f"https://{other.name}/x"
+        assert front.get(BLOB).status_code == 404
+        assert [login for _, login in other.requests] == [None]
+        for host in (registry.name, other.name, f"127.0.0.2:{registry.port}"):
+            registry.address = f"http://{host}/x"
+            with observed() as network:
+                answer = front.get(BLOB)
+            assert (answer.status_code, "without TLS" in answer.text) == (502, True)
+            ports = {port for _, port in network.connected} - {int(front.address.rpartition(":")[2])}
+            assert ports <= {registry.port}
+        assert len(other.requests) == 1
+    finally:
+        front.close()
