@@ -24,7 +24,7 @@ from imagematrix.oci.manifest import MANIFESTS, Manifest, digest_of
 from imagematrix.oci.retry import Resumed, retried
 from imagematrix.oci.transfer import HttpClient, RegistryResponse, cause
 from imagematrix.oci.url import Url
-from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
+from imagematrix.reference import DIGEST, DOCKER_HUB, TAG, Reference
 from imagematrix.site import read_site
 
 TYPE_CHECKING = False
@@ -62,8 +62,8 @@ class _Login:
 class Registry:
     """The repository `name`, such as registry:5000/ml/training, without a tag. Thread-safe.
 
-    Raises UsageError for an invalid name; every method raises EngineError if the registry cannot be reached
-    or refuses. It is a context manager.
+    Raises UsageError for an invalid name, as every method does for an invalid tag or digest. They raise
+    EngineError if the registry cannot be reached or refuses. It is a context manager.
     """
 
     def __init__(self, name: str) -> None:
@@ -88,7 +88,7 @@ class Registry:
 
     def blob_url(self, digest: str) -> Url:
         """Return the URL of a blob, for other clients."""
-        return self._url(f"blobs/{digest}")
+        return self._named("blobs", digest)
 
     def tags(self) -> list[str]:
         """Return the repository's tags; empty if there is no such repository."""
@@ -109,7 +109,7 @@ class Registry:
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
-        answer = self._ask("GET", self._url(f"manifests/{tag}"), {"Accept": ", ".join(MANIFESTS)})
+        answer = self._ask("GET", self._named("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
@@ -121,7 +121,7 @@ class Registry:
 
     def digest(self, tag: str) -> str | None:
         """Return the digest of a tag; None if there is no such tag."""
-        answer = self._ask("HEAD", self._url(f"manifests/{tag}"), {"Accept": ", ".join(MANIFESTS)})
+        answer = self._ask("HEAD", self._named("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
@@ -192,7 +192,7 @@ class Registry:
         repeated: while another client pushes the same blob, docker-registry 2.8 on a file system rewrites the
         file that links the blob to the repository, and a read in between finds that file empty.
         """
-        answer = self._ask("PUT", self._url(f"manifests/{tag}"), {"Content-Type": media_type}, raw)
+        answer = self._ask("PUT", self._named("manifests", tag), {"Content-Type": media_type}, raw)
         name = f"{self._reference.name}:{tag}"
         if answer.status in UNFIT and has_zstd(raw) and not UNKNOWN_BLOBS & {*answer.codes}:
             raise EngineError(str(self._refusal(answer.status, name, answer.codes)), remedy=GZIP_REMEDY)
@@ -205,7 +205,7 @@ class Registry:
         """
         for name in (tag, digest):
             with contextlib.suppress(EngineError):  # for example, it issues no token for deleting
-                self._ask("DELETE", self._url(f"manifests/{name}"))
+                self._ask("DELETE", self._named("manifests", name))
             if self.digest(tag) is None:
                 return True
         return False
@@ -225,7 +225,7 @@ class Registry:
         return self._deleted(digest)
 
     def _deleted(self, name: str) -> bool:
-        answer = self._ask("DELETE", self._url(f"manifests/{name}"))
+        answer = self._ask("DELETE", self._named("manifests", name))
         if answer.status in (OK, ACCEPTED, NO_CONTENT, MISSING):
             return True
         if answer.status in REFERENCED and "UNSUPPORTED" not in answer.codes:
@@ -245,7 +245,7 @@ class Registry:
         Registries without this API have them under a tag instead (OCI distribution specification, "Referrers
         Tag Schema").
         """
-        answer = self._ask("GET", self._url(f"referrers/{digest}"))
+        answer = self._ask("GET", self._named("referrers", digest))
         if answer.status != OK:
             return None
         fields = documents.Fields(documents.parse(answer.body, digest), digest)
@@ -288,6 +288,15 @@ class Registry:
 
     def _ours(self, url: Url) -> bool:
         return url.origin == self._base.origin
+
+    def _named(self, kind: str, name: str) -> Url:
+        """Return the URL of a manifest or a blob; raise UsageError for a name that leads elsewhere.
+
+        Lists in a registry and documents of others name some of them.
+        """
+        if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
+            raise UsageError(f"{self.name} can have no tag or digest {name[:80]!r}")
+        return self._url(f"{kind}/{name}")
 
     def _url(self, resource: str) -> Url:
         return replace(self._base, target=f"{self._base.target}/{resource}")

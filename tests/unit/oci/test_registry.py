@@ -437,6 +437,37 @@ def test_repository_has_no_tag_and_no_digest(rest):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "..",
+        "../../other/manifests/v1",
+        "v1/../v2",
+        "v1?x",
+        "v1#x",
+        "v1\\x",
+        "v1%2f",
+        "v1 ",
+        "a:b",
+        "sha256:x",
+    ],
+)
+def test_invalid_tag_or_digest_is_not_asked_for(server, registry, name):
+    asks = (
+        registry.manifest,
+        registry.digest,
+        registry.blob_url,
+        registry.has_blob,
+        registry.delete,
+        registry.referrers,
+    )
+    for ask in asks:
+        with pytest.raises(UsageError, match="can have no tag or digest"):
+            ask(name)
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
     "content_type",
     ["{}", "{}; charset=utf-8", "{} ; charset=utf-8", "Application/Vnd.OCI.image.index.v1+JSON"],
 )
