@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+HOSTS = (".json", ".ndjson")  # ends of the names of files of hosts
 LISTED = 20  # reasons or changes listed before "and N more"
 
 Hosts = Annotated[
     list[Path],
     typer.Argument(
-        metavar="HOST.json...",
-        help="Hosts saved by `probe --json`: files, folders of files, .ndjson files with one host per line, "
-        "or - for stdin with one host per line.",
+        metavar="[IMAGE[:VERSION]] HOST.json...",
+        help="The image, unless --image or --catalog names it; and hosts saved by `probe --json`: files, "
+        "folders of files, .ndjson files with one host per line, or - for stdin with one host per line.",
     ),
 ]
 Html = Annotated[
@@ -81,6 +82,7 @@ def command(
     from imagematrix.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
+    image, hosts = _split(image, hosts)
     require_image(image, catalog)
     if html is None and (sizes or outdated):
         raise UsageError("--sizes and --outdated add to the page of --html", remedy="add --html FILE")
@@ -104,6 +106,13 @@ def command(
         _print(report)
     if not report.complete:
         raise typer.Exit(NothingFits.exit_code)
+
+
+def _split(image: str | None, words: list[Path]) -> tuple[str | None, list[Path]]:
+    """Return the image and the hosts: as in other commands, the first argument may be the image."""
+    first, *hosts = words
+    is_hosts = first.suffix in HOSTS or str(first) == "-" or first.exists()
+    return (image, words) if image is not None or is_hosts or not hosts else (str(first), hosts)
 
 
 def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | None) -> None:

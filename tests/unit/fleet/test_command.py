@@ -213,6 +213,19 @@ def test_image_must_match_the_catalog(ask):
     assert "t.json is the catalog of t:v1, not of t:v2" in result.err
 
 
+def test_the_first_argument_may_be_the_image(ask):
+    told = ask("fleet")
+    assert ask("t:v1", "fleet") == told
+    result = ask("t:v2", "fleet")
+    assert result.code == 4
+    assert "t.json is the catalog of t:v1, not of t:v2" in result.err
+    # A path that is missing is no image.
+    for words in (("nothing.json", "fleet"), ("nothing",)):
+        result = ask(*words)
+        assert result.code == 2
+        assert f"{words[0]}: No such file or directory" in result.err
+
+
 def test_catalog_is_read_from_a_registry(cli, saved, monkeypatch, make):
     names = []
     monkeypatch.setattr(registry, "catalog", lambda name, _policies: names.append(name) or make.catalog())
