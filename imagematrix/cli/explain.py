@@ -6,7 +6,7 @@ from collections import Counter
 
 import typer
 
-from imagematrix.catalog.catalog import CLAIM, TABLE, UNKNOWN
+from imagematrix.catalog.catalog import CLAIM, UNKNOWN
 from imagematrix.catalog.sources import confirm
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.options import (
@@ -119,11 +119,8 @@ def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
 
 
 def _refusal(rule: RuleResult) -> str:
-    """Return a rule with its reason, marked if the need was read from bytes.
-
-    An image with unknown needs is refused only for needs proven by bytes.
-    """
-    source = {CLAIM: "", TABLE: " (table)"}.get(rule.source, " (bytes)")
+    """Return a rule with its reason, marked with where the need comes from unless it is a claim."""
+    source = "" if rule.source == CLAIM else f" ({rule.source})"
     return f"{rule.rule}{source}: {rule.why}"
 
 

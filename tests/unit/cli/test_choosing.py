@@ -378,3 +378,10 @@ def test_select_names_the_gpus_of_a_mixed_node(choose):
     assert wanted.err == "imagematrix: for GPU 0 (Tesla T4)\n"
     assert choose("select", "mixed", "--gpus", "device=0") == (0, wanted.out, "")
     assert choose("select", "rome-a100", "--gpus", "1").err == ""
+
+
+def test_explain_says_of_each_refusal_where_the_need_comes_from(cli, profiles, shipped_catalog, tmp_path):
+    words = ("explain", "training:v1", "--host", profiles["skylake-v100"], "--catalog")
+    for source in ("unknown", "table", "bytes"):
+        told = with_facts(shipped_catalog, tmp_path, cpu_flags=source)
+        assert f"\n       cpu ({source}): " in cli(*words, told).out
