@@ -1,6 +1,13 @@
-"""Documents as YAML: written in the style that people write, and read without trust."""
+"""Documents as YAML: written in the style that people write, and read without trust.
+
+Readers differ in what they take for a text. `08` and `y` are texts in YAML 1.2; kubectl, whose reader is
+go-yaml, makes a number and a boolean of them. So only texts that no reader can take for something else are
+written without quotes.
+"""
 
 from __future__ import annotations
+
+import re
 
 from imagematrix.errors import UsageError
 
@@ -10,14 +17,25 @@ if TYPE_CHECKING:
 
     import yaml
 
-__all__ = ["dump", "load"]
+__all__ = ["dump", "load", "plain"]
 
 WIDTH = 110
+# No number, date or special value begins with a letter or a slash. A colon at the end would make a key.
+PLAIN = re.compile(r"[A-Za-z/](?:[-A-Za-z0-9_./:@]*[A-Za-z0-9_/])?", re.ASCII)
+WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 LIMIT = 1 << 20  # bytes of a file; an installation has 20,000, a kubeconfig less
 
 
+def plain(text: str) -> bool:
+    """Whether every reader of YAML takes this for a text if it is written without quotes."""
+    return PLAIN.fullmatch(text) is not None and text.lower() not in WORDS
+
+
 def dump(*documents: object) -> str:
-    """Return documents as YAML, separated by `---`, without a newline at the end."""
+    """Return documents as YAML, separated by `---`, without a newline at the end.
+
+    Raises UsageError for a text that is not Unicode, such as an argument in another encoding.
+    """
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -73,4 +91,9 @@ def load(path: Path) -> list[object]:
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"not UTF-8: {text[:80]!r}", remedy="give this text in UTF-8") from error
+    style = None if plain(text) else "|" if "\n" in text else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

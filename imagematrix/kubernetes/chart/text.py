@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from imagematrix.kubernetes.chart.nodes import ABSENT, SKIPPED, Each, Joined, When
+from imagematrix.kubernetes.yaml import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["EACH", "Number", "Writer"]
 
 EACH = "$each"  # the element of an Each
-PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*", re.ASCII)  # scalars that need no quotes in YAML
-WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}  # that would not be texts
 
 
 class Number(int):
@@ -136,5 +135,5 @@ def _condition(item: Any) -> str | None:
 
 
 def _scalar(text: str) -> str:
-    """Return a text as YAML, without quotes if that is safe."""
-    return text if PLAIN.fullmatch(text) and text.lower() not in WORDS else json.dumps(text)
+    """Return a text as YAML on one line."""
+    return text if plain(text) else json.dumps(text)
