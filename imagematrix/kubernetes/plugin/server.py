@@ -104,6 +104,7 @@ class Plugin:
         self._usage: Usage | None = None  # outside of pods; None until it is known
         self._used: dict[str, str] = {}  # the units in it, with their users, as reported
         self._changed = asyncio.Condition()
+        self._reading = asyncio.Lock()  # held while the node, or the usage of its GPUs, is read
         self._stopping = False
         self._servers: dict[str, Any] = {}  # by resource
         # Identity of the socket at which the plugin is registered.
@@ -112,7 +113,7 @@ class Plugin:
     async def run(self, ended: asyncio.Event) -> None:
         """Offer the node's units until `ended` is set, then remove the sockets."""
         times = self._settings.times
-        self._offer = await asyncio.to_thread(self._settings.offer)
+        await self._read_node()
         if not self._offer.resources:
             self._note("no GPU to offer on this node")
         await self._read_pods()
@@ -129,15 +130,24 @@ class Plugin:
             await self._stop()
 
     async def _probe(self) -> None:
-        try:
-            self._offer = await asyncio.to_thread(self._settings.offer)
-        except ImagematrixError as error:
-            self._fail("node", f"the node cannot be probed: {error}")
-        else:
-            self._failures.pop("node", None)
+        async with self._reading:
+            try:
+                await self._read_node()
+            except ImagematrixError as error:
+                self._fail("node", f"the node cannot be probed: {error}")
+            else:
+                self._failures.pop("node", None)
         await self._notify()
 
     async def _survey(self) -> None:
+        async with self._reading:
+            await self._read_usage()
+
+    async def _read_node(self) -> None:
+        """Read what the node offers; raise ImagematrixError if it cannot be probed."""
+        self._offer = await asyncio.to_thread(self._settings.offer)
+
+    async def _read_usage(self) -> None:
         """Read which units are used outside of pods; while that is unknown, the last answer counts."""
         try:
             self._usage = await asyncio.to_thread(self._settings.usage, self._offer.host.gpus)
@@ -285,12 +295,15 @@ class Plugin:
             )
 
         async def allocate(request: Any, context: Any) -> Any:
-            # The last survey may be seconds old, and a launch outside of pods may have taken a unit since.
-            await self._survey()
             try:
-                answers = [
-                    self._allocated(resource, asked.devices_ids) for asked in request.container_requests
-                ]
+                # Since they were last read, a GPU may have failed, minors may have changed, and a launch
+                # outside of pods may have taken a unit.
+                async with self._reading:
+                    await self._read_node()
+                    await self._read_usage()
+                    answers = [
+                        self._allocated(resource, asked.devices_ids) for asked in request.container_requests
+                    ]
             except ImagematrixError as error:
                 self._note(f"{resource}: {error}")
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -253,6 +253,59 @@ def test_a_gpu_that_fails_becomes_unhealthy_and_healthy_again(folder, node):
     assert f"imagematrix.io/gpu: {refused.details()}" in node.notes
 
 
+# As in operation, but the node is not probed again before the test has ended.
+SELDOM = dataclasses.replace(TIMES, probe=60.0, usage=60.0)
+
+
+def test_a_gpu_that_has_failed_since_the_last_probe_is_not_given_out(folder, node):
+    node = node()
+    everything = set(node.uuids)
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder, SELDOM):
+            await kubelet.has(GPU)
+            async with kubelet.watching(GPU) as healthy:
+                assert await healthy() == everything
+                node.lose(5)
+                with pytest.raises(grpc.aio.AioRpcError) as lost:
+                    await kubelet.allocate(GPU, node.uuids[5])
+                assert await healthy() == everything - {node.uuids[5]}
+            node.host = replace(node.host, gpus=node.host.gpus[:5])  # fallen off the bus
+            with pytest.raises(grpc.aio.AioRpcError) as gone:
+                await kubelet.allocate(GPU, node.uuids[6])
+            node.error = ProbeError("no /proc")
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await kubelet.allocate(GPU, node.uuids[0])
+            node.error = None
+            return lost.value, gone.value, unknown.value, await kubelet.allocate(GPU, node.uuids[0])
+
+    *refused, container = asyncio.run(scenario())
+
+    assert {one.code() for one in refused} == {grpc.StatusCode.FAILED_PRECONDITION}
+    assert [one.details() for one in refused] == [
+        f"{node.uuids[5]} cannot be used: lost",
+        f"{GPU}: device '{node.uuids[6]}' not found",
+        "no /proc",
+    ]
+    assert container.devices[0].host_path == "/dev/nvidia0"
+
+
+def test_minors_that_have_changed_since_the_last_probe_are_those_given_out(folder, node):
+    node = node()
+    one, two = node.host.gpus[:2]
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder, SELDOM):
+            await kubelet.has(GPU)
+            swapped = (replace(one, minor=two.minor), replace(two, minor=one.minor))
+            node.host = replace(node.host, gpus=(*swapped, *node.host.gpus[2:]))
+            return await kubelet.allocate(GPU, one.uuid)
+
+    container = asyncio.run(scenario())
+
+    assert container.devices[0].host_path == f"/dev/nvidia{two.minor}"
+
+
 def test_the_plugin_registers_again_when_kubelet_restarts(folder, node):
     node = node(vram=True)
 
