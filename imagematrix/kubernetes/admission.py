@@ -1,4 +1,7 @@
-"""Admission: which image a new pod gets, according to the classes of nodes that it may run on.
+"""Admission: which image a pod gets, according to the classes of nodes that it may run on.
+
+A pod that exists can get other images, by an update, and ephemeral containers, but its affinity stays. So
+these get the image of the pod's node, and a pod without a node gets none.
 
 `admit` is a pure function of a pod and an AdmissionPolicy. The module `policy` expresses the same in CEL,
 which API servers evaluate.
@@ -30,7 +33,10 @@ __all__ = [
     "LISTS",
     "NODE",
     "NODE_TERMS",
+    "NOWHERE",
+    "OPERATIONS",
     "SHOWN",
+    "UNPLACED",
     "WIDEST",
     "Admission",
     "AdmissionPolicy",
@@ -40,11 +46,15 @@ __all__ = [
 ]
 
 LISTS = ("initContainers", "containers", "ephemeralContainers")
-EPHEMERAL = "ephemeralcontainers"  # the subresource whose update only adds an ephemeral container
+# The requests by which a pod gets images, by what they are about. No other sets one: `binding`, `resize` and
+# `status` leave images and affinity alone.
+OPERATIONS = {"pods": ("CREATE", "UPDATE"), "pods/ephemeralcontainers": ("UPDATE",)}
 NODE = "metadata.name"  # the field by which a DaemonSet's pods name their node
 NODE_TERMS = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
 ABSENT = "!"  # among the values of a label if some nodes lack it; no label has this value
 WIDEST = 40  # containers in one list of a pod, or terms of its affinity; a pod with more is left alone
+NOWHERE = "no class of nodes matches the pod's node selector and affinity"
+UNPLACED = "the pod is on no node of a known class, which alone decides once a pod exists; create it again"
 SHOWN = 8  # classes that a reason names
 VALUES = 500  # values of one label over all classes; labels with more do not distinguish classes here
 FEATURES = ("feature.node.kubernetes.io/", FLAG)  # prefixes of labels by which nobody selects nodes
@@ -115,36 +125,49 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolic
     )
 
 
-def admit(pod: Json, policy: AdmissionPolicy, *, subresource: str = "") -> Admission:
-    """Return the decision about a pod that is created, or that gets an ephemeral container by a subresource.
+def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> Admission:
+    """Return the decision about a pod that is created, or changed from what it was `before`.
 
-    The pod's node selector, affinity, node name and label imagematrix.io/class limit the classes on which it
-    may run. If those of them that get an image get the same image, the pod gets it too, with an affinity to
-    the classes that have it. Other images are never touched, so a second call changes nothing.
+    A new pod's node selector, affinity, node name and label imagematrix.io/class limit the classes on which
+    it may run. If those of them that get an image get the same image, the pod gets it too, with an affinity
+    to the classes that have it. A changed pod gets the image of its node's class in containers that did not
+    use the name before. Other images are never touched, so a second call changes nothing.
     """
     spec = pod["spec"]
-    uses = [
-        f"/spec/{name}/{index}/image"
-        for name in LISTS
-        for index, container in enumerate(spec.get(name) or ())
-        if container.get("image") == policy.name
-    ]
+    had = {} if before is None else _using(before["spec"], policy.name)
+    uses = [path for container, path in _using(spec, policy.name).items() if container not in had]
     if not uses:
         return Admission()
     terms = required(spec)
     wide = any(len(some) > WIDEST for some in (*(spec.get(name) or () for name in LISTS), terms or ()))
-    possible = [] if wide else [each for each in policy.classes if _may_run(pod, each)]
+    may_run = _may_run if before is None else _runs
+    possible = [] if wide else [each for each in policy.classes if may_run(pod, each)]
     images = [each.image for each in possible if each.image]
     if wide or len(set(images)) != 1:
         cause: Cause = "wide" if wide else "several" if images else "nothing" if possible else "nowhere"
         names = tuple(each.name for each in possible)
-        reason = _reason(policy.name, cause, names)
+        reason = _reason(policy.name, cause, names, new=before is None)
         return Admission(reason=reason, refused=policy.deny, cause=cause, possible=names)
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
-    if subresource != EPHEMERAL:  # that pod has its node, and its affinity cannot change
+    if before is None:
         having = [each.name for each in policy.classes if each.image == images[0]]
         patch += _affinity_operations(spec, terms, isin(CLASS, *having))
     return Admission(patch=tuple(patch))
+
+
+def _using(spec: Json, name: str) -> dict[object, str]:
+    """Return the path of the image of each container that uses the image `name`, by its list and its name."""
+    return {
+        (some, container.get("name", index)): f"/spec/{some}/{index}/image"
+        for some in LISTS
+        for index, container in enumerate(spec.get(some) or ())
+        if container.get("image") == name
+    }
+
+
+def _runs(pod: Json, each: PodClass) -> bool:
+    """Whether the pod has a node, of this class."""
+    return pod["spec"].get("nodeName") in each.values.get(NODE, ())
 
 
 def _may_run(pod: Json, each: PodClass) -> bool:
@@ -191,11 +214,11 @@ def _comparison(value: str, values: Sequence[str]) -> int:
     return (have > bound) - (have < bound)
 
 
-def _reason(name: str, cause: Cause, possible: Sequence[str]) -> str:
+def _reason(name: str, cause: Cause, possible: Sequence[str], *, new: bool) -> str:
     which = f"{len(possible)} classes" if len(possible) > SHOWN else ", ".join(possible)
     words = {
         "wide": f"the pod has more than {WIDEST} containers or node selector terms",
-        "nowhere": "no class of nodes matches the pod's node selector and affinity",
+        "nowhere": NOWHERE if new else UNPLACED,
         "nothing": f"no image fits the nodes that the pod may run on: {which}",
         "several": f"the nodes that the pod may run on need different images: {which}; select one by {CLASS}",
     }
@@ -229,7 +252,11 @@ def _add(path: str, value: object) -> dict[str, Any]:
 
 
 def _distinguishing(classes: Iterable[Class]) -> list[str]:
-    """Return the labels, and the name of the node, whose values differ between classes and are few enough."""
+    """Return the labels, and the name of the node, whose values differ between classes and are few enough.
+
+    The class label and the name of the node always count: a pod may ask for another class, and a pod that
+    exists is known by its node alone.
+    """
     some = list(classes)
     keys = {
         key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)
@@ -237,8 +264,7 @@ def _distinguishing(classes: Iterable[Class]) -> list[str]:
     distinct = []
     for key in sorted({*keys, NODE}):
         values = [_values(each, key) for each in some]
-        # The class label counts even if there is only one class: a pod may ask for another.
-        if sum(map(len, values)) <= VALUES and (len(Counter(values)) > 1 or key == CLASS):
+        if key in {CLASS, NODE} or (sum(map(len, values)) <= VALUES and len(Counter(values)) > 1):
             distinct.append(key)
     return distinct
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from imagematrix.allocation.locks import SHARED
 from imagematrix.errors import UsageError
 from imagematrix.kubelet import sockets
-from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy
+from imagematrix.kubernetes.admission import AdmissionPolicy
 from imagematrix.kubernetes.dra import cdi, slices
 from imagematrix.kubernetes.manifests import DNS_LABEL, LABEL, manifest, pulling
-from imagematrix.kubernetes.policy import API, used
+from imagematrix.kubernetes.policy import API, rules, used
 from imagematrix.kubernetes.webhook.review import PATH
 
 TYPE_CHECKING = False
@@ -301,7 +301,6 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
     # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
     # starting.
     outside = ["kube-system", space, *installation.excluded]
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
     using = " || ".join(used(AdmissionPolicy(name=name, classes=())) for name in installation.names)
     selector = {"key": NAMED, "operator": "NotIn", "values": outside}
     service = {"name": NAME, "namespace": space, "path": PATH, "port": 443}
@@ -315,10 +314,7 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
         "timeoutSeconds": installation.timeout_s,
         "namespaceSelector": {"matchExpressions": [selector]},
         **({"matchConditions": conditions} if installation.conditions else {}),
-        "rules": [
-            {**rule, "operations": ["CREATE"], "resources": ["pods"]},
-            {**rule, "operations": ["UPDATE"], "resources": [f"pods/{EPHEMERAL}"]},
-        ],
+        "rules": rules(),
         "clientConfig": {"service": service, "caBundle": _base64(tls.authorities)},
     }
     return manifest(API, "MutatingWebhookConfiguration", NAME, labels={LABEL: NAME}, webhooks=[hook])

@@ -1,9 +1,9 @@
 """An AdmissionPolicy as objects of the API server: `admission.admit` in CEL.
 
 A MutatingAdmissionPolicy (stable from Kubernetes 1.36) cannot refuse a pod with a reason, so a
-ValidatingAdmissionPolicy refuses pods that still use the name afterwards. Expressions use only functions
-that every version with these policies has. An expression may have at most 100,000 characters, so each class
-is a separate variable.
+ValidatingAdmissionPolicy refuses pods that still use the name afterwards, where they did not before.
+Expressions use only functions that every version with these policies has. An expression may have at most
+100,000 characters, so each class is a separate variable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from __future__ import annotations
 import json
 
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.admission import ABSENT, EPHEMERAL, LISTS, NODE, SHOWN, WIDEST
+from imagematrix.kubernetes.admission import (
+    ABSENT,
+    LISTS,
+    NODE,
+    NOWHERE,
+    OPERATIONS,
+    SHOWN,
+    UNPLACED,
+    WIDEST,
+)
 from imagematrix.kubernetes.affinity import INTEGER, REQUIRED
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.manifests import manifest
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.admission import AdmissionPolicy, PodClass
     from imagematrix.kubernetes.manifests import Manifest
 
-__all__ = ["API", "mutation", "objects", "refusal", "used", "variables"]
+__all__ = ["API", "mutation", "objects", "refusal", "rules", "used", "variables"]
 
 API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
@@ -32,6 +41,7 @@ NUMBER = f"^{INTEGER.pattern}$"
 NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
 SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
 TERMS = f"{SELECTOR}.nodeSelectorTerms"
+NEW = "request.operation == 'CREATE'"  # only then is there no `oldObject`
 
 
 def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
@@ -40,7 +50,7 @@ def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
     Raises UsageError if the classes have too many labels or nodes for an expression in CEL.
     """
     condition = {"name": "uses-the-image", "expression": used(policy)}
-    shared = {"matchConstraints": _constraints(), "matchConditions": [condition]}
+    shared = {"matchConstraints": {"resourceRules": rules()}, "matchConditions": [condition]}
     named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
     longest = max(named, key=lambda variable: len(variable["expression"]))
     if len(longest["expression"]) > LONGEST:
@@ -76,7 +86,7 @@ def variables(policy: AdmissionPolicy) -> dict[str, str]:
         "required": f"{has_affinity} && has({SELECTOR})",
         "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
         "wide": f"size(variables.terms) > {WIDEST} || {' || '.join(counts)}",
-        "left": f"variables.classes.filter(c, {_may_run()})",
+        "left": f"variables.classes.filter(c, {NEW} ? {_may_run()} : {_runs()})",
         "images": f"variables.left.map(c, c[{_text(IMAGE)}][0]).filter(i, i != '')",
         "image": (
             "!variables.wide && size(variables.images) > 0 && "
@@ -92,8 +102,7 @@ def variables(policy: AdmissionPolicy) -> dict[str, str]:
 def mutation(policy: AdmissionPolicy) -> str:
     """Return the expression of the JSON patch, which is empty if the image is undecided."""
     patches = [_image_operations(policy, name) for name in LISTS]
-    ephemeral = f"has(request.subResource) && request.subResource == {_text(EPHEMERAL)}"
-    placing = f"({ephemeral} ? [] : {_affinity_operations()})"
+    placing = f"({NEW} ? {_affinity_operations()} : [])"
     return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
 
 
@@ -105,7 +114,7 @@ def refusal(policy: AdmissionPolicy) -> str:
         f"variables.left.map(c, c[{_text(NAME)}][0]).join(', '))"
     )
     wide = _text(f"the pod has more than {WIDEST} containers or node selector terms")
-    nowhere = _text("no class of nodes matches the pod's node selector and affinity")
+    nowhere = f"({NEW} ? {_text(NOWHERE)} : {_text(UNPLACED)})"
     nothing = f"{_text('no image fits the nodes that the pod may run on: ')} + {which}"
     several = (
         f"{_text('the nodes that the pod may run on need different images: ')} + {which} + "
@@ -118,22 +127,32 @@ def refusal(policy: AdmissionPolicy) -> str:
 
 
 def used(policy: AdmissionPolicy) -> str:
-    """Return the expression that is true if a pod uses the name."""
-    name = _text(policy.name)
+    """Return the expression that is true if a pod uses the name in a container that did not use it before."""
     return " || ".join(
-        f"(has(object.spec.{some}) && object.spec.{some}.exists(c, has(c.image) && c.image == {name}))"
+        f"(has(object.spec.{some}) && object.spec.{some}.exists(c, {_uses(policy, some, 'c')}))"
         for some in LISTS
     )
 
 
-def _constraints() -> Manifest:
-    rule = {"apiGroups": [""], "apiVersions": ["v1"]}
-    return {
-        "resourceRules": [
-            {**rule, "operations": ["CREATE"], "resources": ["pods"]},
-            {**rule, "operations": ["UPDATE"], "resources": [f"pods/{EPHEMERAL}"]},
-        ]
-    }
+def rules() -> list[Manifest]:
+    """Return the rules by which an API server asks about each request that sets the image of a pod."""
+    return [
+        {"apiGroups": [""], "apiVersions": ["v1"], "operations": list(some), "resources": [resource]}
+        for resource, some in OPERATIONS.items()
+    ]
+
+
+def _uses(policy: AdmissionPolicy, some: str, container: str) -> str:
+    """Return the expression that is true if a container, of a list of a pod, uses the name since the request.
+
+    Otherwise an update of a label or a finalizer would be about the image, too.
+    """
+    name, old = _text(policy.name), f"oldObject.spec.{some}"
+    before = f"o.name == {container}.name && has(o.image) && o.image == {name}"
+    return (
+        f"has({container}.image) && {container}.image == {name} && "
+        f"({NEW} || !has({old}) || !{old}.exists(o, {before}))"
+    )
 
 
 def _class(each: PodClass) -> str:
@@ -141,6 +160,11 @@ def _class(each: PodClass) -> str:
     entries = {NAME: (each.name,), IMAGE: (each.image,), **each.values}
     lists = [f"{_text(key)}: [{', '.join(map(_text, values))}]" for key, values in entries.items()]
     return f"{{{', '.join(lists)}}}"
+
+
+def _runs() -> str:
+    node, name = _text(NODE), "object.spec.nodeName"
+    return f"has({name}) && {node} in c && {name} in c[{node}]"
 
 
 def _may_run() -> str:
@@ -152,7 +176,7 @@ def _may_run() -> str:
     bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
     selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
     matched = f"!variables.required || variables.terms.exists(t, {_may_match()})"
-    return " && ".join(f"({condition})" for condition in (labelled, bound, selected, matched))
+    return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
 
 
 def _may_match() -> str:
@@ -196,8 +220,8 @@ def _image_operations(policy: AdmissionPolicy, name: str) -> str:
         f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"
     )
     return (
-        f"(has({items}) ? variables.places.filter(i, i < size({items}) && has({items}[i].image) && "
-        f"{items}[i].image == {_text(policy.name)}).map(i, {patch}) : [])"
+        f"(has({items}) ? variables.places.filter(i, i < size({items}) && "
+        f"{_uses(policy, name, f'{items}[i]')}).map(i, {patch}) : [])"
     )
 
 

@@ -93,29 +93,29 @@ class ApiServer:
         self._validating = [one for one in objects if one["kind"] == "ValidatingAdmissionPolicy"]
         self._cel = Cel(JSONPatch=celtypes.MessageType)
 
-    def mutate(self, pod, subresource=""):
-        """Return the JSON patch of all policies for a pod."""
+    def mutate(self, pod, before=None):
+        """Return the JSON patch of all policies for a pod that is created, or changed from `before`."""
         patch = []
         for one in self._mutating:
-            values = self._values(one["spec"], pod, subresource)
+            values = self._values(one["spec"], pod, before)
             for mutation in one["spec"]["mutations"] if values else ():
                 patch += self._cel(mutation["jsonPatch"]["expression"], **values)
         return json.loads(json.dumps(patch, cls=CELJSONEncoder))
 
-    def refuse(self, pod, subresource=""):
+    def refuse(self, pod, before=None):
         """Return the message of the first validation that fails, or None."""
         for one in self._validating:
-            values = self._values(one["spec"], pod, subresource)
+            values = self._values(one["spec"], pod, before)
             for validation in one["spec"]["validations"] if values else ():
                 if not self._cel(validation["expression"], **values):
                     return str(self._cel(validation["messageExpression"], **values))
         return None
 
-    def _values(self, spec, pod, subresource):
+    def _values(self, spec, pod, before):
         values = {
             "object": json_to_cel(pod),
-            # An API server leaves empty fields out of the request; reading an absent one is an error.
-            "request": json_to_cel({"subResource": subresource} if subresource else {}),
+            "oldObject": json_to_cel(before),
+            "request": json_to_cel({"operation": "UPDATE" if before else "CREATE"}),
         }
         if not all(self._cel(one["expression"], **values) for one in spec["matchConditions"]):
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.admission import EPHEMERAL, admit
+from imagematrix.kubernetes.admission import OPERATIONS, admit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = ["PATH", "ReviewAnswer", "answer"]
 PATH = "/mutate"  # where the API server posts reviews
 
 API, KIND = "admission.k8s.io/v1", "AdmissionReview"
-ASKED = {("CREATE", ""), ("UPDATE", EPHEMERAL)}  # operations and subresources that set images
 FORBIDDEN = 403
 
 
@@ -56,15 +55,16 @@ def answer(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
         raise fields.fail("request", "is missing (expected an object)")
     response: dict[str, Any] = {"uid": request.text("uid"), "allowed": True}
     document = {"apiVersion": API, "kind": KIND, "response": response}
-    subresource = request.text_or_none("subResource") or ""
-    resource = request.object_or_none("resource")
-    pods = resource is not None and resource.text_or_none("resource") == "pods"
     pod = request.object_or_none("object")
     named = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
-    if pod is None or not pods or (request.text("operation"), subresource) not in ASKED:
+    operation = request.text("operation")
+    if pod is None or operation not in OPERATIONS.get(_resource(request), ()):
         return ReviewAnswer(document=document, outcome="unchanged", pod=named)
+    before = request.object_or_none("oldObject")
+    if before is None and operation != "CREATE":
+        raise request.fail("oldObject", "is missing (expected an object)")
     try:
-        patch, reasons, refused = _admitted(pod.data, policies, subresource)
+        patch, reasons, refused = _admitted(pod.data, before.data if before is not None else None, policies)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # API servers send only pods that they have decoded: another client sent this one.
         raise UsageError("review: request: object: invalid pod") from error
@@ -84,15 +84,22 @@ def answer(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
     return ReviewAnswer(document=document, outcome=outcome, pod=named, reason=reason)
 
 
+def _resource(request: documents.Fields) -> str:
+    """Return what a request is about, such as `pods/ephemeralcontainers`."""
+    resource = request.object_or_none("resource")
+    words = (resource and resource.text_or_none("resource"), request.text_or_none("subResource"))
+    return "/".join(word for word in words if word)
+
+
 def _admitted(
-    pod: dict[str, Any], policies: Iterable[AdmissionPolicy], subresource: str
+    pod: dict[str, Any], before: dict[str, Any] | None, policies: Iterable[AdmissionPolicy]
 ) -> tuple[list[Mapping[str, Any]], list[str], bool]:
     """Return the patch, the reasons and whether the pod is refused; each policy sees earlier patches."""
     patch: list[Mapping[str, Any]] = []
     reasons: list[str] = []
     refused = False
     for policy in policies:
-        admission = admit(pod, policy, subresource=subresource)
+        admission = admit(pod, policy, before=before)
         patch += admission.patch
         reasons += [admission.reason] if admission.reason else []
         refused = refused or admission.refused

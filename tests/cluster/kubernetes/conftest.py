@@ -188,7 +188,7 @@ def create(cluster):
     """
     names = []
 
-    def start(name, image, resources=None, arguments=("600",), claim=None, **spec):
+    def start(name, image, resources=None, arguments=("600",), claim=None, labels=None, **spec):
         container = {"name": "main", "image": image, "args": list(arguments)}
         if resources:
             container["resources"] = {"limits": resources}
@@ -196,7 +196,7 @@ def create(cluster):
             container["resources"] = {"claims": [{"name": "gpu"}]}
             spec["resourceClaims"] = [{"name": "gpu", **claim}]
         names.append(name)
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels or {}}}
         given = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, **spec}
         return cluster.apply(pod | {"spec": {"containers": [container], **given}}, check=False)
 

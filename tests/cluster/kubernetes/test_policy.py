@@ -151,6 +151,31 @@ def test_an_ephemeral_container_gets_the_image_of_the_pod_s_node(cluster, create
 
 
 @pytest.mark.usefixtures("_denying")
+def test_an_image_that_is_changed_runs_as_that_of_the_pod_s_node(cluster, create, training):
+    cpu = training.name.replace(":v1", "@" + training.digests["cpu"])
+    create("changed", cpu, nodeSelector={HOST: "n2"})
+    cluster.wait(lambda: cluster.report("changed").startswith("cpu\n"))
+    cluster.kubectl("set", "image", "pod/changed", f"main={training.name}")
+    cluster.wait(lambda: cluster.report("changed").startswith(VARIANTS["n2"]))
+    spec = cluster.get("pod", "changed")["spec"]
+    assert spec["containers"][0]["image"].endswith(training.digests[VARIANTS["n2"]])
+    assert "affinity" not in spec
+
+
+@pytest.mark.usefixtures("_denying")
+def test_a_pod_that_is_bound_to_a_node_of_another_class_does_not_start(cluster, create, training):
+    """A binding is not asked about: the kubelet checks the affinity that the pod got."""
+    labels = {CLASS: cluster.get("node", "n1")["metadata"]["labels"][CLASS]}
+    create("bound", training.name, schedulerName="none", labels=labels)
+    target = {"apiVersion": "v1", "kind": "Node", "name": "n2"}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "bound"}, "target": target}
+    words = ("create", "--raw", "/api/v1/namespaces/default/pods/bound/binding", "-f", "-")
+    cluster.kubectl(*words, input=json.dumps(binding))
+    cluster.wait(lambda: cluster.phases("bound") == ["Failed"])
+    assert cluster.get("pod", "bound")["status"]["reason"] == "NodeAffinity"
+
+
+@pytest.mark.usefixtures("_denying")
 def test_an_undecided_pod_is_refused_with_the_reason(cluster, create, training):
     labels = [cluster.get("node", node)["metadata"]["labels"][CLASS] for node in ("n1", "n2")]
     reason = f"need different images: {', '.join(sorted(labels))}; select one by {CLASS}"

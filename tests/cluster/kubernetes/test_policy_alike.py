@@ -1,21 +1,19 @@
 """60 classes and 20 variants in an API server without kubelets: function, webhook and policy decide alike."""
 
-import base64
 import json
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
-from kube import Kubernetes
+from admitting import POLICIES, bare_cluster, client, configuration, rendered_policy, save, webhook, why
 from machines import ROOT
 from many_classes import HOST, NAME, POOL, RANK, catalog, nodes, pod
 from random_pods import RandomPods
 from scheduling import patched
 
-from imagematrix import documents
 from imagematrix.kubernetes.admission import admit, policy
 from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.labels import CLASS
@@ -25,27 +23,20 @@ pytestmark = pytest.mark.since("1.36")
 
 OTHER = "reg.test/other:v1"
 PODS = 200
-HOOK, CHOOSER = 8443, 8444  # ports
-KINDS = [f"{kind}admissionpolicy{part}" for part in ("binding", "") for kind in ("mutating", "validating")]
+CHOOSER = 8444  # a port
 
 
 @pytest.fixture(scope="module")
 def cluster(data, release):
     """A cluster of Node objects that no kubelet serves."""
-    started = Kubernetes(data, {}, release)
-    started.begin()
-    started.apply(*nodes())
-    yield started
-    started.remove()
+    with bare_cluster(data, release) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def folder(cluster, tmp_path_factory):
     """A folder with catalog.json and the cluster's nodes.json."""
-    made = tmp_path_factory.mktemp("alike")
-    (made / "catalog.json").write_text(documents.dump(catalog().to_json()))
-    (made / "nodes.json").write_text(cluster.kubectl("get", "nodes", "-o", "json").stdout)
-    return made
+    return save(cluster, tmp_path_factory.mktemp("alike"))
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +49,13 @@ def known(folder):
 @pytest.fixture(scope="module")
 def rendered(cluster, folder):
     """The objects that `render policy --on-unknown deny` writes."""
-    words = ("kubernetes", "render", "policy", NAME, "--nodes", folder / "nodes.json")
-    written = cluster.imagematrix(*words, "--catalog", folder / "catalog.json", "--on-unknown", "deny").stdout
-    return list(yaml.safe_load_all(written))
+    return rendered_policy(cluster, folder, "deny")
+
+
+@pytest.fixture
+def hook(cluster, folder):
+    """Return a context manager with our webhook configured; `runs` says whether it also runs."""
+    return partial(webhook, cluster, folder)
 
 
 @pytest.fixture
@@ -75,51 +70,10 @@ def enforced(cluster):
             cluster.wait(lambda: tried(cluster, [decided()]) != before)
             yield
         finally:
-            cluster.kubectl("delete", ",".join(KINDS), "--all")
+            cluster.kubectl("delete", ",".join(POLICIES), "--all")
             cluster.wait(lambda: tried(cluster, [decided()]) == before)
 
     return within
-
-
-@pytest.fixture
-def hook(cluster, folder):
-    """Return a context manager with our webhook configured; `runs` says whether it also runs."""
-
-    @contextmanager
-    def within(unknown, *, runs=True):
-        words = ("kubernetes", "render", "install", NAME, "--program", "any", "--on-unknown", unknown)
-        written = yaml.safe_load_all(cluster.imagematrix(*words).stdout)
-        (made,) = (one for one in written if one["kind"] == "MutatingWebhookConfiguration")
-        made["webhooks"][0]["clientConfig"] = client(cluster, HOOK, "/mutate")
-        if runs:
-            files = ("--nodes", folder / "nodes.json", "--catalog", folder / "catalog.json")
-            tls = ("--tls-cert", cluster.control.authority, "--tls-key", cluster.control.key)
-            listen = ("--listen", f"127.0.0.1:{HOOK}", "--on-unknown", unknown)
-            program = ROOT / ".venv/bin/imagematrix"
-            cluster.control.start("webhook", program, "kubernetes", "webhook", *files, *tls, *listen)
-        try:
-            with configuration(cluster, made):
-                yield
-        finally:
-            if runs:
-                cluster.control.stop("webhook")
-
-    return within
-
-
-@contextmanager
-def configuration(cluster, made):
-    """Configure a webhook within the context."""
-    cluster.apply(made)
-    try:
-        yield
-    finally:
-        cluster.kubectl("delete", "mutatingwebhookconfiguration", made["metadata"]["name"])
-
-
-def client(cluster, port, path):
-    authority = base64.b64encode(cluster.control.authority.read_bytes()).decode()
-    return {"url": f"https://127.0.0.1:{port}{path}", "caBundle": authority}
 
 
 def decided():
@@ -147,12 +101,6 @@ def tried(cluster, pods):
 def refusal(line):
     """Return the reason in the line in which kubectl reports that a pod is refused."""
     return line.partition("denied request: ")[2] or line.partition("denied the request: ")[2] or line
-
-
-def why(cluster, given):
-    """Return all that kubectl says about a pod that is not created."""
-    words = ("create", "-f", "-", "--dry-run=server")
-    return cluster.kubectl(*words, input=json.dumps(given), check=False).stderr
 
 
 def answered(cluster):

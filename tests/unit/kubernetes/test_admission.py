@@ -27,7 +27,7 @@ from scheduling import ApiServer, admitted, patched
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy, admit, policy
+from imagematrix.kubernetes.admission import UNPLACED, AdmissionPolicy, admit, policy
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.labels import CLASS
@@ -37,18 +37,18 @@ from imagematrix.kubernetes.policy import objects
 SERVER = ApiServer(list(objects(POLICY, "t-v1")))
 
 
-def decided(given_pod, subresource=""):
+def decided(given_pod, before=None):
     """Return the pod after admission and the reason; the function and the API server must agree."""
-    admission = admit(given_pod, POLICY, subresource=subresource)
-    patch = SERVER.mutate(given_pod, subresource)
+    admission = admit(given_pod, POLICY, before=before)
+    patch = SERVER.mutate(given_pod, before)
     assert patch == list(admission.patch)
     after = patched(given_pod, patch)
-    assert SERVER.refuse(after, subresource) == (admission.reason if admission.refused else None)
+    assert SERVER.refuse(after, before) == (admission.reason if admission.refused else None)
     assert admission.refused == (admission.reason is not None)
     if not admission.refused:
-        again = admit(after, POLICY, subresource=subresource)
+        again = admit(after, POLICY, before=before)
         assert again.patch == ()
-        assert SERVER.mutate(after, subresource) == []
+        assert SERVER.mutate(after, before) == []
     return after, admission.reason
 
 
@@ -84,11 +84,49 @@ def test_all_kinds_of_containers_and_no_other_image():
 
 
 def test_an_ephemeral_container_gets_the_image_and_no_affinity():
-    given_pod = pod(OTHER, nodeName="n4")
-    given_pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": NAME}]
-    after, _ = decided(given_pod, EPHEMERAL)
+    before = pod(OTHER, nodeName="n4")
+    given_pod = pod(OTHER, nodeName="n4", ephemeralContainers=[{"name": "debug", "image": NAME}])
+    after, _ = decided(given_pod, before)
     assert images(after) == [OTHER, B]
     assert "affinity" not in after["spec"]
+
+
+@pytest.mark.parametrize(("node", "image"), [("n1", A), ("n3", A), ("n4", B)])
+def test_a_changed_image_is_that_of_the_pod_s_node(node, image):
+    """Whatever its labels and selectors say: they decide nothing any more."""
+    spec = {"nodeName": node, "nodeSelector": {"zone": "y"}, "labels": {CLASS: "h100"}}
+    after, _ = decided(pod(NAME, OTHER, **spec), pod(A, OTHER, **spec))
+    assert images(after) == [image, OTHER]
+    assert "affinity" not in after["spec"]
+    init = [{"name": "init", "image": NAME}]
+    after, _ = decided(pod(OTHER, initContainers=init, **spec), pod(OTHER, initContainers=[], **spec))
+    assert images(after) == [image, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"nodeSelector": {"pool": "big"}}, UNPLACED),
+        ({"nodeName": ""}, UNPLACED),
+        ({"labels": {CLASS: "h200"}}, UNPLACED),
+        ({"nodeName": "n9", "nodeSelector": {CLASS: "h200"}}, UNPLACED),
+        ({"nodeName": "n5"}, "no image fits the nodes that the pod may run on: cpu"),
+    ],
+)
+def test_a_changed_image_needs_a_node_that_is_known(spec, reason):
+    """A pod without a node could still go to any: its affinity does not change any more."""
+    assert decided(pod(NAME, **spec), pod(OTHER, **spec)) == (pod(NAME, **spec), f"{NAME}: {reason}")
+
+
+def test_a_change_of_anything_else_is_not_about_the_image():
+    """Otherwise a pod that had the name before could lose neither a finalizer nor a label."""
+    debugged = {"ephemeralContainers": [{"name": "debug", "image": NAME}], "nodeName": "n4"}
+    before = pod(NAME, OTHER, **debugged)
+    after = pod(NAME, OTHER, labels={"a": "b"}, **debugged)
+    assert decided(after, before) == (after, None)
+    more = [*debugged["ephemeralContainers"], {"name": "again", "image": NAME}]
+    after = pod(NAME, OTHER, nodeName="n4", ephemeralContainers=more)
+    assert images(decided(after, before)[0]) == [NAME, OTHER, NAME, B]
 
 
 def test_many_classes_are_counted_in_a_reason():
@@ -144,8 +182,11 @@ affinities: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.lists(terms, max_size=3).map(lambda some: asking(*some)),
 )
 containers = st.lists(
-    st.fixed_dictionaries({"name": st.just("c")}, optional={"image": st.sampled_from([NAME, OTHER, A])}),
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["c", "d", "e"])}, optional={"image": st.sampled_from([NAME, OTHER, A])}
+    ),
     max_size=3,
+    unique_by=lambda one: one["name"],
 )
 pods = st.fixed_dictionaries(
     {
@@ -165,11 +206,11 @@ pods = st.fixed_dictionaries(
 
 
 @settings(max_examples=40, deadline=None)
-@given(pods, st.sampled_from(["", EPHEMERAL]))
-def test_function_and_policy_agree_about_any_pod(given_pod, subresource):
-    after, _ = decided(given_pod, subresource)
-    for before, now in zip(images(given_pod), images(after), strict=True):
-        assert now == before or (before == NAME and now in {A, B})
+@given(pods, st.none() | pods)
+def test_function_and_policy_agree_about_any_pod(given_pod, before):
+    after, _ = decided(given_pod, before)
+    for given_image, now in zip(images(given_pod), images(after), strict=True):
+        assert now == given_image or (given_image == NAME and now in {A, B})
 
 
 @pytest.fixture
@@ -221,6 +262,12 @@ def test_classes_must_be_labelled(cluster, make):
     small_cluster = classes(parse({"kind": "List", "items": items}, "x"), make.catalog(make.variant()))
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
         policy(NAME, small_cluster)
+
+
+def test_the_name_of_the_node_always_counts(small_cluster, monkeypatch):
+    monkeypatch.setattr("imagematrix.kubernetes.admission.VALUES", 2)
+    changed = admit(pod(NAME, nodeName="n2"), policy(NAME, small_cluster), before=pod(OTHER, nodeName="n2"))
+    assert changed.patch[0]["value"] == B
 
 
 def test_an_expression_that_is_too_long_is_an_error():

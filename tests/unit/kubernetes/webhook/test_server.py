@@ -12,7 +12,7 @@ from admission_cases import DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking,
 from aiohttp.test_utils import TestClient, TestServer
 from scheduling import patched
 
-from imagematrix.kubernetes.admission import EPHEMERAL, AdmissionPolicy, admit
+from imagematrix.kubernetes.admission import AdmissionPolicy, admit
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.webhook.review import PATH, answer
@@ -76,18 +76,33 @@ def test_the_webhook_answers_as_the_function_decides(telemetry):
 
 
 def test_an_ephemeral_container_by_its_subresource():
-    given_pod = pod(OTHER, nodeName="n4")
-    given_pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": NAME}]
-    answered = answer(raw(given_pod, "UPDATE", EPHEMERAL), [POLICY])
+    before = pod(OTHER, nodeName="n4")
+    given_pod = pod(OTHER, nodeName="n4", ephemeralContainers=[{"name": "debug", "image": NAME}])
+    answered = answer(raw(given_pod, "UPDATE", "ephemeralcontainers", oldObject=before), [POLICY])
     assert patch_of(answered.document["response"]) == [
         {"op": "replace", "path": "/spec/ephemeralContainers/0/image", "value": B}
     ]
 
 
+def test_a_changed_image_by_the_node_of_the_pod():
+    placed = review(pod(NAME, nodeName="n4"), "UPDATE", oldObject=pod(A, nodeName="n4"))
+    answered = answer(json.dumps(placed).encode(), [POLICY])
+    assert patch_of(answered.document["response"]) == [
+        {"op": "replace", "path": "/spec/containers/0/image", "value": B}
+    ]
+    pending = review(pod(NAME, nodeSelector={"pool": "big"}), "UPDATE", oldObject=pod(A))
+    answered = answer(json.dumps(pending).encode(), [POLICY])
+    assert (answered.outcome, answered.document["response"]["allowed"]) == ("refused", False)
+    assert answered.reason.endswith("create it again")
+
+
 @pytest.mark.parametrize(
     "request_of",
     [
-        review(pod(NAME), "UPDATE"),
+        review(pod(NAME, labels={"a": "b"}), "UPDATE", oldObject=pod(NAME)),
+        review(pod(NAME), "UPDATE", "status", oldObject=pod(OTHER)),
+        review(pod(NAME), "UPDATE", "resize", oldObject=pod(OTHER)),
+        review(pod(NAME), "CREATE", "ephemeralcontainers"),
         review(None, "DELETE"),
         review(pod(NAME), subresource="binding"),
         review(pod(NAME), resource={"resource": "jobs"}),
@@ -133,6 +148,10 @@ def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
         json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}).encode(),
         raw(pod(NAME), uid=7),
         raw(pod(NAME), operation=None),
+        raw(pod(NAME), "UPDATE"),
+        raw(pod(NAME), "UPDATE", oldObject=7),
+        raw(pod(NAME), "UPDATE", oldObject={}),
+        raw(pod(NAME), "UPDATE", oldObject={"spec": {"containers": [{"image": NAME, "name": []}]}}),
         raw([]),
         raw({}),
         raw({"spec": None}),
