@@ -57,6 +57,10 @@ NOWHERE = "no class of nodes matches the pod's node selector and affinity"
 UNPLACED = "the pod is on no node of a known class, which alone decides once a pod exists; create it again"
 SHOWN = 8  # classes that a reason names
 VALUES = 500  # values of one label over all classes; labels with more do not distinguish classes here
+# Characters of the labels of one class, and of all. An API server takes expressions of up to 100,000, and
+# `kubectl apply` keeps a copy of an object, with escapes, in an annotation of up to 262,144.
+CLASS_ROOM, ROOM = 80_000, 180_000
+ESCAPED = 6  # characters besides a text: quotes, their escapes, and a separator
 FEATURES = ("feature.node.kubernetes.io/", FLAG)  # prefixes of labels by which nobody selects nodes
 
 
@@ -77,11 +81,13 @@ class AdmissionPolicy:
     """What to do with pods that use the image `name`: replace it with the image of their class.
 
     A pod that may run on classes with different images is refused if `deny`, and left alone otherwise.
+    `left_out` are the labels that would distinguish classes, but for which there is no room.
     """
 
     name: str
     classes: tuple[PodClass, ...]
     deny: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,7 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolic
                 f"nodes of the class {each.name} lack the label {CLASS}",
                 remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
             )
-    keys = _distinguishing(grouped.classes)
+    keys, left_out = _distinguishing(grouped.classes)
     return AdmissionPolicy(
         name=name,
         classes=tuple(
@@ -122,6 +128,7 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolic
             for each in grouped.classes
         ),
         deny=deny,
+        left_out=tuple(left_out),
     )
 
 
@@ -251,22 +258,36 @@ def _add(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
-def _distinguishing(classes: Iterable[Class]) -> list[str]:
-    """Return the labels, and the name of the node, whose values differ between classes and are few enough.
+def _distinguishing(classes: Iterable[Class]) -> tuple[list[str], list[str]]:
+    """Return the labels whose values differ between classes, and those of them for which there is no room.
 
-    The class label and the name of the node always count: a pod may ask for another class, and a pod that
-    exists is known by its node alone.
+    A node may have any number of labels of its own. So those come first that most nodes have, after the class
+    and the name of the node, which always count.
     """
     some = list(classes)
-    keys = {
+    counts = Counter(
         key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)
-    }
-    distinct = []
-    for key in sorted({*keys, NODE}):
+    )
+    always = (CLASS, NODE)
+    distinct: list[str] = []
+    left_out: list[str] = []
+    used = [0] * len(some)
+    for key in dict.fromkeys((*always, *sorted(counts, key=lambda key: (-counts[key], key)))):
         values = [_values(each, key) for each in some]
-        if key in {CLASS, NODE} or (sum(map(len, values)) <= VALUES and len(Counter(values)) > 1):
+        if key not in always and (sum(map(len, values)) > VALUES or len(set(values)) == 1):
+            continue
+        sizes = [_size(key, *each) for each in values]
+        after = [before + size for before, size in zip(used, sizes, strict=True)]
+        if sum(after) > ROOM or max(after, default=0) > CLASS_ROOM:
+            left_out.append(key)
+        else:
             distinct.append(key)
-    return distinct
+            used = after
+    return distinct, left_out
+
+
+def _size(*texts: str) -> int:
+    return sum(len(text) + ESCAPED for text in texts)
 
 
 def _values(each: Class, key: str) -> tuple[str, ...]:

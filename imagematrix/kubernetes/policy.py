@@ -47,14 +47,17 @@ NEW = "request.operation == 'CREATE'"  # only then is there no `oldObject`
 def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
     """Yield the mutating policy and its binding; for a policy that denies, also the validating ones.
 
-    Raises UsageError if the classes have too many labels or nodes for an expression in CEL.
+    Raises UsageError if there are too many classes for an expression in CEL.
     """
     condition = {"name": "uses-the-image", "expression": used(policy)}
     shared = {"matchConstraints": {"resourceRules": rules()}, "matchConditions": [condition]}
     named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
     longest = max(named, key=lambda variable: len(variable["expression"]))
     if len(longest["expression"]) > LONGEST:
-        raise UsageError(f"too many nodes and labels for one expression: {longest['name']}")
+        raise UsageError(
+            f"too many classes for one expression: {len(policy.classes)}",
+            remedy="use the webhook, which has no such limit: `imagematrix kubernetes render install --help`",
+        )
     mutating = {
         **shared,
         "failurePolicy": "Fail" if policy.deny else "Ignore",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from admitting import POLICIES, bare_cluster, client, configuration, rendered_policy, save, webhook, why
 from machines import ROOT
-from many_classes import HOST, NAME, POOL, RANK, catalog, nodes, pod
+from many_classes import HOST, NAME, POOL, RANK, catalog, node, nodes, pod
 from random_pods import RandomPods
 from scheduling import patched
 
@@ -270,3 +270,18 @@ def test_the_failure_policy_decides_when_an_expression_fails(cluster, enforced, 
         broken[0]["spec"]["failurePolicy"] = "Ignore"
         cluster.apply(*broken)
         cluster.wait(lambda: image(cluster, decided()) == NAME)
+
+
+def test_a_node_with_1500_labels_of_its_own_ends_no_policy(cluster, enforced, tmp_path):
+    """`kubectl apply` keeps what it has applied in an annotation, which has a limit too."""
+    lone = node(99, "lone", "550.163.01", "9.0", "x86-64-v4")
+    lone["metadata"]["labels"] |= {f"example.com/a-label-of-its-own-{number}": "x" for number in range(1500)}
+    cluster.apply(lone)
+    try:
+        made = rendered_policy(cluster, save(cluster, tmp_path), "deny")
+        with enforced(made):
+            assert image(cluster, decided()).startswith(f"{NAME}-")
+            assert image(cluster, pod("lone", NAME, nodeSelector={POOL: "lone"})).startswith(f"{NAME}-")
+            assert "need different images" in why(cluster, pod("undecided", NAME))
+    finally:
+        cluster.kubectl("delete", "node", "n99")

@@ -270,11 +270,52 @@ def test_the_name_of_the_node_always_counts(small_cluster, monkeypatch):
     assert changed.patch[0]["value"] == B
 
 
-def test_an_expression_that_is_too_long_is_an_error():
-    names = tuple(f"node-{number}" for number in range(20_000))
-    long = one_class("x", A, pool=names)
-    with pytest.raises(UsageError, match="too many nodes and labels"):
-        list(objects(AdmissionPolicy(name=NAME, classes=(long,)), "x"))
+@pytest.fixture
+def widely_labelled(cluster, make):
+    """Two classes in pools, of which one has a node with 1,500 labels of its own."""
+    catalog = make.catalog(
+        make.variant("reg/t:v1-a", digest=f"sha256:{'a' * 64}"),
+        make.variant("reg/t:v1-b", digest=f"sha256:{'b' * 64}", driver=make.umd("exact", "580.65.06")),
+    )
+    drivers = {"n1": "550.163.01", "n2": "580.65.06", "n3": "580.65.06"}
+    own = {f"a.example.com/a-label-of-my-own-{number:04}": "x" * 63 for number in range(1500)}
+    items = [
+        cluster.node(name, {"pool": driver, **cluster.own(make.host(make.gpu(0), driver=driver))})
+        for name, driver in drivers.items()
+    ]
+    items[2]["metadata"]["labels"].update(own)
+    return items, catalog, own
+
+
+def test_a_node_with_labels_of_its_own_ends_no_policy(widely_labelled):
+    items, catalog, own = widely_labelled
+    made = policy(NAME, classes(parse({"kind": "List", "items": items}, "x"), catalog), deny=True)
+    written = list(objects(made, "t"))
+    assert len(made.left_out) > 300
+    assert set(made.left_out) < own.keys()
+    assert {CLASS, "metadata.name", "pool"} <= made.classes[0].values.keys()
+    assert max(len(json.dumps(one)) for one in written) < 262_144, "kubectl apply keeps it in an annotation"
+    given_pod = pod(NAME, nodeSelector={"pool": "580.65.06"})
+    assert ApiServer(written).mutate(given_pod) == list(admit(given_pod, made).patch)
+    assert admit(given_pod, made).patch[0]["value"] == B
+
+
+def test_the_command_says_which_labels_do_not_count(cli, tmp_path, widely_labelled):
+    items, catalog, own = widely_labelled
+    (tmp_path / "t.json").write_text(documents.dump(catalog.to_json()))
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": items}))
+    words = ("kubernetes", "render", "policy", "t:v1", "--nodes", tmp_path / "nodes.json")
+    result = cli(*words, "--catalog", tmp_path / "t.json")
+    assert result.code == 0
+    assert f"labels: {min(own)[:20]}" in result.err
+    assert "let pods that select nodes by them also select imagematrix.io/class" in result.err
+
+
+def test_more_classes_than_fit_into_an_expression_are_an_error():
+    many = tuple(one_class(f"c{number}", A, pool=("x",)) for number in range(5000))
+    with pytest.raises(UsageError, match="too many classes for one expression: 5000") as refused:
+        list(objects(AdmissionPolicy(name=NAME, classes=many), "x"))
+    assert "render install --help" in refused.value.remedy
 
 
 def test_the_command(cli, tmp_path, monkeypatch, cluster, make):

@@ -9,8 +9,11 @@ import typer
 from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, cluster, denies
 from imagematrix.cli.kubernetes.render.options import default_name, print_manifests, warn_of
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.output import warn
 
 __all__ = ["command"]
+
+SHOWN = 3  # labels that a warning names
 
 
 def command(
@@ -32,13 +35,22 @@ def command(
 ) -> None:
     """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
     from imagematrix.kubernetes.admission import policy as admitting
+    from imagematrix.kubernetes.labels import CLASS
     from imagematrix.kubernetes.placed import require_labels
     from imagematrix.kubernetes.policy import objects
+    from imagematrix.text import counted, shortened
 
     deny = denies(on_unknown)
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)
     version = f"{grouped.catalog.image}:{grouped.catalog.version}"
     named = f"{default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
-    print_manifests(objects(admitting(used_as or version, grouped, deny=deny), name or named))
+    made = admitting(used_as or version, grouped, deny=deny)
+    print_manifests(objects(made, name or named))
     warn_of(grouped.classes)
+    if made.left_out:
+        which = shortened(made.left_out, SHOWN)
+        warn(
+            f"no room in a policy for {counted(len(made.left_out), 'label')}: {which}",
+            f"let pods that select nodes by them also select {CLASS}",
+        )
