@@ -15,7 +15,7 @@ from imagematrix.allocation.locks import SHARED
 from imagematrix.errors import UsageError
 from imagematrix.kubelet import sockets
 from imagematrix.kubernetes.admission import AdmissionPolicy
-from imagematrix.kubernetes.dra import cdi, slices
+from imagematrix.kubernetes.dra import cdi, slice_policy, slices
 from imagematrix.kubernetes.manifests import DNS_LABEL, LABEL, manifest, pulling
 from imagematrix.kubernetes.policy import API, rules, used
 from imagematrix.kubernetes.webhook.review import PATH
@@ -234,6 +234,8 @@ def _dra_driver(installation: Installation) -> Iterator[Manifest]:
         _rule("", "nodes", "get"),  # the owners of slices
     ]
     yield from _account(installation.namespace, DRA, rules)
+    account = f"system:serviceaccount:{installation.namespace}:{DRA}"
+    yield from slice_policy.objects(DRA, account, labels={LABEL: DRA})
     for kind in (slices.GPU, slices.MIG):
         expression = f'device.driver == "{slices.DRIVER}" && {slices.ATTRIBUTES}.type == "{kind}"'
         spec = {"selectors": [{"cel": {"expression": expression}}]}

@@ -379,9 +379,10 @@ class Kubernetes:
         hook = "mutatingwebhookconfiguration/imagematrix-webhook"
         self.kubectl("delete", "--ignore-not-found", hook)
         self.kubectl("delete", "--ignore-not-found", "namespace/imagematrix")
-        self.kubectl(
-            "delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/part-of=imagematrix"
-        )
+        kinds = ["clusterroles", "clusterrolebindings"]
+        if self.release.has("1.30"):
+            kinds += ["validatingadmissionpolicies", "validatingadmissionpolicybindings"]
+        self.kubectl("delete", ",".join(kinds), "-l", "app.kubernetes.io/part-of=imagematrix")
 
     def label(self):
         """Label the nodes as users without NFD do."""

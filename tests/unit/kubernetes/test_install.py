@@ -101,7 +101,10 @@ def test_the_dra_driver_is_installed_on_request(tls, root):
     for one in made:
         kubernetes_validate.validate(one, "1.37", strict=True)
     ours = {one["kind"]: one for one in made if one["metadata"]["name"] == "imagematrix-dra-driver"}
-    assert [*ours] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]
+    assert [*ours] == [
+        *("ServiceAccount", "ClusterRole", "ClusterRoleBinding"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DaemonSet"),
+    ]
     assert {
         (group, resource): rule["verbs"]
         for rule in ours["ClusterRole"]["rules"]
@@ -113,6 +116,9 @@ def test_the_dra_driver_is_installed_on_request(tls, root):
         ("", "nodes"): ["get"],
     }
     (subject,) = ours["ClusterRoleBinding"]["subjects"]
+    (condition,) = ours["ValidatingAdmissionPolicy"]["spec"]["matchConditions"]
+    account = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    assert condition["expression"] == f'request.userInfo.username == "{account}"'
     pod = ours["DaemonSet"]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == subject["name"] == ours["ServiceAccount"]["metadata"]["name"]
     (container,) = pod["containers"]
