@@ -45,6 +45,7 @@ class Times:
     of GPUs outside of pods, and the node.
     `answer` is the limit for an answer of kubelet. A unit that is not in kubelet's list stays held for
     `settle`, because an allocation may appear there late, and a kubelet that restarts lists no pods at first.
+    `read` is the limit for reading the node before a unit is given out: kubelet starts no pod meanwhile.
     `stop` is the limit for requests that are being answered when the plugin ends.
     """
 
@@ -54,6 +55,7 @@ class Times:
     probe: float = 30.0
     answer: float = 5.0
     settle: float = 10.0
+    read: float = 10.0
     stop: float = 1.0
 
 
@@ -296,14 +298,9 @@ class Plugin:
 
         async def allocate(request: Any, context: Any) -> Any:
             try:
-                # Since they were last read, a GPU may have failed, minors may have changed, and a launch
-                # outside of pods may have taken a unit.
-                async with self._reading:
-                    await self._read_node()
-                    await self._read_usage()
-                    answers = [
-                        self._allocated(resource, asked.devices_ids) for asked in request.container_requests
-                    ]
+                answers = await self._granted(
+                    resource, [asked.devices_ids for asked in request.container_requests]
+                )
             except ImagematrixError as error:
                 self._note(f"{resource}: {error}")
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -332,6 +329,24 @@ class Plugin:
             request.allocation_size,
         )
         return message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
+
+    async def _granted(self, resource: str, containers: list[list[str]]) -> list[Any]:
+        """Return what each container gets; raise ImagematrixError.
+
+        Since the node was last read, a GPU may have failed, minors may have changed, and a launch outside of
+        pods may have taken a unit.
+        """
+        limit = self._settings.times.read
+        try:
+            async with asyncio.timeout(limit), self._reading:
+                await self._read_node()
+                await self._read_usage()
+                return [self._allocated(resource, devices) for devices in containers]
+        except TimeoutError as error:
+            raise offers.AllocationError(
+                f"the node could not be read within {limit:g} s",
+                remedy="see whether `nvidia-smi` answers, and what the kernel's log says of the GPUs",
+            ) from error
 
     def _allocated(self, resource: str, devices: list[str]) -> Any:
         # Without await, so that no other request takes a unit between the check and the note.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,12 +150,15 @@ class Node:
         self.host = host
         self.options = options
         self.error = None
+        self.hangs = None  # the event that ends a probe
         self.unknown = None  # the error if the usage outside of pods cannot be read
         self.used = {}  # it, by key
         self.notes = []
         self.uuids = [gpu.uuid for gpu in host.gpus]
 
     def offer(self):
+        if self.hangs:
+            self.hangs.wait(60)
         if self.error:
             raise self.error
         return offer(self.host, **self.options)
@@ -304,6 +308,26 @@ def test_minors_that_have_changed_since_the_last_probe_are_those_given_out(folde
     container = asyncio.run(scenario())
 
     assert container.devices[0].host_path == f"/dev/nvidia{two.minor}"
+
+
+def test_a_node_that_cannot_be_read_in_time_gives_out_nothing(folder, node):
+    """A driver can hang on a lost GPU, and kubelet, which sets no limit, would start no pod at all."""
+    node = node()
+    goes_on = threading.Event()
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder, dataclasses.replace(SELDOM, read=0.2)):
+            await kubelet.has(GPU)
+            node.hangs = goes_on
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await kubelet.allocate(GPU, node.uuids[0])
+            goes_on.set()
+            return late.value
+
+    late = asyncio.run(scenario())
+
+    assert late.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert late.details() == "the node could not be read within 0.2 s"
 
 
 def test_the_plugin_registers_again_when_kubelet_restarts(folder, node):
