@@ -252,4 +252,5 @@ def _affinity_operations() -> str:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text)
+    """Return a text as a literal of CEL, which has no surrogates."""
+    return json.dumps(text, ensure_ascii=False)

@@ -137,6 +137,15 @@ def test_many_classes_are_counted_in_a_reason():
     assert ApiServer(list(objects(wide, "x"))).refuse(pod(NAME)) == reason
 
 
+@pytest.mark.parametrize("name", ["t:\U0001f600", "t:\"\\\n\u2028'", "t:$(v1) {{ x }} \x7f"])
+def test_a_name_is_the_same_in_cel(name):
+    made = list(objects(AdmissionPolicy(name=name, classes=CLASSES, deny=True), "x"))
+    assert "\\ud83d" not in json.dumps(made, ensure_ascii=False)
+    server, given_pod = ApiServer(made), pod(name, nodeSelector={"pool": "big"})
+    assert images(patched(given_pod, server.mutate(given_pod))) == [A]
+    assert server.refuse(pod(name)).startswith(f"{name}: the nodes")
+
+
 def test_without_deny_the_pod_is_left_to_the_default():
     mild = AdmissionPolicy(name=NAME, classes=CLASSES)
     admission = admit(pod(NAME), mild)
