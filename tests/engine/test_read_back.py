@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from many_classes import NAME, catalog, nodes
 
@@ -111,7 +111,7 @@ def of(**texts):
 whole = st.builds(of, name=texts, key=texts, value=texts, args=st.lists(texts, max_size=6))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(whole, min_size=1, max_size=30))
 def test_any_text_is_read_back_as_it_was(given_objects):
     assert read_back(dump(*given_objects)) == given_objects
