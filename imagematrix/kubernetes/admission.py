@@ -66,7 +66,7 @@ FEATURES = ("feature.node.kubernetes.io/", FLAG)  # prefixes of labels by which 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodClass:
-    """A class as pods see it: its name, its image or "", and its nodes' values of each label.
+    """A class as pods see it: its name, its image or "", its nodes, and their values of each label.
 
     `values` contains ABSENT for a label that some nodes lack. A label without a key in it matches anything.
     """
@@ -74,6 +74,7 @@ class PodClass:
     name: str
     image: str
     values: Mapping[str, tuple[str, ...]]
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,19 +117,25 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolic
                 f"nodes of the class {each.name} lack the label {CLASS}",
                 remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
             )
-    keys, left_out = _distinguishing(grouped.classes)
+    some, room = grouped.classes, _ExpressionRoom(len(grouped.classes))
+    nodes = [_values(each, NODE) for each in some]
+    if not room.take(nodes):
+        nodes = [()] * len(some)
+    keys = _distinguishing(some)
+    kept = [key for key in keys if room.take([(key, *_values(each, key)) for each in some])]
     return AdmissionPolicy(
         name=name,
         classes=tuple(
             PodClass(
                 name=each.name,
                 image=image(each.variant) if each.variant else "",
-                values={key: _values(each, key) for key in keys},
+                values={key: _values(each, key) for key in kept},
+                nodes=names,
             )
-            for each in grouped.classes
+            for each, names in zip(some, nodes, strict=True)
         ),
         deny=deny,
-        left_out=tuple(left_out),
+        left_out=tuple(key for key in keys if key not in kept),
     )
 
 
@@ -174,7 +181,7 @@ def _using(spec: Json, name: str) -> dict[object, str]:
 
 def _runs(pod: Json, each: PodClass) -> bool:
     """Whether the pod has a node, of this class."""
-    return pod["spec"].get("nodeName") in each.values.get(NODE, ())
+    return pod["spec"].get("nodeName") in each.nodes
 
 
 def _may_run(pod: Json, each: PodClass) -> bool:
@@ -258,36 +265,41 @@ def _add(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
-def _distinguishing(classes: Iterable[Class]) -> tuple[list[str], list[str]]:
-    """Return the labels whose values differ between classes, and those of them for which there is no room.
+class _ExpressionRoom:
+    """The room that is left in the expressions of some classes."""
 
-    A node may have any number of labels of its own. So those come first that most nodes have, after the class
-    and the name of the node, which always count.
+    def __init__(self, classes: int) -> None:
+        self._used = [0] * classes
+
+    def take(self, texts: Iterable[Iterable[str]]) -> bool:
+        """Take room for some texts of each class; return whether there is enough."""
+        used = [
+            before + sum(len(text) + ESCAPED for text in each)
+            for before, each in zip(self._used, texts, strict=True)
+        ]
+        if sum(used) > ROOM or max(used, default=0) > CLASS_ROOM:
+            return False
+        self._used = used
+        return True
+
+
+def _distinguishing(classes: Iterable[Class]) -> list[str]:
+    """Return the labels, and the name of the node, whose values differ between classes and are few enough.
+
+    A node may have any number of labels of its own. So the class and the name come first, and then the labels
+    that most nodes have.
     """
     some = list(classes)
     counts = Counter(
         key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)
     )
-    always = (CLASS, NODE)
-    distinct: list[str] = []
-    left_out: list[str] = []
-    used = [0] * len(some)
-    for key in dict.fromkeys((*always, *sorted(counts, key=lambda key: (-counts[key], key)))):
+    distinct = []
+    for key in dict.fromkeys((CLASS, NODE, *sorted(counts, key=lambda key: (-counts[key], key)))):
         values = [_values(each, key) for each in some]
-        if key not in always and (sum(map(len, values)) > VALUES or len(set(values)) == 1):
-            continue
-        sizes = [_size(key, *each) for each in values]
-        after = [before + size for before, size in zip(used, sizes, strict=True)]
-        if sum(after) > ROOM or max(after, default=0) > CLASS_ROOM:
-            left_out.append(key)
-        else:
+        # The class label counts even if there is only one class: a pod may ask for another.
+        if sum(map(len, values)) <= VALUES and (len(set(values)) > 1 or key == CLASS):
             distinct.append(key)
-            used = after
-    return distinct, left_out
-
-
-def _size(*texts: str) -> int:
-    return sum(len(text) + ESCAPED for text in texts)
+    return distinct
 
 
 def _values(each: Class, key: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ __all__ = ["API", "mutation", "objects", "refusal", "rules", "used", "variables"
 
 API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
-NAME, IMAGE = "!name", "!image"  # keys of a class besides its labels; no label begins with "!"
+NAME, IMAGE, NODES = "!name", "!image", "!nodes"  # keys besides labels, none of which begins with "!"
 NUMBER = f"^{INTEGER.pattern}$"
 NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
 SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
@@ -160,14 +160,13 @@ def _uses(policy: AdmissionPolicy, some: str, container: str) -> str:
 
 def _class(each: PodClass) -> str:
     """Return a class as a map of lists of strings: in Kubernetes' CEL, values of a map have one type."""
-    entries = {NAME: (each.name,), IMAGE: (each.image,), **each.values}
+    entries = {NAME: (each.name,), IMAGE: (each.image,), NODES: each.nodes, **each.values}
     lists = [f"{_text(key)}: [{', '.join(map(_text, values))}]" for key, values in entries.items()]
     return f"{{{', '.join(lists)}}}"
 
 
 def _runs() -> str:
-    node, name = _text(NODE), "object.spec.nodeName"
-    return f"has({name}) && {node} in c && {name} in c[{node}]"
+    return f"has(object.spec.nodeName) && object.spec.nodeName in c[{_text(NODES)}]"
 
 
 def _may_run() -> str:

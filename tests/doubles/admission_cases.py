@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from imagematrix.kubernetes.admission import AdmissionPolicy, PodClass
+from imagematrix.kubernetes.admission import NODE, AdmissionPolicy, PodClass
 from imagematrix.kubernetes.labels import CLASS
 
 NAME, OTHER = "reg/t:v1", "debian:trixie"
@@ -12,7 +12,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def one_class(name, image, *, pool, zone=("x",), memory=("40",), **values):
     told = {CLASS: (name,), "pool": pool, "zone": zone, "memory": memory}
-    return PodClass(name=name, image=image, values=told | values)
+    return PodClass(name=name, image=image, values=told | values, nodes=values.get(NODE, ()))
 
 
 CLASSES = (

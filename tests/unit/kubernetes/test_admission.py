@@ -273,10 +273,14 @@ def test_classes_must_be_labelled(cluster, make):
         policy(NAME, small_cluster)
 
 
-def test_the_name_of_the_node_always_counts(small_cluster, monkeypatch):
+def test_a_changed_pod_is_known_by_its_node_in_any_cluster(small_cluster, monkeypatch):
     monkeypatch.setattr("imagematrix.kubernetes.admission.VALUES", 2)
-    changed = admit(pod(NAME, nodeName="n2"), policy(NAME, small_cluster), before=pod(OTHER, nodeName="n2"))
-    assert changed.patch[0]["value"] == B
+    made, placed = policy(NAME, small_cluster), {"nodeName": "n2"}
+    assert "metadata.name" not in made.classes[0].values
+    assert admit(pod(NAME, **placed), made, before=pod(OTHER, **placed)).patch[0]["value"] == B
+    monkeypatch.setattr("imagematrix.kubernetes.admission.ROOM", 20)
+    unknown = policy(NAME, small_cluster)
+    assert UNPLACED in admit(pod(NAME, **placed), unknown, before=pod(OTHER, **placed)).reason
 
 
 @pytest.fixture
