@@ -17,8 +17,11 @@ from imagematrix.kubernetes.admission import (
     NODE,
     NOWHERE,
     OPERATIONS,
+    REQUIREMENTS,
     SHOWN,
     UNPLACED,
+    WANTED,
+    WIDE,
     WIDEST,
 )
 from imagematrix.kubernetes.affinity import INTEGER, REQUIRED
@@ -88,7 +91,9 @@ def variables(policy: AdmissionPolicy) -> dict[str, str]:
         "classes": f"[{listed}]",
         "required": f"{has_affinity} && has({SELECTOR})",
         "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
-        "wide": f"size(variables.terms) > {WIDEST} || {' || '.join(counts)}",
+        "wide": " || ".join(
+            [f"size(variables.terms) > {WIDEST}", *counts, f"variables.terms.exists(t, {_wide()})"]
+        ),
         "left": f"variables.classes.filter(c, {NEW} ? {_may_run()} : {_runs()})",
         "images": f"variables.left.map(c, c[{_text(IMAGE)}][0]).filter(i, i != '')",
         "image": (
@@ -116,7 +121,6 @@ def refusal(policy: AdmissionPolicy) -> str:
         f"(size(variables.left) > {SHOWN} ? string(size(variables.left)) + ' classes' : "
         f"variables.left.map(c, c[{_text(NAME)}][0]).join(', '))"
     )
-    wide = _text(f"the pod has more than {WIDEST} containers or node selector terms")
     nowhere = f"({NEW} ? {_text(NOWHERE)} : {_text(UNPLACED)})"
     nothing = f"{_text('no image fits the nodes that the pod may run on: ')} + {which}"
     several = (
@@ -124,7 +128,7 @@ def refusal(policy: AdmissionPolicy) -> str:
         f"{_text(f'; select one by {CLASS}')}"
     )
     return (
-        f"{start}(variables.wide ? {wide} : size(variables.left) == 0 ? {nowhere} : "
+        f"{start}(variables.wide ? {_text(WIDE)} : size(variables.left) == 0 ? {nowhere} : "
         f"size(variables.images) == 0 ? {nothing} : {several})"
     )
 
@@ -169,6 +173,15 @@ def _runs() -> str:
     return f"has(object.spec.nodeName) && object.spec.nodeName in c[{_text(NODES)}]"
 
 
+def _wide() -> str:
+    """Return the condition on a term that has too many requirements or values."""
+    return " || ".join(
+        f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
+        f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
+        for name in REQUIREMENTS
+    )
+
+
 def _may_run() -> str:
     labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _text(NODE)
     labelled = (
@@ -182,12 +195,9 @@ def _may_run() -> str:
 
 
 def _may_match() -> str:
-    some = " || ".join(
-        f"(has(t.{name}) && size(t.{name}) > 0)" for name in ("matchExpressions", "matchFields")
-    )
+    some = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
     every = " && ".join(
-        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_may_meet()}))"
-        for name in ("matchExpressions", "matchFields")
+        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_may_meet()}))" for name in REQUIREMENTS
     )
     return f"({some}) && {every}"
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from imagematrix.kubernetes.admission import NODE, AdmissionPolicy, PodClass
+from imagematrix.kubernetes.admission import NODE, WIDE, AdmissionPolicy, PodClass
 from imagematrix.kubernetes.labels import CLASS
 
 NAME, OTHER = "reg/t:v1", "debian:trixie"
@@ -81,6 +81,8 @@ DECIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"affinity": asking({})}, None),
     ({"affinity": asking()}, None),
     ({"affinity": asking(term("unknown", "In", "x")), "nodeSelector": {"pool": "big"}}, A),
+    ({"affinity": asking(term("pool", "In", "big", *map(str, range(999))))}, A),
+    ({"affinity": asking({"matchExpressions": term("pool", "In", "big")["matchExpressions"] * 40})}, A),
     ({"affinity": asking(term("pool", "Later", "x")), "nodeSelector": {"pool": "big"}}, A),
 ]
 # Pods that a policy refuses, and the start of the reason.
@@ -92,6 +94,14 @@ REFUSED = [
     (pod(NAME, nodeSelector={"zone": "z"}), f"{NAME}: no image fits the nodes that the pod may run on: cpu"),
     (pod(NAME, nodeSelector={"pool": "x"}), f"{NAME}: no class of nodes matches the pod's node selector"),
     (pod(*[NAME] * 41, nodeSelector={"pool": "big"}), f"{NAME}: the pod has more than 40 containers"),
+    (
+        pod(NAME, affinity=asking({"matchExpressions": [*term("pool", "Exists")["matchExpressions"] * 41]})),
+        f"{NAME}: the pod has more than 40 containers, node selector terms or requirements in a term",
+    ),
+    (
+        pod(NAME, affinity=asking(term("pool", "In", "big", *map(str, range(1_000))))),
+        f"{NAME}: {WIDE}",
+    ),
 ]
 
 
