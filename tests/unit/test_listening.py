@@ -10,7 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 from downloading import certify
 
-from imagematrix.listening import Address, _Connections, listening
+from imagematrix.connections import Limits
+from imagematrix.listening import Address, listening
 
 LOCAL = Address("127.0.0.1", 0)
 
@@ -28,7 +29,10 @@ def test_idle_connections_give_way_to_other_clients():
 
         application = web.Application()
         application.router.add_get("/", answer)
-        async with listening(application, LOCAL, clients=2) as bound, ClientSession() as session:
+        async with (
+            listening(application, LOCAL, limits=Limits(clients=2, peer=2)) as bound,
+            ClientSession() as session,
+        ):
             silent, silent_writer = await asyncio.open_connection(bound.host, bound.port)
             half, half_writer = await asyncio.open_connection(bound.host, bound.port)
             half_writer.write(b"GET / HTTP/1.1\r\nHost:")
@@ -54,7 +58,10 @@ def test_further_clients_wait_until_one_has_its_answer():
 
         application = web.Application()
         application.router.add_get("/", slow)
-        async with listening(application, LOCAL, clients=1) as bound, ClientSession() as session:
+        async with (
+            listening(application, LOCAL, limits=Limits(clients=1, peer=2)) as bound,
+            ClientSession() as session,
+        ):
 
             async def ask():
                 async with asyncio.timeout(20), session.get(f"http://{bound}/") as answer:
@@ -69,31 +76,6 @@ def test_further_clients_wait_until_one_has_its_answer():
             return await asyncio.gather(first, second)
 
     assert asyncio.run(scenario()) == ["ok", "ok"]
-
-
-def test_closed_connections_are_forgotten(monkeypatch):
-    monkeypatch.setattr("imagematrix.listening.SPARE", 4)
-    seen: list[int] = []
-
-    async def scenario():
-        application = web.Application()
-
-        async def answer(_):
-            return web.Response(text="ok")
-
-        application.router.add_get("/", answer)
-        async with listening(application, LOCAL) as bound:
-            for _ in range(30):
-                reader, writer = await asyncio.open_connection(bound.host, bound.port)
-                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"ok")
-                await hang_up(writer)
-                owners = [getattr(one, "__self__", None) for one in application.middlewares]
-                seen.extend(len(one._idle) for one in owners if isinstance(one, _Connections))
-
-    asyncio.run(scenario())
-    assert len(seen) == 30
-    assert max(seen) < 20
 
 
 def test_a_client_that_goes_away_ends_its_request():
