@@ -27,6 +27,7 @@ __all__ = [
     "ForHosts",
     "GangHosts",
     "Gpus",
+    "Health",
     "HostFile",
     "Image",
     "ImageName",
@@ -133,6 +134,13 @@ AllowContext = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Health = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS:PORT",
+        help="Answer /healthz and /readyz on this address, however busy the service is.",
+    ),
+]
 HostFile = Annotated[
     Path | None,
     typer.Option("--host", metavar="FILE", help="Use the host saved in FILE by `probe --json`."),

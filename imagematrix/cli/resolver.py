@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import HostFile
+from imagematrix.cli.options import Health, HostFile
 from imagematrix.cli.output import info, print_text
 from imagematrix.errors import UsageError
 
@@ -26,6 +26,7 @@ def command(
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS:PORT", help="Listen on this address.")
     ] = "127.0.0.1:5050",
+    health: Health = None,
     host: HostFile = None,
     node_class: Annotated[
         list[str] | None,
@@ -114,6 +115,7 @@ def command(
         ResolverSettings(
             upstream=upstream,
             listen=listen,
+            health=health,
             node=Saved(host) if host else Probed(),
             classes=classes,
             token=token,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import OnUnknown, denies
-from imagematrix.cli.options import AllowCpu, Policy, Where
+from imagematrix.cli.options import AllowCpu, Health, Policy, Where
 from imagematrix.cli.output import info
 from imagematrix.errors import UsageError
 
@@ -39,6 +39,7 @@ def command(
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS:PORT", help="Listen on this address.")
     ] = "0.0.0.0:8443",
+    health: Health = None,
     on_unknown: OnUnknown = "default",
     where: Where = None,
     allow_cpu: AllowCpu = False,
@@ -85,6 +86,7 @@ def command(
             chain=tls_cert,
             key=tls_key,
             listen=listen,
+            health=health,
             options=options,
             policy=policy,
             events=Events(lease) if lease else None,

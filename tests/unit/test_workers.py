@@ -1,0 +1,116 @@
+"""Work in processes: the smallest first, within limits."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.workers import Workers
+
+
+def added(first, second, held):
+    return first + second + held
+
+
+def process(held):
+    return os.getpid(), id(held)
+
+
+def refused(held):
+    raise UsageError(f"no {held}", remedy="give another")
+
+
+def slept(seconds, _):
+    time.sleep(seconds)
+
+
+def filled(held):
+    return bytes(1 << 34) + held
+
+
+def crashed(_):
+    os._exit(1)
+
+
+def appended(path, word, _):
+    time.sleep(0.02)
+    with path.open("a") as file:
+        file.write(word)
+
+
+def using(work, **options):
+    """Run a function of Workers."""
+
+    async def run():
+        workers = Workers(**options)
+        try:
+            return await work(workers)
+        finally:
+            await workers.end()
+
+    return asyncio.run(run())
+
+
+def test_a_call_returns_or_raises_what_the_function_does():
+    async def work(workers):
+        assert await workers.call(added, [1], [2], held=[3]) == [1, 2, 3]
+        with pytest.raises(UsageError, match="no cake") as caught:
+            await workers.call(refused, held="cake")
+        assert caught.value.remedy == "give another"
+
+    using(work)
+
+
+def test_what_is_held_is_sent_once():
+    async def work(workers):
+        held = [["one"] for _ in range(9)]
+        one = await workers.call(process, held=held[0])
+        assert one[0] != os.getpid()
+        assert await workers.call(process, held=held[0]) == one
+        for each in held:
+            assert await workers.call(added, [], [], held=each) == ["one"]
+        assert (await workers.call(process, held=held[0]))[0] == one[0]
+
+    using(work, count=1)
+
+
+@pytest.mark.parametrize(("function", "arguments"), [(slept, (60,)), (filled, ()), (crashed, ())])
+def test_work_beyond_a_limit_ends_and_the_next_is_done(function, arguments):
+    async def work(workers):
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"more than 0\.5 s, or too much memory") as caught:
+                await workers.call(function, *arguments, held=b"")
+            assert caught.value.remedy == "try again later"
+            assert await workers.call(added, "a", "b", held="c") == "abc"
+
+    using(work, count=1, limit_s=0.5)
+
+
+def test_the_smallest_work_goes_first(tmp_path):
+    path = tmp_path / "order"
+
+    async def work(workers):
+        await workers.call(added, 1, 2, held=3)  # it has started
+        sizes = [0, 5, 9, 3, 1, 7, 3]
+        calls = [workers.call(appended, path, f"{size} ", held=None, size=size) for size in sizes]
+        await asyncio.gather(*calls)
+
+    using(work, count=1)
+    assert path.read_text() == "0 1 3 3 5 7 9 "
+
+
+def test_a_caller_that_leaves_does_not_spoil_the_next_call():
+    async def work(workers):
+        pid, _ = await workers.call(process, held=None)
+        for _ in range(3):
+            waiting = [asyncio.create_task(workers.call(slept, 0.2, held=None)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert await workers.call(added, 1, 2, held=3) == 6
+        assert (await workers.call(process, held=None))[0] == pid
+
+    using(work, count=1)
