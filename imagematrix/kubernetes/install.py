@@ -36,6 +36,8 @@ PART_OF, PRODUCT = "app.kubernetes.io/part-of", "imagematrix"
 NAMED = "kubernetes.io/metadata.name"  # the label with the name of a namespace
 HOOK = "images.imagematrix.io"
 PORT = 8443  # below 1024, it would need a capability, and it has none
+HEALTH = 8081  # what the kubelet asks, which no load on the other port delays
+MEMORY = "1Gi"  # of the webhook
 USER = 65532  # "nonroot" of common base images; it needs no entry in /etc/passwd
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
 PATH_ON_NODE = re.compile(r"/[^\x00-\x1f:]*")  # Kubernetes allows no colon in the path of a mount
@@ -165,7 +167,8 @@ def _deployment(installation: Installation) -> Manifest:
     secret = installation.pull_secret
     words = ["kubernetes", "webhook", *(word for name in installation.names for word in ("--catalog", name))]
     words += ["--nodes", "cluster", "--tls-cert", "/tls/tls.crt", "--tls-key", "/tls/tls.key"]
-    words += ["--listen", f"0.0.0.0:{PORT}", "--on-unknown", "deny" if installation.deny else "default"]
+    words += ["--listen", f"0.0.0.0:{PORT}", "--health", f"0.0.0.0:{HEALTH}"]
+    words += ["--on-unknown", "deny" if installation.deny else "default"]
     words += ["--events", NAME] if installation.events else []
     mounts = [{"name": "tls", "mountPath": "/tls", "readOnly": True}]
     volumes: list[Manifest] = [{"name": "tls", "secret": {"secretName": NAME}}]
@@ -179,9 +182,10 @@ def _deployment(installation: Installation) -> Manifest:
         "command": ["imagematrix"],
         "args": [*words, *installation.options],
         **({"env": [{"name": "DOCKER_CONFIG", "value": "/logins"}]} if secret else {}),
-        "ports": [{"name": "https", "containerPort": PORT}],
-        "livenessProbe": _probe("/healthz"),
-        "readinessProbe": _probe("/readyz"),
+        "ports": [{"name": "https", "containerPort": PORT}, {"name": "health", "containerPort": HEALTH}],
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "health"}},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 5},
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": MEMORY}},
         "securityContext": _security_context(),
         "volumeMounts": mounts,
     }
@@ -330,10 +334,6 @@ def _selecting(name: str, pod: Manifest) -> Manifest:
     """Return the fields of a workload that select its pods, and their template."""
     template = {"metadata": {"labels": {LABEL: name}}, "spec": pod}
     return {"selector": {"matchLabels": {LABEL: name}}, "template": template}
-
-
-def _probe(path: str) -> Manifest:
-    return {"httpGet": {"path": path, "port": PORT, "scheme": "HTTPS"}}
 
 
 def _security_context() -> Manifest:

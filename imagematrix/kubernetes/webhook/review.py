@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Outcome = Literal["patched", "unchanged", "undecided", "refused"]
 
-__all__ = ["PATH", "ReviewAnswer", "answer"]
+__all__ = ["API", "KIND", "PATH", "ReviewAnswer", "answer"]
 
 PATH = "/mutate"  # where the API server posts reviews
 

@@ -32,7 +32,7 @@ class Telemetry:
         self._registry = CollectorRegistry()
         self._reviews = Counter(
             "imagematrix_webhook_reviews",
-            "Reviews answered: patched, unchanged, undecided, refused, invalid, or unready.",
+            "Reviews answered: patched, unchanged, undecided, refused, invalid, expensive, or unready.",
             ("outcome",),
             registry=self._registry,
         )

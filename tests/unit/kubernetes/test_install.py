@@ -6,6 +6,7 @@ import os
 import ssl
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import kubernetes_validate
@@ -206,9 +207,17 @@ def test_service_budget_and_pods_belong_together(tls):
     assert made["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert made["Deployment"]["spec"]["replicas"] > made["PodDisruptionBudget"]["spec"]["minAvailable"]
     (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
-    port = container["ports"][0]["containerPort"]
-    assert made["Service"]["spec"]["ports"][0]["targetPort"] == port
-    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port, "scheme": "HTTPS"}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert [port["targetPort"] for port in made["Service"]["spec"]["ports"]] == [ports["https"]]
+    # What asks for the health has a port of its own, which the service does not have.
+    words = dict(pairwise(container["args"]))
+    assert words["--listen"] == f"0.0.0.0:{ports['https']}"
+    assert words["--health"] == f"0.0.0.0:{ports['health']}"
+    asked = {probe: container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe")}
+    assert asked == {
+        "livenessProbe": {"path": "/healthz", "port": "health"},
+        "readinessProbe": {"path": "/readyz", "port": "health"},
+    }
 
 
 def test_the_configuration_fails_open_or_closed(tls):

@@ -9,15 +9,18 @@ from io import BytesIO
 
 import pytest
 from admission_cases import DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking, images, pod, review
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import ClientSession
 from scheduling import patched
 
+from imagematrix.errors import EngineError
 from imagematrix.kubernetes.admission import AdmissionPolicy, admit
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.webhook.review import PATH, answer
-from imagematrix.kubernetes.webhook.server import Server
+from imagematrix.kubernetes.webhook.server import LIMITS, Server
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
+from imagematrix.listening import Address, listening
+from imagematrix.workers import Workers
 
 SECOND = AdmissionPolicy(name="reg/s:v1", classes=POLICY.classes)
 
@@ -30,12 +33,28 @@ def patch_of(response):
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
 
 
+class Here(Workers):
+    """Workers that do their work at once, in this process."""
+
+    async def call(self, function, *arguments, held, **_):
+        return function(*arguments, held)
+
+
+@asynccontextmanager
+async def serving(server):
+    """Yield a client of a webhook."""
+    local = Address("127.0.0.1", 0)
+    async with listening(server.application(), local, limits=LIMITS) as bound:  # noqa: SIM117 - with its address
+        async with ClientSession(f"http://{bound}") as client:
+            yield client
+
+
 @asynccontextmanager
 async def serving_reviews(telemetry, policies=(POLICY,)):
     """Yield a client of a webhook that has policies."""
     current = ClusterState([], PolicyOptions(), telemetry)
     current.policies = policies
-    async with TestClient(TestServer(Server(current, telemetry).application())) as client:
+    async with serving(Server(current, telemetry, Here())) as client:
         yield client
 
 
@@ -192,21 +211,54 @@ def test_a_body_is_bounded(telemetry):
 def test_without_policies_it_is_not_ready_and_answers_503(telemetry):
     async def run():
         current = ClusterState(["reg/t:v1"], PolicyOptions(), telemetry)
-        server = Server(current, telemetry)
-        async with TestClient(TestServer(server.application())) as client:
-            for path in ("/readyz", PATH):
-                got = await (
-                    client.get(path) if path == "/readyz" else client.post(path, data=raw(pod(NAME)))
-                )
-                assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
-            assert (await client.get("/healthz")).status == 200
+        server = Server(current, telemetry, Here())
+        async with serving(server) as client:
+            got = await client.post(PATH, data=raw(pod(NAME)))
+            assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
+            assert server.problem() == "the nodes are not known yet"
+            with pytest.raises(EngineError, match="the nodes are not known yet"):
+                await server.review_own()
             current.put_nodes([])
-            assert "the catalog of reg/t:v1 is not known yet" in await (await client.get("/readyz")).text()
-            current.policies = ()
-            assert (await client.get("/readyz")).status == 200
+            assert server.problem() == "the catalog of reg/t:v1 is not known yet"
+            current.policies = (POLICY,)
+            assert server.problem() is None
+            await server.review_own()
             server.ending = True
-            assert (await client.get("/readyz")).status == 503
+            assert server.problem() == "ending"
             answered = await client.post(PATH, data=raw(pod(NAME)))
             assert (answered.status, answered.headers["Connection"]) == (200, "close")
+
+    asyncio.run(run())
+
+
+def test_a_review_that_takes_too_long_is_answered_with_503(telemetry):
+    class Stuck(Here):
+        async def call(self, *_, **__):
+            raise EngineError("the work took more than 2 s, or too much memory")
+
+    async def run():
+        current = ClusterState([], PolicyOptions(), telemetry)
+        current.policies = (POLICY,)
+        async with serving(Server(current, telemetry, Stuck())) as client:
+            assert (await client.post(PATH, data=raw(pod(NAME)))).status == 503
+            assert 'reviews_total{outcome="expensive"} 1.0' in await (await client.get("/metrics")).text()
+
+    asyncio.run(run())
+
+
+def test_reviews_are_decided_in_processes(telemetry):
+    async def run():
+        current = ClusterState([], PolicyOptions(), telemetry)
+        current.policies = (POLICY,)
+        workers = Workers(count=1)
+        server = Server(current, telemetry, workers)
+        try:
+            async with serving(server) as client:
+                await server.review_own()
+                for body in (raw(pod(NAME, nodeSelector={"pool": "big"})), b"{"):
+                    answered = await client.post(PATH, data=body)
+                    assert answered.status == (400 if body == b"{" else 200), await answered.text()
+        finally:
+            await workers.end()
 
     asyncio.run(run())

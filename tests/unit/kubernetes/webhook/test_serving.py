@@ -8,6 +8,9 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from admission_cases import OTHER, POLICY, A, pod, review
@@ -20,9 +23,10 @@ from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.review import PATH
-from imagematrix.kubernetes.webhook.server import Server
+from imagematrix.kubernetes.webhook.server import LIMITS, Server
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
 from imagematrix.listening import Address, listening
+from imagematrix.workers import Workers
 
 
 def patch_of(response):
@@ -42,10 +46,11 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, telemetry):
     async def run():
         current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
-        application = Server(current, telemetry).application()
+        workers = Workers()
+        application = Server(current, telemetry, workers).application()
         trusting = ssl.create_default_context(cafile=chain)
         async with (
-            listening(application, Address("127.0.0.1", 0), tls=made.context) as bound,
+            listening(application, Address("127.0.0.1", 0), tls=made.context, limits=LIMITS) as bound,
             running(made.follow(telemetry)),
             ClientSession() as session,
         ):
@@ -70,6 +75,7 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, telemetry):
             assert await asyncio.to_thread(common_name, port) == "third"
             # The earlier connection still exists: a new one would not trust the certificate.
             assert (await ask())[0]
+        await workers.end()
 
     asyncio.run(run())
 
@@ -86,6 +92,19 @@ def test_a_certificate_that_cannot_be_read(tmp_path):
 def run_command(*words):
     command = [sys.executable, "-m", "imagematrix", "kubernetes", "webhook", *map(str, words)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until_ready(port):
+    """Wait until a webhook has answered a review of its own."""
+    for _ in range(600):
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as answer:
+                assert answer.read() == b"ok\n"
+                return
+        except HTTPError as error:
+            error.close()
+        time.sleep(0.1)
+    raise AssertionError("not ready within a minute")
 
 
 @pytest.fixture
@@ -111,9 +130,14 @@ def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
             async with session.post(url, json=review(pod(name)), ssl=trusting) as got:
                 return (await got.json())["response"]
 
-    with run_command(*files, "--listen", "127.0.0.1:0") as process:
-        port = int(re.fullmatch(r"answering reviews on 127\.0\.0\.1:(\d+)\n", process.stderr.readline())[1])
+    with run_command(*files, "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0") as process:
+        address = r"127\.0\.0\.1:(\d+)"
+        told = re.fullmatch(
+            rf"answering reviews on {address}, health on {address}\n", process.stderr.readline()
+        )
+        port, health = map(int, told.groups())
         assert process.stderr.readline() == "policies made for 2 nodes\n"
+        wait_until_ready(health)
         response = asyncio.run(ask(port))
         assert patch_of(response)[0]["value"] == A
         process.send_signal(number)
