@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 from imagematrix.errors import UsageError
@@ -37,7 +38,7 @@ class Resolved:
         return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}"
 
 
-def resolve(nodes: HostSources, catalog: Catalog, tag: str) -> Resolved:
+def resolve(nodes: HostSources, tag: str, catalog: Catalog) -> Resolved:
     """Return the variant of `catalog` for `tag` on this node.
 
     For a class, every node gets the variant of the class's host, if it fits the node. Raises NothingFits with
@@ -64,11 +65,11 @@ def resolve(nodes: HostSources, catalog: Catalog, tag: str) -> Resolved:
     return replace(chosen, gpus=here.gpus)
 
 
-def explained(nodes: HostSources, catalog: Catalog, tag: str) -> dict[str, object]:
-    """Return the Selection document for `tag`; raise UsageError if the tag is invalid."""
+def explained(nodes: HostSources, tag: str, catalog: Catalog) -> str:
+    """Return the Selection document for `tag`, as JSON; raise UsageError if the tag is invalid."""
     requested = request(tag, catalog)
     host = nodes.host(requested.node_class)
-    return explain(host, catalog, gpus=requested.gpus, where=dict(requested.where)).to_json()
+    return json.dumps(explain(host, catalog, gpus=requested.gpus, where=dict(requested.where)).to_json())
 
 
 def _resolved(tag: str, selection: Selection) -> Resolved:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["ResolverJournal"]
 
 METHODS = ("GET", "HEAD")
+TAGS = 1_000  # whose variants are remembered and counted; clients can combine the words of a tag in many ways
 
 
 class ResolverJournal:
@@ -23,7 +24,7 @@ class ResolverJournal:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._chosen: dict[str, str] = {}
+        self._chosen: dict[str, Resolved] = {}  # by tag, the one that changed least recently first
         self._registry = CollectorRegistry()
         self._answers = Counter(
             "imagematrix_resolver_answers",
@@ -49,8 +50,13 @@ class ResolverJournal:
 
     def chose(self, tag: str, chosen: Resolved, keys: Sequence[str]) -> None:
         """Log a tag's variant and the `keys` that signed it, the first time and after every change."""
-        if self._chosen.get(tag) != chosen.digest:
-            self._chosen[tag] = chosen.digest
+        earlier = self._chosen.get(tag)
+        if earlier is None or earlier.digest != chosen.digest:
+            self._chosen.pop(tag, None)
+            self._chosen[tag] = chosen
+            if len(self._chosen) > TAGS:
+                oldest = next(iter(self._chosen))
+                self._choices.remove(oldest, self._chosen.pop(oldest).reference)
             signed = f", signed with {' and '.join(keys)}" if keys else ""
             self._note(f"{tag} is {chosen}{signed}")
             self._choices.labels(tag, chosen.reference).inc()

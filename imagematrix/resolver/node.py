@@ -55,6 +55,31 @@ class HostSources:
         remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
         raise UsageError(f"class {node_class!r} not found", remedy=remedy)
 
+    def read(self) -> HostSources:
+        """Return the hosts as they are now, which other processes can use."""
+        classes = {name: _read(node) for name, node in self.classes.items()}
+        return HostSources(here=_read(self.here), classes=classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A host that was read, or why it could not be."""
+
+    found: Host | ImagematrixError
+
+    def host(self) -> Host:
+        """Return the host; see HostSource."""
+        if isinstance(self.found, ImagematrixError):
+            raise self.found
+        return self.found
+
+
+def _read(node: HostSource) -> _Read:
+    try:
+        return _Read(node.host())
+    except ImagematrixError as error:
+        return _Read(error)
+
 
 class Saved:
     """The host in a file, which is read again when it changes."""

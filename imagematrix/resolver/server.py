@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import io
 import ipaddress
@@ -16,8 +17,10 @@ from typing import TypeVar
 from aiohttp import BasicAuth, web
 
 from imagematrix.compression import has_zstd
+from imagematrix.connections import Limits, keep
 from imagematrix.engine import releases
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
+from imagematrix.health import Health
 from imagematrix.listening import Address, listening
 from imagematrix.reference import DIGEST, REPOSITORY, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
@@ -27,8 +30,10 @@ from imagematrix.resolver.state import StateFolder
 from imagematrix.resolver.tag import CLASS_NAME
 from imagematrix.resolver.upstream import LAYOUT, open_upstream
 from imagematrix.resolver.versions import Versions
+from imagematrix.selection.selection import NothingFits
 from imagematrix.trust.files import policy_files
 from imagematrix.trust.policy import load_policies
+from imagematrix.workers import Workers
 
 Result = TypeVar("Result")
 
@@ -45,7 +50,6 @@ if TYPE_CHECKING:
     from imagematrix.resolver.upstream import Upstream
     from imagematrix.resolver.versions import Version
     from imagematrix.trust.policy import SignaturePolicy
-    from imagematrix.trust.signature import Key
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,13 +64,16 @@ CODES = {
     403: "DENIED",
     404: "NAME_UNKNOWN",
     405: "UNSUPPORTED",
+    429: "TOOMANYREQUESTS",
     502: "UNAVAILABLE",  # of Docker's registry: the specification has no code for it
 }
 DENIED, MISSING, UNAVAILABLE = 403, 404, 502
 DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-Agent
-OPEN = ("/healthz",)  # paths that need no token
 DECIDING = 4  # threads
 WATCH_S = 10.0  # between checks whether the node has changed
+LAYER = 288 << 10  # bytes that are in memory of a layer whose client reads nothing
+LAST = 1  # the size of an explanation: it waits until all choices are made
+LIMITS = Limits(body=1 << 16)  # of requests that are refused for their method
 GRACE_S = 10.0  # for pulls in progress, after a signal
 
 
@@ -75,7 +82,8 @@ class Resolver:
 
     containerd's requests name a registry, which has to be the one that this resolver `mirrors`. With a
     `token`, clients have to log in with it as their password. `policies` say which images have to be signed.
-    `state` saves the last answers of the upstream for the next start.
+    `state` saves the last answers of the upstream for the next start. Variants are chosen in
+    processes of its own, which `end` ends.
     """
 
     def __init__(
@@ -95,24 +103,28 @@ class Resolver:
         self._versions = Versions(upstream, journal, self._local, policies, state)
         self._nodes = nodes
         self._journal = journal
+        self._workers = Workers()
         self._mirrors = mirrors
         self._token = token
 
     def application(self) -> web.Application:
         """Return the application."""
         application = web.Application(middlewares=[self._guarded])
-        application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._show_metrics)
         application.router.add_get("/explain/{name:.+}", self._explain)
         application.router.add_get("/{path:v2/?}", self._base)
         application.router.add_get("/v2/{path:.+}", self._serve)
         return application
 
+    async def end(self) -> None:
+        """End the processes."""
+        await self._workers.end()
+
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token, and convert errors to answers that engines show."""
         try:
-            if self._token and request.path not in OPEN and not self._admitted(request):
+            if self._token and not self._admitted(request):
                 response: web.StreamResponse = _error(401, "log in with the token as password, as any user")
                 response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
             else:
@@ -141,14 +153,6 @@ class Resolver:
             return False
         return hmac.compare_digest(given.password.encode(), str(self._token).encode())
 
-    async def _health(self, _: web.Request) -> web.Response:
-        """Answer whether the node can be probed; the upstream may be unavailable."""
-        try:
-            await self._locally(self._nodes.here.host)
-        except ImagematrixError as error:
-            return web.Response(status=503, text=f"{error}\n")
-        return web.Response(text="ok\n")
-
     async def _show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
 
@@ -169,6 +173,7 @@ class Resolver:
         if kind == "blobs":
             if not DIGEST.fullmatch(name):
                 raise web.HTTPBadRequest(text=f"invalid digest: {name[:80]!r}")
+            keep(LAYER)
             return await self._upstream.blob(request, repository, name)
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
@@ -178,6 +183,7 @@ class Resolver:
                 text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
             )
         _require_unpackable(request, manifest)
+        keep(len(manifest.raw))
         return _manifest(manifest)
 
     def _check(self, request: web.Request, repository: str) -> None:
@@ -202,7 +208,8 @@ class Resolver:
         version = await self._version(repository, name)
         if version.catalog is None:
             return version.manifest
-        chosen = await self._locally(self._chosen, version.catalog, version.keys, repository, name)
+        chosen = await self._resolved(version.catalog, name)
+        self._journal.chose(f"{repository}:{chosen.tag}", chosen, [key.name for key in version.keys])
         manifest = await self._versions.manifest(repository, chosen.digest)
         if manifest is None:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is missing")
@@ -218,10 +225,20 @@ class Resolver:
     async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
 
-    def _chosen(self, catalog: Catalog, keys: Sequence[Key], repository: str, tag: str) -> Resolved:
-        chosen = resolve(self._nodes, catalog, tag)
-        self._journal.chose(f"{repository}:{chosen.tag}", chosen, [key.name for key in keys])
-        return chosen
+    async def _resolved(self, catalog: Catalog, tag: str) -> Resolved:
+        return await self._workers.call(resolve, await self._locally(self._nodes.read), tag, held=catalog)
+
+    async def answer_own(self) -> None:
+        """Make an answer of this process's own: choose the variant of the tag that was requested last.
+
+        Raises EngineError if there is none; that no variant fits is an answer.
+        """
+        latest = self._versions.latest()
+        if latest and latest[1].catalog:
+            with contextlib.suppress(NothingFits, UsageError):
+                await self._resolved(latest[1].catalog, latest[0][1])
+        else:
+            await self._locally(self._nodes.host, None)
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Answer with the Selection document of IMAGE:TAG."""
@@ -229,8 +246,10 @@ class Resolver:
         version = await self._version(reference.repository, reference.tag)
         if version.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
-        document = await self._locally(explained, self._nodes, version.catalog, reference.tag)
-        return web.json_response(document)
+        nodes = await self._locally(self._nodes.read)
+        document = await self._workers.call(explained, nodes, reference.tag, held=version.catalog, size=LAST)
+        keep(len(document))
+        return web.json_response(text=document)
 
 
 def _accepted(request: web.Request, media_type: str) -> bool:
@@ -269,8 +288,8 @@ def _sentence(error: ImagematrixError) -> str:
 class ResolverSettings:
     """The options of `imagematrix resolver`.
 
-    `listen` is ADDRESS:PORT. The file `changed` is touched at the start, and after each change of the node.
-    `policy` is a file, `state` a folder.
+    `listen` and `health` are ADDRESS:PORT. The file `changed` is touched at the start, and after each change
+    of the node. `policy` is a file, `state` a folder.
     """
 
     upstream: str
@@ -278,6 +297,7 @@ class ResolverSettings:
     node: HostSource
     classes: Mapping[str, HostSource]
     token: str | None
+    health: str | None = None
     changed: Path | None = None
     policy: Path | None = None
     state: Path | None = None
@@ -304,16 +324,18 @@ def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
                 f"invalid class name: {name!r}; expected letters, digits, '.' and '_', as in a tag"
             )
     address = settings.address()
+    health = Address.parse(settings.health) if settings.health else None
     policies = load_policies(policy_files(settings.policy))
     for node in (settings.node, *settings.classes.values()):
         node.host()
-    asyncio.run(_serve(settings, policies, address, note))
+    asyncio.run(_serve(settings, policies, address, health, note))
 
 
 async def _serve(
     settings: ResolverSettings,
     policies: Sequence[SignaturePolicy],
     address: Address,
+    health_address: Address | None,
     note: Callable[[str], None],
 ) -> None:
     upstream = open_upstream(settings.upstream)
@@ -327,17 +349,22 @@ async def _serve(
         policies=[policy.on(registry) for policy in policies],
         state=StateFolder(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
     )
-    try:
-        async with listening(resolver.application(), address, grace_s=GRACE_S) as bound:
-            ended = asyncio.Event()
-            for signal_number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
-            note(f"serving {settings.upstream} on {bound}")
-            watch = asyncio.create_task(_watch(settings, note))
-            await ended.wait()
-            watch.cancel()
-    finally:
-        await upstream.close()
+    health = Health(lambda: None, resolver.answer_own)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(upstream.close)
+        stack.push_async_callback(resolver.end)
+        serving = listening(resolver.application(), address, grace_s=GRACE_S, limits=LIMITS)
+        where = f"serving {settings.upstream} on {await stack.enter_async_context(serving)}"
+        if health_address:
+            where += f", health on {await stack.enter_async_context(health.served(health_address))}"
+        ended = asyncio.Event()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+        note(where)
+        tasks = [asyncio.create_task(_watch(settings, note)), asyncio.create_task(health.follow())]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
 
 
 async def _watch(settings: ResolverSettings, note: Callable[[str], None]) -> None:

@@ -30,8 +30,7 @@ __all__ = ["LAYOUT", "Upstream", "open_upstream"]
 
 LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 REPOSITORIES = 256  # repositories whose logins are kept
-PIECE = 1 << 18  # bytes to forward at once; a connection holds up to five such pieces
-BLOBS = 64  # to forward at a time; further requests wait
+PIECE = 1 << 16  # bytes to forward at once; a connection holds up to five such pieces
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
@@ -79,7 +78,6 @@ class RegistryUpstream:
         Registry(f"{self._name}/repository")  # raises an error for an invalid name
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()
-        self._blobs = asyncio.Semaphore(BLOBS)
         self._session: aiohttp.ClientSession | None = None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -106,7 +104,7 @@ class RegistryUpstream:
     async def blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
         """Forward a blob; see Upstream. The registry may redirect to another host."""
         registry = self._registry(repository)
-        async with self._blobs, contextlib.AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             try:
                 answer = await self._asked(stack, request, registry, digest)
                 if answer.status == UNAUTHORIZED:
@@ -166,13 +164,14 @@ class RegistryUpstream:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=_context()),  # BLOBS is the limit
+                connector=aiohttp.TCPConnector(limit=0, ssl=_context()),  # as many as there are clients
                 # A layer of gigabytes may take as long as it takes, if its bytes keep coming.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 # A digest and a range are those of the bytes as stored.
                 headers={"Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),  # as for manifests
                 auto_decompress=False,
+                read_bufsize=PIECE // 2,
             )
         return self._session
 

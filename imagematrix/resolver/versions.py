@@ -8,22 +8,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from imagematrix.catalog import index
 from imagematrix.catalog.labels import version_of
 from imagematrix.catalog.signed import listed_digest, require_tag, signers
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.oci.manifest import INDEXES
+from imagematrix.resolver.kept import Kept
 from imagematrix.resolver.state import Recorder
 from imagematrix.trust.policy import requirements
 from imagematrix.trust.signature import is_signature, prove
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Version", "Versions"]
 
-KEPT = 1_000  # tags, and as many manifests
+MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
+PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
 PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
 
@@ -78,8 +75,10 @@ class Versions:
         self._executor = executor
         self._policies = policies
         self._state = state
-        self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
-        self._manifests: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
+        self._versions: Kept[tuple[str, str], tuple[float, Version]] = Kept(
+            VERSIONS, lambda kept: PARSED * len(kept[1].manifest.raw)
+        )
+        self._manifests: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS, lambda kept: len(kept.raw))
         self._tasks: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
         if state:
             self._restore(state)
@@ -94,7 +93,7 @@ class Versions:
         name = version_of(tag)
         if name == tag:
             return await self._version(repository, tag)
-        _, earlier = self._versions.get((repository, name), (0.0, None))
+        _, earlier = self._versions.get((repository, name)) or (0.0, None)
         try:
             # If the version is known, it can answer for the tag, so the wait is short.
             version = await self._version(repository, tag, hurry=earlier is not None)
@@ -109,9 +108,14 @@ class Versions:
         version = await self._version(repository, name)
         return version if version and version.catalog else None
 
+    def latest(self) -> tuple[tuple[str, str], Version] | None:
+        """Return the version that was used last, with its repository and tag, or None."""
+        found = [*self._versions][-1:]
+        return (found[0][0], found[0][1][1]) if found else None
+
     async def _version(self, repository: str, tag: str, *, hurry: bool = False) -> Version | None:
         key = repository, tag
-        at, earlier = self._versions.get(key, (-math.inf, None))
+        at, earlier = self._versions.get(key) or (-math.inf, None)
         if earlier is not None and time.monotonic() - at < FRESH_S:
             return earlier
         if key not in self._tasks:
@@ -139,21 +143,18 @@ class Versions:
         policy does not admit it: no version lists it, and it is not signed itself.
         """
         key = repository, digest
-        if key not in self._manifests:
+        entry = self._manifests.get(key)
+        if entry is None:
             listed = any(
-                digest in version.digests
-                for (name, _), (_, version) in self._versions.items()
-                if name == repository
+                digest in version.digests for (name, _), (_, version) in self._versions if name == repository
             )
             # The content of a digest never changes, so the saved manifest is as good as the upstream's.
             entry = await self._saved(repository, digest)
             if entry is None or (not listed and requirements(self._policies, repository)):
                 entry = await asyncio.to_thread(self._read_digest, repository, digest, entry, listed=listed)
-            if entry is None:
-                return None
-            _keep(self._manifests, key, entry)
-        self._manifests.move_to_end(key)
-        return self._manifests[key]
+            if entry is not None:
+                self._manifests.put(key, entry)
+        return entry
 
     def _end(self, key: tuple[str, str], task: asyncio.Task[Version | None]) -> None:
         del self._tasks[key]
@@ -163,9 +164,9 @@ class Versions:
     async def _ask(self, key: tuple[str, str]) -> Version | None:
         version = await asyncio.to_thread(self._read, *key)
         if version is None:
-            self._versions.pop(key, None)
+            self._versions.drop(key)
         else:
-            _keep(self._versions, key, (time.monotonic(), version))
+            self._versions.put(key, (time.monotonic(), version))
         return version
 
     def _read(self, repository: str, tag: str) -> Version | None:
@@ -174,7 +175,7 @@ class Versions:
             if self._state:
                 self._state.drop(repository, tag)
             return None
-        _, earlier = self._versions.get((repository, tag), (0.0, None))
+        _, earlier = self._versions.get((repository, tag)) or (0.0, None)
         if earlier is not None and earlier.manifest.digest == manifest.digest:
             return earlier  # its catalog has cached decisions
         source = Recorder(self._upstream)
@@ -214,14 +215,7 @@ class Versions:
                 self._journal.refused(f"{repository}:{tag} from the saved state", error)
             else:
                 # It is never fresh, so the upstream is asked first.
-                _keep(self._versions, (repository, tag), (-math.inf, version))
-
-
-def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > KEPT:
-        kept.popitem(last=False)
+                self._versions.put((repository, tag), (-math.inf, version))
 
 
 def _examine(

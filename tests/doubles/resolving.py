@@ -15,7 +15,7 @@ from imagematrix.node.host import Host
 from imagematrix.oci.manifest import INDEX
 from imagematrix.resolver.journal import ResolverJournal
 from imagematrix.resolver.node import HostSources
-from imagematrix.resolver.server import Resolver
+from imagematrix.resolver.server import LIMITS, Resolver
 from imagematrix.resolver.state import StateFolder
 from imagematrix.resolver.upstream import open_upstream
 
@@ -46,7 +46,7 @@ class Front:
     """
 
     def __init__(self, upstream, node, *, classes=None, state=None, threads=None, limits=None, **options):
-        self._limits = limits or {}
+        self._limits = limits or LIMITS
         self.notes: list[str] = []
         self.journal = ResolverJournal(self.notes.append)
         self._upstream = open_upstream(upstream)
@@ -67,11 +67,12 @@ class Front:
         self.session.trust_env = False
 
     async def _start(self):
-        self._serving = listening(self._resolver.application(), Address("127.0.0.1", 0), **self._limits)
+        self._serving = listening(self._resolver.application(), Address("127.0.0.1", 0), limits=self._limits)
         return str(await self._serving.__aenter__())
 
     async def _stop(self):
         await self._serving.__aexit__(None, None, None)
+        await self._resolver.end()
         await self._upstream.close()
 
     def _run(self, work):
@@ -86,6 +87,15 @@ class Front:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def answer_own(self):
+        """Let it make an answer of its own, as for its health."""
+        self._run(self._resolver.answer_own())
+
+    def kept(self):
+        """Return the manifests that it keeps, of tags and of digests."""
+        kept = self._resolver._versions
+        return [one.manifest for _, (_, one) in kept._versions] + [one for _, one in kept._manifests]
 
     def get(self, path, method="GET", **options):
         return self.session.request(method, f"http://{self.address}{path}", timeout=30, **options)

@@ -17,6 +17,7 @@ from resolving import HOPPER, Published, SimulatedNode, variant
 
 from imagematrix.catalog import index as catalog_index
 from imagematrix.compression import DEFAULT
+from imagematrix.errors import EngineError
 from imagematrix.oci.manifest import INDEX
 from imagematrix.resolver import versions
 
@@ -151,7 +152,7 @@ def test_other_endpoints_of_the_api(front, published):
     tags = node.get("/v2/ml/training/tags/list").json()
     assert tags["name"] == "ml/training"
     assert "v1" in tags["tags"]
-    assert node.get("/healthz").text == "ok\n"
+    node.answer_own()
     node.pull("v1")
     text = node.get("/metrics").text
     assert 'imagematrix_resolver_choices_total{tag="ml/training:v1",variant=' in text
@@ -278,8 +279,25 @@ def test_token_is_required(front, published):
     right = "Basic " + base64.b64encode(login.encode()).decode()
     answer = node.get("/v2/ml/training/manifests/v1", headers={"Authorization": right})
     assert answer.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
-    assert node.get("/healthz").status_code == 200
     assert node.get("/metrics").status_code == 401
+
+
+def test_manifests_are_kept_within_a_limit_in_bytes(front, upstream, monkeypatch):
+    monkeypatch.setattr(versions, "MANIFESTS", 3 << 20)
+    monkeypatch.setattr(versions, "VERSIONS", 3 * versions.PARSED << 20)
+    node = front()
+    repository = upstream.repository("ml/large")
+    filled = {"schemaVersion": 2, "config": {}, "layers": [], "annotations": {"x": "y" * (1 << 20)}}
+    raws = [json.dumps({**filled, "number": number}).encode() for number in range(8)]
+    digests = [repository.put(f"v{number}", raw, MANIFEST) for number, raw in enumerate(raws)]
+    for _ in range(2):
+        for number, expected in enumerate(digests):
+            assert node.pull(f"v{number}", "ml/large") == expected
+            assert node.pull(expected, "ml/large") == expected
+    asked = [path for _, path, *_ in upstream.requests if digests[0] in path]
+    assert len(asked) == 2, "it was dropped for the others, and read again"
+    kept = node.kept()
+    assert 2 <= len(kept) <= 4, kept
 
 
 def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, published, monkeypatch):
@@ -321,7 +339,8 @@ def test_changed_version_or_node_changes_the_answer(front, published, monkeypatc
     machine.name = "genoa-h200"
     assert node.pull("v1")[0] == 403
     machine.name = "nowhere"
-    assert node.get("/healthz").status_code == 503
+    with pytest.raises(EngineError, match="the node cannot be read"):
+        node.answer_own()
 
 
 def test_damaged_catalog_is_rejected(front, published, upstream):

@@ -86,9 +86,14 @@ def run(*words):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_exits_with_0(number, published, upstream):
     host = HOSTS / "laptop.json"
-    with run("--upstream", upstream.address, "--listen", "127.0.0.1:0", "--host", host) as process:
+    words = ("--upstream", upstream.address, "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0")
+    with run(*words, "--host", host) as process:
         line = process.stderr.readline()
-        address = re.fullmatch(rf"serving {upstream.address} on (\S+)\n", line)[1]
+        address, health = re.fullmatch(
+            rf"serving {upstream.address} on (\S+), health on (\S+)\n", line
+        ).groups()
+        with urllib.request.urlopen(f"http://{health}/healthz") as answer:
+            assert answer.read() == b"ok\n"
         with urllib.request.urlopen(f"http://{address}/v2/ml/training/manifests/v1") as answer:
             assert answer.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
         with pytest.raises(urllib.error.HTTPError, match="404") as caught:

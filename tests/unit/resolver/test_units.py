@@ -37,6 +37,17 @@ def test_systemd_accepts_the_units(units):
     }
 
 
+def test_the_unit_names_the_port_for_health():
+    """Without it, nobody could ask whether the resolver answers while clients keep it busy."""
+    (unit,) = (
+        block.text
+        for block in pages.blocks(PAGE.read_text())
+        if "ExecStart" in block.text and "--state" in block.text
+    )
+    words = next(line for line in unit.splitlines() if line.startswith("ExecStart=")).split()
+    assert words[words.index("--health") + 1] == "127.0.0.1:5051"
+
+
 def test_units_are_sandboxed(units):
     for file in units:
         if file.suffix == ".service":
