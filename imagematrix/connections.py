@@ -30,6 +30,7 @@ __all__ = ["Connections", "Limits", "body", "keep"]
 
 LOOK_S = 0.5  # between looks at the pace of clients
 SHORT_S = 1.0  # for which a client may be slow while others wait for its place
+HANDSHAKES = 4  # to begin in a turn of the loop
 SMALL = 1 << 16  # bytes of a body that take no room: less than the buffers of a connection
 
 _BODY: ContextVar[bytes] = ContextVar("body")  # each request has a context of its own
@@ -114,6 +115,8 @@ class Connections:
         self._peers: Counter[str] = Counter()
         self._taken = 0  # bytes of the room for bodies
         self._freed = asyncio.Event()
+        self._turns: list[asyncio.Event] = []  # of handshakes, the newest last
+        self._turned = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
 
     def crowded(self, peer: str) -> bool:
@@ -148,12 +151,37 @@ class Connections:
         self, connection: _Connection, server: web.Server, tls: ssl.SSLContext | None
     ) -> None:
         loop = asyncio.get_running_loop()
+        await _readable(connection.socket)  # a silent client costs nothing more
+        if tls:
+            turn = asyncio.Event()
+            self._turns.append(turn)
+            self._turned.set()
+            await turn.wait()
         with contextlib.suppress(OSError):  # the client has gone, or speaks no TLS
             transport, _ = await loop.connect_accepted_socket(server, connection.socket, ssl=tls)
             connection.close = transport.abort
 
     async def watch(self) -> None:
-        """Drop clients that are too slow, until cancelled."""
+        """Begin handshakes, and drop clients that are too slow, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._begin_handshakes())
+            group.create_task(self._drop_slow())
+
+    async def _begin_handshakes(self) -> None:
+        """Begin a few handshakes in each turn of the loop, as each takes a millisecond; the newest first.
+
+        In a flood of them the oldest wait until they give way, and a client that comes now gets its answer.
+        """
+        while True:
+            await self._turned.wait()
+            for turn in reversed(self._turns[-HANDSHAKES:]):
+                turn.set()
+            del self._turns[-HANDSHAKES:]
+            if not self._turns:
+                self._turned.clear()
+            await asyncio.sleep(0)
+
+    async def _drop_slow(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             for connection in [*self._all.values()]:
@@ -271,15 +299,26 @@ class Connections:
         connection.close()
 
     def _forget_closed(self) -> None:
-        for connection in [each for each in self._all.values() if each.gone]:
+        for connection in [each for each in self._all.values() if each.socket.fileno() < 0]:
             self._forget(connection)
 
     def _forget(self, connection: _Connection) -> None:
         if self._all.get(connection.descriptor) is connection:
             del self._all[connection.descriptor]
-            self._peers -= Counter([connection.peer])
+            self._peers[connection.peer] -= 1
+            if not self._peers[connection.peer]:
+                del self._peers[connection.peer]
         self._waiting.pop(connection, None)
         self._free(connection)
+
+
+async def _readable(client: socket.socket) -> None:
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(client, arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(client)
 
 
 def _close_if_cancelled(client: socket.socket, opened: asyncio.Task[None]) -> None:

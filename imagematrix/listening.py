@@ -30,7 +30,7 @@ __all__ = ["Address", "listening"]
 
 KEEP_S = 120.0  # for idle connections; clients in Go, such as engines, close theirs after 90
 LINGER_S = 1.0  # for which the rest of a refused body is read, so that its client reads the refusal
-QUEUE = 1_024  # clients that the kernel lets wait
+QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only after a second
 BATCH = 32  # clients to accept before others get their turn
 RETRY_S = 0.05  # between attempts to accept a client while there is no place
 FILES = 4_096  # for clients, and what is read for them

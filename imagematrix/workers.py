@@ -1,7 +1,7 @@
 """Processes for work that may take long: few of them, with limits of time and memory for each call.
 
-The smallest work goes first. What a client can make expensive is large, so large requests delay only other
-large ones.
+The smallest work goes first, and large work never has all processes. What a client can make expensive is
+large, so it delays only what is large, too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import importlib
 import itertools
-import os
 import pickle  # between a process and its own child
 import resource
 import socket
@@ -26,16 +26,16 @@ Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-__all__ = ["Workers", "main"]
+__all__ = ["SMALL", "Workers", "main"]
 
 COUNT = 2
+SMALL = 1 << 16  # the largest size of small work
 LIMIT_S = 2.0
 MEMORY = 1 << 30  # bytes of address space
-NICENESS = 5  # whoever answers clients goes first
-WAITING = 256  # calls; of more, the largest fails
+WAITING = 32  # calls of large work; of more, the largest fails
 HELD = 8  # objects that a process holds for later calls
 REMEDY = "try again later"
 SIZE = struct.Struct("!Q")  # before each message
@@ -44,15 +44,16 @@ SIZE = struct.Struct("!Q")  # before each message
 class Workers:
     """At most `count` processes, which call functions of modules for at most `limit_s` seconds each.
 
-    To be used in one event loop. Functions, arguments and results have to be picklable.
+    To be used in one event loop. Functions, which `modules` have, arguments and results must be picklable.
     """
 
-    def __init__(self, count: int = COUNT, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, *modules: str, count: int = COUNT, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._all = tuple(_Worker() for _ in range(count))
+        self._all = tuple(_Worker(modules) for _ in range(count))
         self._free = [*self._all]
         self._queue: list[tuple[int, int, asyncio.Future[_Worker]]] = []
         self._order = itertools.count()
+        self._large = 0  # calls at hand
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def call(
@@ -65,7 +66,7 @@ class Workers:
         """
         worker = await self._next(size)
         # A client that leaves must not leave a process in the middle of a message.
-        return await asyncio.shield(self._task(self._called(worker, function, held, arguments)))
+        return await asyncio.shield(self._task(self._called(worker, size, function, held, arguments)))
 
     async def end(self) -> None:
         """End the processes; what they were doing fails."""
@@ -76,7 +77,12 @@ class Workers:
             worker.end()
 
     async def _called(
-        self, worker: _Worker, function: Callable[..., Result], held: object, arguments: tuple[object, ...]
+        self,
+        worker: _Worker,
+        size: int,
+        function: Callable[..., Result],
+        held: object,
+        arguments: tuple[object, ...],
     ) -> Result:
         try:
             await worker.start()
@@ -87,37 +93,42 @@ class Workers:
             message = f"the work took more than {self._limit_s:g} s, or too much memory"
             raise EngineError(message, remedy=REMEDY) from error
         finally:
-            self._task(self._released(worker))
+            self._task(self._released(worker, size))
         if isinstance(done, ImagematrixError):
             raise done
         return done
 
     async def _next(self, size: int) -> _Worker:
-        if self._free:
-            return self._free.pop()
         turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, (size, next(self._order), turn))
-        if len(self._queue) > WAITING:
-            self._queue.sort()  # which is a heap, too
-            _, _, last = self._queue.pop()
-            if not last.done():
-                last.set_exception(EngineError("too much work is waiting", remedy=REMEDY))
+        self._begin()
+        large = [each for each in self._queue if each[0] > SMALL and not each[2].done()]
+        if len(large) > WAITING:
+            max(large)[2].set_exception(EngineError("too much work is waiting", remedy=REMEDY))
         try:
             return await turn
         except asyncio.CancelledError:
             if not turn.cancelled() and not turn.exception():
-                self._task(self._released(turn.result()))
+                self._task(self._released(turn.result(), size))
             raise
 
-    async def _released(self, worker: _Worker) -> None:
+    def _begin(self) -> None:
+        """Give free processes to the smallest calls that wait."""
+        while self._queue and self._free:
+            size, _, turn = self._queue[0]
+            if size > SMALL and self._large and self._large >= len(self._all) - 1 and not turn.done():
+                return
+            heapq.heappop(self._queue)
+            if not turn.done():
+                self._large += size > SMALL
+                turn.set_result(self._free.pop())
+
+    async def _released(self, worker: _Worker, size: int) -> None:
         with contextlib.suppress(OSError, EOFError):  # the next call tries again
             await worker.start()
-        while self._queue:
-            _, _, turn = heapq.heappop(self._queue)
-            if not turn.done():
-                turn.set_result(worker)
-                return
+        self._large -= size > SMALL
         self._free.append(worker)
+        self._begin()
 
     def _task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work)
@@ -130,7 +141,8 @@ class Workers:
 class _Worker:
     """A process, and the objects that it holds, each with its number; the oldest is dropped first."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._held: dict[int, object] = {}
@@ -141,7 +153,7 @@ class _Worker:
         if self._streams:
             return
         self.end()
-        self._process, connection = _started()
+        self._process, connection = _started(self._modules)
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
             await reader.readexactly(SIZE.size)
@@ -177,10 +189,10 @@ class _Worker:
         self._process, self._streams, self._held = None, None, {}
 
 
-def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _started(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, its = socket.socketpair()
     with its:
-        command = [*child_command(__name__), str(its.fileno())]
+        command = [*child_command(__name__), str(its.fileno()), *modules]
         try:
             # In a session of its own, it gets no signal from a terminal.
             return subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True), ours
@@ -192,13 +204,15 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
 def main() -> None:
     """Answer the calls of the process that started this one, until it ends.
 
-    The argument is the descriptor of a socket.
+    The arguments are the descriptor of a socket, and modules to import before the first call.
     """
-    with contextlib.suppress(OSError):  # a service may be forbidden to change either
+    with contextlib.suppress(OSError):  # a service may be forbidden to change limits
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        os.nice(NICENESS)
+    descriptor, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
     held: dict[int, object] = {}
-    with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rb") as calls:
+    with socket.socket(fileno=int(descriptor)) as connection, connection.makefile("rb") as calls:
         _send(connection, b"")
         while size := calls.read(SIZE.size):
             message = calls.read(SIZE.unpack(size)[0])

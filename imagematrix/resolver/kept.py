@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Kept"]
+__all__ = ["ENTRY", "Kept"]
 
 ENTRY = 1_024  # bytes that an entry takes besides its content
 

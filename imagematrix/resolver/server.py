@@ -25,6 +25,7 @@ from imagematrix.listening import Address, listening
 from imagematrix.reference import DIGEST, REPOSITORY, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
 from imagematrix.resolver.journal import ResolverJournal
+from imagematrix.resolver.kept import ENTRY, Kept
 from imagematrix.resolver.node import HostSources
 from imagematrix.resolver.state import StateFolder
 from imagematrix.resolver.tag import CLASS_NAME
@@ -33,7 +34,7 @@ from imagematrix.resolver.versions import Versions
 from imagematrix.selection.selection import NothingFits
 from imagematrix.trust.files import policy_files
 from imagematrix.trust.policy import load_policies
-from imagematrix.workers import Workers
+from imagematrix.workers import SMALL, Workers
 
 Result = TypeVar("Result")
 
@@ -72,7 +73,8 @@ DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-
 DECIDING = 4  # threads
 WATCH_S = 10.0  # between checks whether the node has changed
 LAYER = 288 << 10  # bytes that are in memory of a layer whose client reads nothing
-LAST = 1  # the size of an explanation: it waits until all choices are made
+CHOICES = 1_000 * ENTRY  # bytes of choices to keep
+LARGE = SMALL + 1  # the size of an explanation, which waits until all choices are made
 LIMITS = Limits(body=1 << 16)  # of requests that are refused for their method
 GRACE_S = 10.0  # for pulls in progress, after a signal
 
@@ -103,7 +105,10 @@ class Resolver:
         self._versions = Versions(upstream, journal, self._local, policies, state)
         self._nodes = nodes
         self._journal = journal
-        self._workers = Workers()
+        self._choices: Kept[tuple[str, str], tuple[Catalog, HostSources, Resolved]] = Kept(
+            CHOICES, lambda _: 0
+        )
+        self._workers = Workers(resolve.__module__)
         self._mirrors = mirrors
         self._token = token
 
@@ -168,7 +173,7 @@ class Resolver:
         if kind == "tags":
             if name != "list":
                 raise web.HTTPNotFound
-            tags = await asyncio.to_thread(self._upstream.tags, repository)
+            tags = await self._versions.tags(repository)
             return web.json_response({"name": repository, "tags": tags}, headers=API)
         if kind == "blobs":
             if not DIGEST.fullmatch(name):
@@ -226,7 +231,14 @@ class Resolver:
         return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
 
     async def _resolved(self, catalog: Catalog, tag: str) -> Resolved:
-        return await self._workers.call(resolve, await self._locally(self._nodes.read), tag, held=catalog)
+        nodes = await self._locally(self._nodes.read)
+        key = catalog.image, tag
+        earlier = self._choices.get(key)
+        if earlier and earlier[0] is catalog and earlier[1] == nodes:
+            return earlier[2]
+        chosen = await self._workers.call(resolve, nodes, tag, held=catalog)
+        self._choices.put(key, (catalog, nodes, chosen))
+        return chosen
 
     async def answer_own(self) -> None:
         """Make an answer of this process's own: choose the variant of the tag that was requested last.
@@ -235,8 +247,9 @@ class Resolver:
         """
         latest = self._versions.latest()
         if latest and latest[1].catalog:
+            nodes = await self._locally(self._nodes.read)
             with contextlib.suppress(NothingFits, UsageError):
-                await self._resolved(latest[1].catalog, latest[0][1])
+                await self._workers.call(resolve, nodes, latest[0][1], held=latest[1].catalog)
         else:
             await self._locally(self._nodes.host, None)
 
@@ -247,7 +260,7 @@ class Resolver:
         if version.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         nodes = await self._locally(self._nodes.read)
-        document = await self._workers.call(explained, nodes, reference.tag, held=version.catalog, size=LAST)
+        document = await self._workers.call(explained, nodes, reference.tag, held=version.catalog, size=LARGE)
         keep(len(document))
         return web.json_response(text=document)
 

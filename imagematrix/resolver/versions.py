@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from imagematrix.catalog import index
 from imagematrix.catalog.labels import version_of
@@ -21,9 +23,11 @@ from imagematrix.resolver.state import Recorder
 from imagematrix.trust.policy import requirements
 from imagematrix.trust.signature import is_signature, prove
 
+Result = TypeVar("Result")
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from imagematrix.catalog.catalog import Catalog
@@ -37,6 +41,11 @@ if TYPE_CHECKING:
 __all__ = ["Version", "Versions"]
 
 MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
+SMALL = (
+    1 << 16
+)  # bytes of a manifest, of which others keep half: few large ones must not displace all small ones
+READING = 8  # threads that read what is not kept; versions, which all need, are read by others
+WAITING = 64  # requests for that; more are refused
 PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
 PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
@@ -78,7 +87,10 @@ class Versions:
         self._versions: Kept[tuple[str, str], tuple[float, Version]] = Kept(
             VERSIONS, lambda kept: PARSED * len(kept[1].manifest.raw)
         )
-        self._manifests: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS, lambda kept: len(kept.raw))
+        self._small: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS // 2, _size)
+        self._large: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS // 2, _size)
+        self._readers = ThreadPoolExecutor(READING)
+        self._waiting = 0
         self._tasks: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
         if state:
             self._restore(state)
@@ -107,6 +119,19 @@ class Versions:
             return version
         version = await self._version(repository, name)
         return version if version and version.catalog else None
+
+    async def tags(self, repository: str) -> list[str]:
+        """Return the upstream's tags of a repository; raises EngineError if it cannot be read."""
+        return await self._reading(partial(self._upstream.tags, repository))
+
+    async def _reading(self, read: Callable[[], Result]) -> Result:
+        if self._waiting >= WAITING:
+            raise EngineError("too many requests wait for the upstream", remedy="try again later")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        finally:
+            self._waiting -= 1
 
     def latest(self) -> tuple[tuple[str, str], Version] | None:
         """Return the version that was used last, with its repository and tag, or None."""
@@ -143,7 +168,7 @@ class Versions:
         policy does not admit it: no version lists it, and it is not signed itself.
         """
         key = repository, digest
-        entry = self._manifests.get(key)
+        entry = self._small.get(key) or self._large.get(key)
         if entry is None:
             listed = any(
                 digest in version.digests for (name, _), (_, version) in self._versions if name == repository
@@ -151,9 +176,11 @@ class Versions:
             # The content of a digest never changes, so the saved manifest is as good as the upstream's.
             entry = await self._saved(repository, digest)
             if entry is None or (not listed and requirements(self._policies, repository)):
-                entry = await asyncio.to_thread(self._read_digest, repository, digest, entry, listed=listed)
+                entry = await self._reading(
+                    partial(self._read_digest, repository, digest, entry, listed=listed)
+                )
             if entry is not None:
-                self._manifests.put(key, entry)
+                (self._small if _size(entry) <= SMALL else self._large).put(key, entry)
         return entry
 
     def _end(self, key: tuple[str, str], task: asyncio.Task[Version | None]) -> None:
@@ -216,6 +243,10 @@ class Versions:
             else:
                 # It is never fresh, so the upstream is asked first.
                 self._versions.put((repository, tag), (-math.inf, version))
+
+
+def _size(manifest: Manifest) -> int:
+    return len(manifest.raw)
 
 
 def _examine(

@@ -95,7 +95,7 @@ class Front:
     def kept(self):
         """Return the manifests that it keeps, of tags and of digests."""
         kept = self._resolver._versions
-        return [one.manifest for _, (_, one) in kept._versions] + [one for _, one in kept._manifests]
+        return [one.manifest for _, (_, one) in kept._versions] + [one for _, one in kept._large]
 
     def get(self, path, method="GET", **options):
         return self.session.request(method, f"http://{self.address}{path}", timeout=30, **options)

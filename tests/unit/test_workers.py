@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from imagematrix import workers as workers_module
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.workers import Workers
+from imagematrix.workers import SMALL, Workers
 
 
 def added(first, second, held):
@@ -44,7 +45,7 @@ def using(work, **options):
     """Run a function of Workers."""
 
     async def run():
-        workers = Workers(**options)
+        workers = Workers(__name__, **options)
         try:
             return await work(workers)
         finally:
@@ -80,12 +81,12 @@ def test_what_is_held_is_sent_once():
 def test_work_beyond_a_limit_ends_and_the_next_is_done(function, arguments):
     async def work(workers):
         for _ in range(2):
-            with pytest.raises(EngineError, match=r"more than 0\.5 s, or too much memory") as caught:
+            with pytest.raises(EngineError, match=r"more than 3 s, or too much memory") as caught:
                 await workers.call(function, *arguments, held=b"")
             assert caught.value.remedy == "try again later"
             assert await workers.call(added, "a", "b", held="c") == "abc"
 
-    using(work, count=1, limit_s=0.5)
+    using(work, count=1, limit_s=3)
 
 
 def test_the_smallest_work_goes_first(tmp_path):
@@ -99,6 +100,33 @@ def test_the_smallest_work_goes_first(tmp_path):
 
     using(work, count=1)
     assert path.read_text() == "0 1 3 3 5 7 9 "
+
+
+def test_large_work_never_has_all_processes():
+    async def work(workers):
+        large = [asyncio.create_task(workers.call(slept, 60, held=None, size=SMALL + 1)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        for _ in range(20):
+            assert await workers.call(added, "a", "b", held="c", size=SMALL) == "abc"
+        assert not any(task.done() for task in large)
+        for task in large:
+            task.cancel()
+
+    using(work, count=2, limit_s=30)
+
+
+def test_of_too_much_large_work_the_largest_fails(monkeypatch):
+    monkeypatch.setattr(workers_module, "WAITING", 2)
+
+    async def work(workers):
+        sizes = [0, *(SMALL + size for size in (5, 9, 3, 7))]
+        calls = [workers.call(slept, 0.1, held=None, size=size) for size in sizes]
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(each) for each in done] == [
+            *("None", "None", "too much work is waiting", "None", "too much work is waiting")
+        ]
+
+    using(work, count=1)
 
 
 def test_a_caller_that_leaves_does_not_spoil_the_next_call():

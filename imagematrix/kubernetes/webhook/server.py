@@ -79,7 +79,7 @@ async def _serve(
 ) -> None:
     telemetry = Telemetry(note)
     state = ClusterState(settings.catalogs, settings.options, telemetry)
-    workers = Workers()
+    workers = Workers(answer.__module__)
     server = Server(state, telemetry, workers)
     health = Health(server.problem, server.review_own)
     ended: asyncio.Queue[int] = asyncio.Queue()

@@ -283,7 +283,7 @@ def test_token_is_required(front, published):
 
 
 def test_manifests_are_kept_within_a_limit_in_bytes(front, upstream, monkeypatch):
-    monkeypatch.setattr(versions, "MANIFESTS", 3 << 20)
+    monkeypatch.setattr(versions, "MANIFESTS", 6 << 20)
     monkeypatch.setattr(versions, "VERSIONS", 3 * versions.PARSED << 20)
     node = front()
     repository = upstream.repository("ml/large")

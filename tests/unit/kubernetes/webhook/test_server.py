@@ -250,7 +250,7 @@ def test_reviews_are_decided_in_processes(telemetry):
     async def run():
         current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
-        workers = Workers(count=1)
+        workers = Workers(answer.__module__, count=1)
         server = Server(current, telemetry, workers)
         try:
             async with serving(server) as client:

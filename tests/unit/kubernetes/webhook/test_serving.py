@@ -22,7 +22,7 @@ from downloading import certify
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.certificate import Certificate
-from imagematrix.kubernetes.webhook.review import PATH
+from imagematrix.kubernetes.webhook.review import PATH, answer
 from imagematrix.kubernetes.webhook.server import LIMITS, Server
 from imagematrix.kubernetes.webhook.state import ClusterState, PolicyOptions
 from imagematrix.listening import Address, listening
@@ -46,7 +46,7 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, telemetry):
     async def run():
         current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
-        workers = Workers()
+        workers = Workers(answer.__module__)
         application = Server(current, telemetry, workers).application()
         trusting = ssl.create_default_context(cafile=chain)
         async with (
