@@ -47,11 +47,11 @@ class Limits:
     seconds is dropped.
     """
 
-    clients: int = 800  # four for each of 200 pulls
-    peer: int = 700
+    clients: int = 850  # four for each of 200 pulls, and others
+    peer: int = 750
     body: int = 0
     bodies: int = 32 << 20
-    answers: int = 192 << 20
+    answers: int = 168 << 20  # of 600 layers, so that there are always places for other requests
     least: int = 64 << 10
     slow_s: float = 10.0
 

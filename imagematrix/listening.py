@@ -34,7 +34,7 @@ QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only 
 BATCH = 32  # clients to accept before others get their turn
 RETRY_S = 0.05  # between attempts to accept a client while there is no place
 FILES = 4_096  # for clients, and what is read for them
-SENDING = 1 << 18  # bytes that the kernel queues for a client
+SENDING = 1 << 17  # bytes that the kernel queues for a client
 
 
 @dataclass(frozen=True, slots=True)

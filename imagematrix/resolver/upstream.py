@@ -31,6 +31,7 @@ __all__ = ["LAYOUT", "Upstream", "open_upstream"]
 LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 REPOSITORIES = 256  # repositories whose logins are kept
 PIECE = 1 << 16  # bytes to forward at once; a connection holds up to five such pieces
+TURN = 16  # pieces to forward in a turn of the event loop, so that other clients get theirs
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
@@ -78,6 +79,7 @@ class RegistryUpstream:
         Registry(f"{self._name}/repository")  # raises an error for an invalid name
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()
+        self._turns = asyncio.Semaphore(TURN)
         self._session: aiohttp.ClientSession | None = None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -118,6 +120,8 @@ class RegistryUpstream:
             await response.prepare(request)
             try:
                 async for piece in answer.content.iter_chunked(PIECE):
+                    async with self._turns:
+                        await asyncio.sleep(0)
                     await response.write(piece)
             except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
                 # An answer that has begun can only be aborted: the engine notices that it is truncated.

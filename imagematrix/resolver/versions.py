@@ -49,6 +49,8 @@ WAITING = 64  # requests for that; more are refused
 PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
 PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
+RECENT_S = 60.0  # after an answer, for which the wait is at most BRIEF_S
+BRIEF_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,9 @@ class Versions:
         # A client that gives up must not end the request for others, who share it.
         task = asyncio.shield(self._tasks[key])
         try:
-            return await asyncio.wait_for(task, PATIENCE_S if earlier or hurry else None)
+            recent = time.monotonic() - at < RECENT_S
+            patience_s = min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S
+            return await asyncio.wait_for(task, patience_s if earlier or hurry else None)
         except TimeoutError as error:
             unavailable = EngineError("the upstream does not answer")
             if earlier is None:
