@@ -18,7 +18,7 @@ from imagematrix.catalog.labels import version_of
 from imagematrix.catalog.signed import listed_digest, require_tag, signers
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.oci.manifest import INDEXES
-from imagematrix.resolver.kept import Kept
+from imagematrix.resolver.kept import ENTRY, Kept
 from imagematrix.resolver.state import Recorder
 from imagematrix.trust.policy import requirements
 from imagematrix.trust.signature import is_signature, prove
@@ -49,8 +49,9 @@ WAITING = 64  # requests for that; more are refused
 PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
 PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
-RECENT_S = 60.0  # after an answer, for which the wait is at most BRIEF_S
-BRIEF_S = 0.5
+RECENT_S = 60.0  # after an answer, also that there is no such tag, for which the wait is at most BRIEF_S
+BRIEF_S = 0.3
+ABSENT = 1_000 * ENTRY  # bytes of tags to remember that the upstream has not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class Versions:
         self._versions: Kept[tuple[str, str], tuple[float, Version]] = Kept(
             VERSIONS, lambda kept: PARSED * len(kept[1].manifest.raw)
         )
+        self._absent: Kept[tuple[str, str], float] = Kept(ABSENT, lambda _: 0)
         self._small: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS // 2, _size)
         self._large: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS // 2, _size)
         self._readers = ThreadPoolExecutor(READING)
@@ -142,20 +144,22 @@ class Versions:
 
     async def _version(self, repository: str, tag: str, *, hurry: bool = False) -> Version | None:
         key = repository, tag
-        at, earlier = self._versions.get(key) or (-math.inf, None)
+        at, earlier = self._versions.get(key) or (self._absent.get(key) or -math.inf, None)
         if earlier is not None and time.monotonic() - at < FRESH_S:
             return earlier
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._ask(key))
             self._tasks[key].add_done_callback(partial(self._end, key))
+        recent = time.monotonic() - at < RECENT_S
         # A client that gives up must not end the request for others, who share it.
         task = asyncio.shield(self._tasks[key])
         try:
-            recent = time.monotonic() - at < RECENT_S
             patience_s = min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S
-            return await asyncio.wait_for(task, patience_s if earlier or hurry else None)
+            return await asyncio.wait_for(task, patience_s if recent or earlier or hurry else None)
         except TimeoutError as error:
             unavailable = EngineError("the upstream does not answer")
+            if earlier is None and recent:
+                return None  # as it was absent a moment ago
             if earlier is None:
                 raise unavailable from error
         except EngineError as error:
@@ -196,7 +200,9 @@ class Versions:
         version = await asyncio.to_thread(self._read, *key)
         if version is None:
             self._versions.drop(key)
+            self._absent.put(key, time.monotonic())
         else:
+            self._absent.drop(key)
             self._versions.put(key, (time.monotonic(), version))
         return version
 
