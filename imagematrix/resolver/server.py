@@ -24,8 +24,8 @@ from imagematrix.health import Health
 from imagematrix.listening import Address, listening
 from imagematrix.reference import DIGEST, REPOSITORY, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
+from imagematrix.resolver.byte_cache import ENTRY, ByteCache
 from imagematrix.resolver.journal import ResolverJournal
-from imagematrix.resolver.kept import ENTRY, Kept
 from imagematrix.resolver.node import HostSources
 from imagematrix.resolver.state import StateFolder
 from imagematrix.resolver.tag import CLASS_NAME
@@ -105,7 +105,7 @@ class Resolver:
         self._versions = Versions(upstream, journal, self._local, policies, state)
         self._nodes = nodes
         self._journal = journal
-        self._choices: Kept[tuple[str, str], tuple[Catalog, HostSources, Resolved]] = Kept(
+        self._choices: ByteCache[tuple[str, str], tuple[Catalog, HostSources, Resolved]] = ByteCache(
             CHOICES, lambda _: 0
         )
         self._workers = Workers(resolve.__module__)

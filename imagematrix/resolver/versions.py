@@ -18,7 +18,7 @@ from imagematrix.catalog.labels import version_of
 from imagematrix.catalog.signed import listed_digest, require_tag, signers
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.oci.manifest import INDEXES
-from imagematrix.resolver.kept import ENTRY, Kept
+from imagematrix.resolver.byte_cache import ENTRY, ByteCache
 from imagematrix.resolver.state import Recorder
 from imagematrix.trust.policy import requirements
 from imagematrix.trust.signature import is_signature, prove
@@ -87,12 +87,12 @@ class Versions:
         self._executor = executor
         self._policies = policies
         self._state = state
-        self._versions: Kept[tuple[str, str], tuple[float, Version]] = Kept(
+        self._versions: ByteCache[tuple[str, str], tuple[float, Version]] = ByteCache(
             VERSIONS, lambda kept: PARSED * len(kept[1].manifest.raw)
         )
-        self._absent: Kept[tuple[str, str], float] = Kept(ABSENT, lambda _: 0)
-        self._small: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS // 2, _size)
-        self._large: Kept[tuple[str, str], Manifest] = Kept(MANIFESTS // 2, _size)
+        self._absent: ByteCache[tuple[str, str], float] = ByteCache(ABSENT, lambda _: 0)
+        self._small: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _size)
+        self._large: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _size)
         self._readers = ThreadPoolExecutor(READING)
         self._waiting = 0
         self._tasks: dict[tuple[str, str], asyncio.Task[Version | None]] = {}

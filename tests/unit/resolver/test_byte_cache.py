@@ -1,10 +1,10 @@
 """A cache with a limit in bytes."""
 
-from imagematrix.resolver.kept import ENTRY, Kept
+from imagematrix.resolver.byte_cache import ENTRY, ByteCache
 
 
 def kept(limit):
-    return Kept(limit + 3 * ENTRY, len)
+    return ByteCache(limit + 3 * ENTRY, len)
 
 
 def test_what_was_used_longest_ago_is_dropped_first():

@@ -12,12 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ENTRY", "Kept"]
+__all__ = ["ENTRY", "ByteCache"]
 
 ENTRY = 1_024  # bytes that an entry takes besides its content
 
 
-class Kept(Generic[K, V]):
+class ByteCache(Generic[K, V]):
     """Values by key, at most `limit` bytes as measured by `size`. One larger than that is not kept."""
 
     def __init__(self, limit: int, size: Callable[[V], int]) -> None:
