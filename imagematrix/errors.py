@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from imagematrix.text import line
+
 __all__ = [
     "AuditError",
     "BuildError",
@@ -26,14 +28,15 @@ if TYPE_CHECKING:
 class ImagematrixError(Exception):
     """Base of every error raised on purpose.
 
-    `remedy` is one sentence that states what to do about it, or None.
+    The message has one line for each of `lines`, whatever is in the values that they show. `remedy` is one
+    sentence that states what to do about it, or None.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
-        super().__init__(message)
-        self.remedy = remedy
+    def __init__(self, *lines: str, remedy: str | None = None) -> None:
+        super().__init__("\n".join(map(line, lines)))
+        self.remedy = None if remedy is None else line(remedy)
 
     @property
     def details(self) -> str:

@@ -1,4 +1,8 @@
-"""Text for people: made harmless for terminals and reports if others wrote it, and short if it is a list."""
+"""Text for people: made harmless for terminals, CI systems and reports, and short if it is a list.
+
+Values of matrices, hosts, catalogs, registries and file names come from others. They reach messages as parts
+of lines, and each line of a message passes `line`: in the constructor of the error, or where it is printed.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,43 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONTROL", "REPLACED", "counted", "headline", "line", "plain", "shortened", "visible"]
+__all__ = [
+    "COMMAND",
+    "CONTROL",
+    "REPLACED",
+    "counted",
+    "headline",
+    "line",
+    "listed",
+    "plain",
+    "shortened",
+    "visible",
+]
 
 # Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
 # the direction of text, which can disguise a line. Patterns are compiled when they are first used, because
 # most text of `select` has none of these.
 CONTROL = "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 NO_XML = "[\ud800-\udfff\ufffe\uffff]"  # excluded from XML 1.0 (production 2), besides controls
+BREAKS = "[\t\n\u2028\u2029]"
+# What CI systems take as a command in the log of a job. GitHub's runner: "::name" at the start of a line,
+# also after blanks, and "##[" anywhere (actions/runner, ActionCommand.cs); Azure Pipelines: "##vso["
+# anywhere; TeamCity: "##teamcity[". A line may be folded at any blank later, so "::" counts after all.
+COMMAND = r"(?<!\S):(?=:\S)|#(?=#\w*\[)"
 ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements (ECMA-48, 5.4)
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def visible(text: str) -> str:
-    """Return `text`, which may come from others, with control characters replaced."""
-    return text if text.isprintable() else re.sub(CONTROL, REPLACED, text)
+    """Return text of any number of lines without control characters and commands to CI systems."""
+    if not text.isprintable():
+        text = re.sub(CONTROL, REPLACED, text)
+    return re.sub(COMMAND, REPLACED, text) if "::" in text or "##" in text else text
 
 
 def line(text: str) -> str:
-    """Return `text` as one line: line breaks and tabs are replaced, too."""
-    return re.sub(r"[\t\n]", REPLACED, visible(text))
+    """Return `text` as one line: as `visible` does, with line breaks and tabs replaced, too."""
+    return visible(text if text.isprintable() else re.sub(BREAKS, REPLACED, text))
 
 
 def plain(text: str) -> str:
@@ -48,3 +70,9 @@ def shortened(words: Sequence[str], most: int, glue: str = ", ", more: str = " a
     """Return the first `most` of `words`, and how many there are besides, as `more` says it."""
     shown = glue.join(words[:most])
     return shown + more.format(len(words) - most) if len(words) > most else shown
+
+
+def listed(lines: Sequence[str], most: int, *, more: str = "and {} more", indent: str = "  ") -> list[str]:
+    """Return the first `most` of `lines`, and one that says how many there are besides, for an error."""
+    rest = [more.format(len(lines) - most)] if len(lines) > most else []
+    return [f"{indent}{line}" for line in (*lines[:most], *rest)]

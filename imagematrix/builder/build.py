@@ -28,7 +28,6 @@ from imagematrix.planning.context import Snapshots, settle
 from imagematrix.planning.plan import PlanStatus, naming
 from imagematrix.render.dockerfile import stages
 from imagematrix.scratch import scratch
-from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,14 +106,21 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
 
 def _moved(refused: Sequence[Planned]) -> TagMovedError:
     name = naming(refused)
+    moved = [(item, item.difference.reference) for item in refused if item.difference]
     lines = [
-        f"{name(item)}: {item.why}\n    existing  {item.difference.reference}\n    new       {item.reference}"
-        for item in refused
-        if item.difference
+        line
+        for item, existing in moved[:SHOWN]
+        for line in (
+            f"  {name(item)}: {item.why}",
+            f"    existing  {existing}",
+            f"    new       {item.reference}",
+        )
     ]
-    shown = shortened(lines, SHOWN, "\n  ", "\n  and {} more")
+    more = [f"  and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else []
     return TagMovedError(
-        f"a version never changes, and these cells would change:\n  {shown}",
+        "a version never changes, and these cells would change:",
+        *lines,
+        *more,
         remedy="raise the version with `imagematrix bump`, or revert the change",
     )
 

@@ -47,7 +47,7 @@ def excerpt(log: str | Path | None, error: str) -> str:
 
 
 def _trimmed(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.split("\n"))
+    return "\n".join(line.rstrip() for line in text.expandtabs().split("\n"))
 
 
 def _end(path: Path) -> str:

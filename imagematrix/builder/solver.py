@@ -22,6 +22,7 @@ from imagematrix.planning import identity
 from imagematrix.planning.backend import StoppedError
 from imagematrix.planning.given import PROXIES, scrubbed
 from imagematrix.scratch import full_disk_remedy, scratch
+from imagematrix.text import headline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Solver:
                 for raw in process.stdout:
                     line = sources.named(raw)
                     log.write(line)
-                    tail = [*tail[1 - TAIL :], line.rstrip()]
+                    tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
                     match = STEP.match(line)
                     if match:
                         step(f"{match[1]}: {match[2]}")
@@ -190,7 +191,7 @@ class Solver:
             )
         elif UNRESOLVED in output and self._builder is not None:
             remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
-        raise BuildError(output or "docker buildx failed without a message", remedy=remedy)
+        raise BuildError(*tail or ["docker buildx failed without a message"], remedy=remedy)
 
     def stop(self) -> None:
         """Stop all running solves; those that do not end within GRACE seconds are killed."""
@@ -225,4 +226,4 @@ def _path() -> str:
 
 def _broken(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
-    return EngineError(f"docker buildx does not work: {output.strip()}", remedy=remedy)
+    return EngineError(f"docker buildx does not work: {headline(output)}", remedy=remedy)

@@ -295,10 +295,12 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
         if result.log is None:
             alike.setdefault((str(error), error.remedy), []).append(result)
             continue
-        info(f"\n{name(result.item)} (log: {result.log})")
+        info("")
+        info(f"{name(result.item)} (log: {result.log})")
         print_error(error)
     for first, *others in alike.values():
         more = f" and {counted(len(others), 'other cell')}" if others else ""
-        info(f"\n{name(first.item)}{more}")
+        info("")
+        info(f"{name(first.item)}{more}")
         if first.error:
             print_error(first.error)

@@ -16,7 +16,7 @@ from pathlib import Path
 from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.output import info
 from imagematrix.reports.outcome import BUILT, DROPPED, MISSING
-from imagematrix.text import headline, plain
+from imagematrix.text import headline, line, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +40,12 @@ def system() -> str | None:
 def failed(where: str, name: str, title: str, text: str) -> str:
     """Return the report of a failed cell for the system `where`: `text` folded, then a one-line error.
 
-    Commands in `text`, which comes from others, have no effect on the system.
+    The only commands to the system in it are those made here.
     """
-    text, title = plain(text), plain(title)
+    name, text, title = line(name), plain(text), plain(title)
     if where == "github":
-        token = secrets.token_hex(16)  # unpredictable, so that `text` cannot end the section
         return (
-            f"::group::{name}: failed\n::stop-commands::{token}\n{text}\n::{token}::\n::endgroup::\n"
-            f"::error title={_property(name)}::{_data(title)}"
+            f"::group::{name}: failed\n{text}\n::endgroup::\n::error title={_property(name)}::{_data(title)}"
         )
     section = f"cell_{secrets.token_hex(8)}"
     now = int(time.time())

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from imagematrix.catalog.sources import open_catalog, require_signed
 from imagematrix.catalog.store import stored
 from imagematrix.cli.choosing import node_of, path_of
-from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.output import info, print_document, print_json, warn
 from imagematrix.cli.waiting import Wait
 from imagematrix.documents import Fields
 from imagematrix.errors import UnknownImageError, UsageError
@@ -211,5 +211,5 @@ def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
     if args.shown == JSON:
         print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
     else:
-        print_text(shlex.join(words))
+        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
         info("this shows what is started, and is no command to paste: variables and folders are of a launch")

@@ -9,7 +9,7 @@ import typer
 from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import HostFile, Json, Policy, Where
-from imagematrix.cli.output import print_json, print_lines
+from imagematrix.cli.output import escaped, print_json, print_lines
 from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
@@ -102,12 +102,10 @@ def _image(
 
 
 def _print(findings: Iterable[Finding]) -> None:
-    from rich.markup import escape
-
     lines = []
     for finding in findings:
         colour = COLOURS[finding.severity]
-        lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escape(finding.saw)}")
+        lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escaped(finding.saw)}")
         if finding.remedy:
-            lines.append(f"{'':<25}-> {escape(finding.remedy)}")
+            lines.append(f"{'':<25}-> {escaped(finding.remedy)}")
     print_lines(*lines)

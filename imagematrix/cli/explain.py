@@ -21,7 +21,7 @@ from imagematrix.cli.options import (
     Root,
     Where,
 )
-from imagematrix.cli.output import folded, print_json, print_lines
+from imagematrix.cli.output import escaped, folded, print_json, print_lines
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 from imagematrix.text import shortened
@@ -75,21 +75,19 @@ def command(
 
 
 def _lines(host: Host, selection: Selection) -> Iterator[str]:
-    from rich.markup import escape
-
     name = f"{selection.image}:{selection.version}{selection.decision.question.words}"
-    yield from map(escape, folded("", f"{name} on {_host(host, selection)}"))
+    yield from map(escaped, folded("", f"{name} on {_host(host, selection)}"))
     candidates = selection.candidates  # computed on each access
     fitting = [candidate for candidate in candidates if candidate.fits]
     yield f"\n[green]{len(fitting)} fit[/], best first" if fitting else "\n[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
-        yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
+        yield escaped(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
         if unknown:
-            yield from map(escape, folded("       ", f"some of its needs are unknown: {unknown}"))
+            yield from map(escaped, folded("       ", f"some of its needs are unknown: {unknown}"))
         for note in _notes(candidate):
-            yield from map(escape, folded("       ", note))
+            yield from map(escaped, folded("       ", note))
     groups: dict[tuple[str, ...], list[Candidate]] = {}
     for candidate in candidates:
         if not candidate.fits:
@@ -97,7 +95,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
     if groups:
         yield f"\n[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
     for members in groups.values():
-        yield from map(escape, _group(members, selection))
+        yield from map(escaped, _group(members, selection))
 
 
 def _notes(candidate: Candidate) -> Iterator[str]:

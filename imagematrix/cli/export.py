@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from imagematrix import files
 from imagematrix.cli.choosing import host_of
 from imagematrix.cli.needing import needing
 from imagematrix.cli.options import AllowContext, AtMost, File, ForHosts, HostFile, NvidiaSmi, Only, Root
-from imagematrix.cli.output import info, warn, writing
+from imagematrix.cli.output import info, print_document, warn, writing
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.export.targets import TARGETS
@@ -35,6 +34,7 @@ CDI = "cdi"  # the only target that is not the matrix, but a node
 HELP = {name: target.help for name, target in TARGETS.items()} | {CDI: "the GPUs of a node as CDI devices"}
 OF_NODES = {"host", "root", "nvidia_smi"}  # the options of this target
 OF_ALL = {"target", "output"}
+ELSEWHERE = "write it to a file with -o"
 
 
 def command(
@@ -111,7 +111,7 @@ def _write_cdi(host: Host, output: Path | None) -> None:
 
     gpus = of_host(host)
     if output is None:
-        sys.stdout.write(cdi.dump(gpus.document))
+        print_document(cdi.dump(gpus.document), ELSEWHERE)
     else:
         path = output if output.suffix == ".json" and not output.is_dir() else output / FILE
         with writing(path):
@@ -128,7 +128,7 @@ def _write(written: Mapping[str, str], output: Path | None) -> None:
         if len(written) > 1:
             remedy = "write them to a folder with -o DIR, or select fewer cells with --only"
             raise UsageError(f"cannot write {len(written)} files to stdout", remedy=remedy)
-        sys.stdout.write("".join(written.values()))
+        print_document("".join(written.values()), ELSEWHERE)
         return
     with writing():
         output.mkdir(parents=True, exist_ok=True)

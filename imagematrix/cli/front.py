@@ -17,13 +17,13 @@ import os
 import signal
 import sys
 
-from imagematrix.cli.output import print_error
+from imagematrix.cli.output import info_block, print_error
 from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
+    from types import FrameType, TracebackType
     from typing import Any
 
 __all__ = ["ENDED_BY_SIGNAL", "plain", "run"]
@@ -46,6 +46,7 @@ def run(words: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _hung_up)
     _open_streams()
+    sys.excepthook = _unexpected
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names in documents may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -158,6 +159,13 @@ def _call(words: Sequence[str]) -> None:
 
     with completion(os.environ):
         app(words)(list(words), prog_name="imagematrix")
+
+
+def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of a bug; the error in it may have text from others."""
+    from traceback import format_exception
+
+    info_block("".join(format_exception(kind, error, trace)).rstrip("\n"))
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:

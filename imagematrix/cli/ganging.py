@@ -13,7 +13,6 @@ from imagematrix.fleet.hosts import load_hosts
 from imagematrix.gang.gang import NothingFitsAll
 from imagematrix.gang.select import select_gang
 from imagematrix.selection.question import parse
-from imagematrix.text import line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def gang_up(
     elif alike is None:
         print_text(gang.variants[0].reference)
     else:
-        print_text("\n".join(f"{line(member.name)} {member.pinned}" for member in gang.members))
+        print_text(*(f"{member.name} {member.pinned}" for member in gang.members))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import HostFile, Json
-from imagematrix.cli.output import info, print_json, print_text, table
+from imagematrix.cli.output import escaped, info, print_json, print_text, table
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ def command(
     elif metrics:
         from imagematrix.allocation.metrics import text
 
-        print_text(text(gpus).rstrip("\n"))
+        print_text(*text(gpus).rstrip("\n").split("\n"))
     elif gpus:
         table(COLUMNS, [row for status in gpus for row in _rows(status)])
     else:
@@ -119,10 +119,8 @@ def _pods(node: Host) -> tuple[Usage | None, list[str]]:
 
 
 def _rows(status: GpuStatus) -> Iterator[tuple[str, ...]]:
-    from rich.markup import escape
-
     gpu, live = status.gpu, status.live
-    identity = (str(gpu.index), escape(gpu.name or ""), escape(gpu.uuid or ""))
+    identity = (str(gpu.index), escaped(gpu.name or ""), escaped(gpu.uuid or ""))
     readings = (
         f"{live.utilization} %" if live and live.utilization is not None else "",
         _memory(live.memory_used_mib if live else None, gpu.memory_mib),
@@ -136,16 +134,14 @@ def _rows(status: GpuStatus) -> Iterator[tuple[str, ...]]:
         (device,) = part.gpu.mig or ()
         name = f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
         memory = _memory(None, device.memory_mib)
-        yield (name, escape(device.profile or ""), escape(device.uuid or ""), *_usage(part), "", memory, "")
+        yield (name, escaped(device.profile or ""), escaped(device.uuid or ""), *_usage(part), "", memory, "")
 
 
 def _usage(status: GpuStatus) -> tuple[str, str]:
-    from rich.markup import escape
-
     if status.used_by:
         free_mib = status.free_mib
         state = "used" if free_mib is None else f"shared, {free_mib} MiB free"
-        return state, escape("\n".join(map(str, status.used_by)))
+        return state, "\n".join(escaped(str(use)) for use in status.used_by)
     if status.free is None:
         return "unknown", ""
     return ("free" if status.free else status.gpu.state), ""

@@ -13,7 +13,7 @@ import typer
 from imagematrix.cli.output import info
 from imagematrix.errors import UnservedError, UsageError
 from imagematrix.spelling import nearest
-from imagematrix.text import counted
+from imagematrix.text import counted, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     cells = proposed(fleet, releases=cuda)
     reasons = unserved(cells)
     if not cells.suited:
-        lines = "\n  ".join(reasons)
-        raise UnservedError(f"no cell can serve any of these hosts:\n  {lines}")
+        raise UnservedError("no cell can serve any of these hosts:", *listed(reasons, len(reasons)))
     text = matrix_text(cells, drivers=DRIVERS if drivers is None else drivers)
     own = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
     own[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"

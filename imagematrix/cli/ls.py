@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from imagematrix.amounts import megabytes
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import CatalogName, Json, Policy, Where
-from imagematrix.cli.output import print_json, print_text, table
+from imagematrix.cli.output import escaped, print_json, print_text, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
 from imagematrix.selection.rules.device_code import served
@@ -195,7 +194,7 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
     pull = any(weight.pull is not None for weight in weights.variants)
     rows = [
         (
-            escape(weight.variant.reference),
+            escaped(weight.variant.reference),
             megabytes(weight.size),
             megabytes(adds),
             *([megabytes(weight.pull)] if pull else []),
@@ -203,7 +202,7 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
         )
         for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
     ]
-    headings = [*(["to pull"] if pull else []), *([escape(heading)] if upgrade else [])]
+    headings = [*(["to pull"] if pull else []), *([escaped(heading)] if upgrade else [])]
     table(("reference", "size", "adds", *headings), rows)
     kinds = {weight.compressed for weight in weights.variants}
     kind = "partly compressed"
@@ -211,7 +210,7 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
         kind = "compressed" if kinds == {True} else "uncompressed"
     name = f"{weights.catalog.image}:{weights.catalog.version}"
     layers = counted(len(weights.layers), "layer")
-    print_text(f"\n{name}: {megabytes(weights.total)} {kind} in {layers}, each counted once")
+    print_text("", f"{name}: {megabytes(weights.total)} {kind} in {layers}, each counted once")
 
 
 def _narrowed(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
@@ -238,17 +237,17 @@ def _version(catalog: Catalog) -> tuple[str, ...]:
             values.setdefault(axis, set()).add(value)
     axes = [f"{axis} {'|'.join(sorted(of_axis, key=natural))}" for axis, of_axis in sorted(values.items())]
     name = f"{catalog.image}:{catalog.version}"
-    return escape(name), str(len(catalog.variants)), escape(", ".join(platforms)), ", ".join(axes) or "-"
+    return escaped(name), str(len(catalog.variants)), escaped(", ".join(platforms)), ", ".join(axes) or "-"
 
 
 def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
     driver = variant.driver
     return (
-        escape(variant.reference),
+        escaped(variant.reference),
         variant.cuda or "-",
-        "-" if driver is None else escape(driver.version or driver.mode),
+        "-" if driver is None else escaped(driver.version or driver.mode),
         ", ".join(f"sm_{cubin}" for cubin in served(variant)) or "-",
-        escape(variant.march or "-"),
+        escaped(variant.march or "-"),
         *(dict(variant.axes).get(axis, "-") for axis in axes),
         megabytes(variant.size, 0),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from imagematrix.errors import UnservedError, UsageError
-from imagematrix.text import shortened
+from imagematrix.text import listed, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class HostNeeds:
                 remedies += [miss.fix] if miss.fix else []
         if not lines:
             return None
-        shown = shortened(lines, SHOWN, "\n  ", "\n  and {} more")
-        return UnservedError(f"hosts get no image:\n  {shown}", remedy=next(iter(remedies), None))
+        return UnservedError("hosts get no image:", *listed(lines, SHOWN), remedy=next(iter(remedies), None))
 
     def require(self, existing: Collection[str]) -> None:
         """Raise UnservedError if something is needed that is not among the `existing` references."""
@@ -111,9 +110,11 @@ class HostNeeds:
             raise unserved
         missing = sorted(self.needed.difference(existing))
         if missing:
-            shown = shortened(missing, SHOWN, "\n  ", "\n  and {} more")
-            remedy = "build them, with the same --for"
-            raise UnservedError(f"hosts need images that are not built:\n  {shown}", remedy=remedy)
+            raise UnservedError(
+                "hosts need images that are not built:",
+                *listed(missing, SHOWN),
+                remedy="build them, with the same --for",
+            )
 
     def to_json(self) -> dict[str, object]:
         """Return what the Plan and Build documents say of the hosts."""

@@ -27,8 +27,11 @@ __all__ = [
     "escaped",
     "folded",
     "info",
+    "info_block",
     "info_raw",
     "names",
+    "print_block",
+    "print_document",
     "print_error",
     "print_json",
     "print_lines",
@@ -47,7 +50,12 @@ GAP = " " * 3  # between two columns of a table
 
 
 def info(text: str) -> None:
-    """Print a message to stderr; failing to do so is not an error."""
+    """Print a message of one line to stderr; failing to do so is not an error."""
+    info_raw(line(text))
+
+
+def info_block(text: str) -> None:
+    """Print text of several lines, such as a log, to stderr."""
     info_raw(visible(text))
 
 
@@ -64,9 +72,26 @@ def info_raw(text: str, end: str = "\n") -> None:
         return
 
 
-def print_text(text: str) -> None:
-    """Print text, the answer of a command."""
+def print_text(*lines: str) -> None:
+    """Print lines of text, the answer of a command."""
+    print("\n".join(map(line, lines)))
+
+
+def print_block(text: str) -> None:
+    """Print text of several lines that only people read, such as the difference of two files."""
     print(visible(text))
+
+
+def print_document(text: str, remedy: str = "remove them from the names and values that it has") -> None:
+    """Print what another program reads, the answer of a command, unchanged.
+
+    Raises UsageError if terminals or CI systems would act on it; `remedy` is what to do then.
+    """
+    for number, one in enumerate(text.split("\n"), 1):
+        if visible(one) != one:
+            message = f"line {number} of the answer has words that terminals or CI systems obey: {one:.80}"
+            raise UsageError(message, remedy=remedy)
+    sys.stdout.write(text)
 
 
 @contextlib.contextmanager
@@ -115,20 +140,20 @@ def print_json(document: object) -> None:
 
 
 def print_error(error: ImagematrixError) -> None:
-    """Print an error and its remedy to stderr."""
+    """Print an error, whose lines are safe, and its remedy to stderr."""
     _print_with_remedy(RED, error.details, error.remedy)
 
 
 def warn(text: str, remedy: str | None = None) -> None:
     """Print a warning and its remedy to stderr."""
-    _print_with_remedy(YELLOW, text, remedy)
+    _print_with_remedy(YELLOW, line(text), remedy and line(remedy))
 
 
 def _print_with_remedy(colour: str, text: str, remedy: str | None) -> None:
     start, dim, plain = (colour, DIM, PLAIN) if _coloured(sys.stderr) else ("", "", "")
-    info_raw(f"{start}imagematrix:{plain} {visible(text)}")
+    info_raw(f"{start}imagematrix:{plain} {text}")
     if remedy:
-        info_raw(f"  {dim}{visible(remedy)}{plain}")
+        info_raw(f"  {dim}{remedy}{plain}")
 
 
 def console(stream: TextIO) -> Console:

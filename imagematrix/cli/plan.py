@@ -21,7 +21,7 @@ from imagematrix.cli.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.output import info, print_error, print_json, table
+from imagematrix.cli.output import escaped, info, print_error, print_json, table
 from imagematrix.cli.planning import compared, sharding, warn_of_lost, warn_of_unseen
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
@@ -90,8 +90,6 @@ def command(
 
 
 def _print(plan: Plan) -> None:
-    from rich.markup import escape
-
     from imagematrix.planning.plan import naming
 
     name = naming(plan.items)
@@ -108,7 +106,7 @@ def _print(plan: Plan) -> None:
         rows.append((counted(unneeded, "cell"), DropStatus.UNNEEDED, "no host would choose them"))
     table(
         ("cell", "status", "why"),
-        [(escape(cell), f"[{COLOURS[status]}]{status}[/]", escape(why)) for cell, status, why in rows],
+        [(escaped(cell), f"[{COLOURS[status]}]{status}[/]", escaped(why)) for cell, status, why in rows],
     )
     counts = Counter[PlanStatus | DropStatus](item.status for item in plan.items)
     statuses = (*PlanStatus, *DropStatus)

@@ -57,9 +57,9 @@ def command(
     elif format != TEXT:
         from imagematrix.export import classad
 
-        print_text("\n".join(classad.lines(host)))
+        print_text(*classad.lines(host))
     else:
-        print_text("\n".join(_lines(host)))
+        print_text(*_lines(host))
     for warning in host.warnings:
         info(f"warning: {warning}")
 
@@ -68,7 +68,7 @@ def _print_conda(host: Host, root: Path | None) -> None:
     from imagematrix.export import conda
 
     found = conda.variables(host, None if root else _glibc())
-    print_text("\n".join(f"{name}={value}" for name, value in found.items() if value is not None))
+    print_text(*(f"{name}={value}" for name, value in found.items() if value is not None))
     for name in (name for name, value in found.items() if value is None):
         warn(f"{name} is left out: unknown for this node")
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 from imagematrix.builder.result import BuildStatus
-from imagematrix.cli.output import console, info
+from imagematrix.cli.output import console, escaped, info
 from imagematrix.planning.plan import PlanStatus, naming
 from imagematrix.text import plain
 
@@ -104,11 +104,9 @@ class _Board(Progress):
                 self._running[self._name(item)] = plain(text)
 
     def _finished(self, result: Result, count: str, text: str) -> None:
-        from rich.markup import escape
-
         self._running.pop(self._name(result.item), None)
         status = f"[{COLOURS[result.status]}]{result.status}[/]"
-        self._screen.print(f"{escape(count)} {status} {escape(text)}")
+        self._screen.print(f"{escaped(count)} {status} {escaped(text)}")
 
     def render(self) -> RenderableType:
         from rich.console import Group

@@ -31,7 +31,7 @@ class PullDisplay:
     """
 
     def __init__(self, name: str, *, quiet: bool = False, now: Callable[[], float] = time.monotonic) -> None:
-        self._name = line(name)
+        self._name = name
         self._quiet = quiet
         self._now = now
         self._live = bool(sys.stderr and sys.stderr.isatty())
@@ -65,7 +65,7 @@ class PullDisplay:
         if self._live:
             # A line up to the edge would wrap.
             text = f"{_state(progress)}: {self._name}"[: _columns() - 1]
-            _write(f"\r\x1b[K{text}")
+            _write(f"\r\x1b[K{line(text)}")
         else:
             info(f"{_state(progress)}: {self._name}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from imagematrix import files
 from imagematrix.cli.options import AllowContext, File, Only
-from imagematrix.cli.output import info, writing
+from imagematrix.cli.output import info, print_document, writing
 from imagematrix.cli.planning import planned
 from imagematrix.errors import UsageError
 
@@ -38,7 +37,7 @@ def command(
         if len(items) != 1:
             remedy = "select one with --only, or write them to a folder with -o DIR"
             raise UsageError(f"cannot write {len(items)} Dockerfiles to stdout", remedy=remedy)
-        sys.stdout.write(items[0].dockerfile)
+        print_document(items[0].dockerfile, "write it to a folder with -o DIR")
         return
     with writing():
         for item in items:

@@ -11,7 +11,7 @@ import typer
 from imagematrix.cli import progress
 from imagematrix.cli.needing import needing
 from imagematrix.cli.options import AtMost, ForHosts, Json
-from imagematrix.cli.output import info, print_json, table
+from imagematrix.cli.output import escaped, info, print_json, table
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.reports.outcome import BUILT, MISSING
 
@@ -70,16 +70,13 @@ def command(
 
 
 def _print(outcomes: tuple[Outcome, ...]) -> None:
-    from rich.markup import escape
-
-    from imagematrix.text import plain
 
     table(
         ("image", "cell", "status", "seconds"),
         [
             (
-                escape(plain(f"{outcome.image}:{outcome.version}")),
-                escape(plain(outcome.cell)),
+                escaped(f"{outcome.image}:{outcome.version}"),
+                escaped(outcome.cell),
                 f"[{COLOURS[outcome.status]}]{outcome.status}[/]",
                 "" if outcome.seconds is None else f"{outcome.seconds:.1f}",
             )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from imagematrix.cli.completing import run_words
-from imagematrix.cli.output import console
+from imagematrix.cli.output import console, escaped
 from imagematrix.launcher.options import OWN
 
 __all__ = ["SETTINGS", "command"]
@@ -31,12 +31,11 @@ def command(
 
     Before the image, every option of `docker run` works, and so do the options below.
     """
-    from rich.markup import escape
     from rich.panel import Panel
     from rich.table import Table
 
     print(context.get_help().rstrip())
     options = Table.grid(padding=(0, 2))
     for name, (value, text) in OWN.items():
-        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escape(text))
+        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escaped(text))
     console(sys.stdout).print(Panel.fit(options, title="Options", title_align="left", border_style="dim"))

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from imagematrix.catalog.sources import require_signed
 from imagematrix.cli.choosing import catalog_of, node_of, path_of
-from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.output import info, print_document, print_json, warn
 from imagematrix.cli.pulling import PullDisplay
 from imagematrix.cli.waiting import Wait
 from imagematrix.engine import system
@@ -120,7 +120,7 @@ def _print(launch: Launch, args: RunArgs) -> None:
     if args.shown == JSON:
         print_json(launch.to_json(args.docker))
     else:
-        print_text(shlex.join(docker_run(launch, args.docker)))
+        print_document(f"{shlex.join(docker_run(launch, args.docker))}\n", "see it with --dry-run=json")
 
 
 def _exec(launch: Launch, args: RunArgs) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from imagematrix.amounts import MEGABYTE, megabytes
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import info, print_json, table, warn
+from imagematrix.cli.output import escaped, info, print_json, table, warn
 from imagematrix.text import counted
 
 TYPE_CHECKING = False
@@ -83,12 +83,10 @@ def _compressed(pieces: Iterable[bytes]) -> int:
 
 
 def _show(report: TrimReport) -> None:
-    from rich.markup import escape
-
     columns = ("file", "status", "keeps", "removes", "removed", *(["compressed"] if report.dry_run else []))
     rows = []
     for result in report.results:
-        row = [escape(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
+        row = [escaped(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
         row.append(f"{result.removed / MEGABYTE:.1f} of {megabytes(result.size)}")
         if report.dry_run:
             row.append("-" if result.compressed is None else megabytes(result.compressed))

@@ -7,7 +7,7 @@ from pathlib import Path
 from imagematrix.cli.options import AllowContext, File
 from imagematrix.cli.output import info
 from imagematrix.errors import UsageError
-from imagematrix.text import counted, shortened
+from imagematrix.text import counted, listed
 
 __all__ = ["command"]
 
@@ -26,7 +26,7 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
     if failed:
         lines = [f"{file}: {item.cell.id}: {item.why}" for item in failed]
         remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
-        raise UsageError(shortened(lines, SHOWN, "\n", "\nand {} more"), remedy=next(iter(remedies), None))
+        raise UsageError(*listed(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))
     buildable = plan_.with_status(PlanStatus.BUILD)
     dropped = [
         f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)

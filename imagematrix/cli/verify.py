@@ -79,7 +79,8 @@ def command(
         ]
         print_json(written[0] if len(written) == 1 else written)
     elif sbom != sboms.STDOUT:
-        print_text("\n\n".join([*map(_text, judged), *_together(audits, whole)]))
+        parts = [*map(_lines, judged), *([text] for text in _together(audits, whole))]
+        print_text(*(line for number, part in enumerate(parts) for line in ([""] * bool(number) + part)))
     wrong = sum(1 for one in judged if one.broken)
     if wrong:
         raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
@@ -107,7 +108,7 @@ def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
         )
 
 
-def _text(judged: _Judged) -> str:
+def _lines(judged: _Judged) -> list[str]:
     audit = judged.audit
     image = audit.image
     rows = [
@@ -125,7 +126,7 @@ def _text(judged: _Judged) -> str:
         *(("contradiction", str(contradiction)) for contradiction in judged.broken),
         *(("warning", warning) for warning in judged.warnings),
     ]
-    return "\n".join(f"{name:<13}  {line}" for name, line in rows)
+    return [f"{name:<13}  {line}" for name, line in rows]
 
 
 def _code(audit: Audit) -> str:

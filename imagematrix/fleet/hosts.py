@@ -19,7 +19,7 @@ from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.node.host import Host
 from imagematrix.record import replace
-from imagematrix.text import shortened
+from imagematrix.text import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class HostReader:
         if len(raw) > LONGEST:
             return None
         before, _, after = raw.partition(FLAGS)
-        colon, opening, listed = after.partition(b"[")
-        flags, closing, after = listed.partition(b"]")
+        colon, opening, flags_text = after.partition(b"[")
+        flags, closing, after = flags_text.partition(b"]")
         if colon.strip() != b":" or not closing or FLAGS in after or b"\\" in raw or not raw.isascii():
             return None
         parts = OWN.split(b"".join([before, FLAGS, colon, opening, closing, after]))
@@ -137,17 +137,17 @@ class HostReader:
         kind = self._kinds[key] = self._kinds[key] or _kind(parts)
         return kind
 
-    def _words(self, listed: bytes) -> frozenset[str] | None:
+    def _words(self, text: bytes) -> frozenset[str] | None:
         """Return the words in a list, or None if it is not a list of strings."""
-        words = self._flags.get(listed)
+        words = self._flags.get(text)
         if words is None:
             try:
-                words = frozenset(map(intern, json.loads(b"[%b]" % listed)))
+                words = frozenset(map(intern, json.loads(b"[%b]" % text)))
             except (ValueError, TypeError, RecursionError):
                 return None
             if len(self._flags) >= LISTS:
                 self._flags.clear()
-            self._flags[listed] = words
+            self._flags[text] = words
         return words
 
 
@@ -280,9 +280,9 @@ def _joined(errors: list[UsageError]) -> UsageError:
     """Return one error for all, with a line for each."""
     if len(errors) == 1:
         return errors[0]
-    listed = shortened([*map(str, errors)], SHOWN, "\n  ", "\n  and {} more")
     remedy = next((error.remedy for error in errors if error.remedy), None)
-    return UsageError(f"cannot read {len(errors)} hosts:\n  {listed}", remedy=remedy)
+    told = listed([*map(str, errors)], SHOWN)
+    return UsageError(f"cannot read {len(errors)} hosts:", *told, remedy=remedy)
 
 
 def _with(host: Host, cpu: Cpu, values: Mapping[str | int | None, Any]) -> Host:

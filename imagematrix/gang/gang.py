@@ -9,7 +9,7 @@ from imagematrix.selection.decision import Decision
 from imagematrix.selection.question import Question
 from imagematrix.selection.selection import Selection
 from imagematrix.selection.target import Target
-from imagematrix.text import line, shortened
+from imagematrix.text import listed, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Left(Record):
     rules: tuple[RuleResult, ...]
 
     def __str__(self) -> str:
-        hosts = shortened([*map(line, self.hosts)], NAMED, more=" and {} more")
+        hosts = shortened(self.hosts, NAMED, more=" and {} more")
         # If an image is for another architecture, its other rules are irrelevant.
         rules = [rule for rule in self.rules if rule.rule == "platform"] or self.rules
         by_why: dict[str, list[str]] = {}
@@ -148,6 +148,6 @@ class NothingFitsAll(UnservedError):  # noqa: N818 - named as NothingFits
     """
 
     def __init__(self, message: str, *, gang: Gang, remedy: str | None = None) -> None:
-        shown = shortened([*map(str, gang.left)], SHOWN, "\n  ", "\n  and {} more")
-        super().__init__(f"{message}:\n  {shown}" if gang.left else message, remedy=remedy)
+        left = listed([*map(str, gang.left)], SHOWN)
+        super().__init__(f"{message}:" if left else message, *left, remedy=remedy)
         self.gang = gang

@@ -21,7 +21,7 @@ from imagematrix.selection.hardware import hardware, kind, ranking, sample
 from imagematrix.selection.index import Index, bits
 from imagematrix.selection.select import asking
 from imagematrix.selection.target import Target
-from imagematrix.text import counted, line, shortened
+from imagematrix.text import counted, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,8 +134,10 @@ def _kinds(
             found[key] = _kind(selector, host, choice, allow_cpu=allow_cpu)
         found[key].hosts[name] = host, choice
     if errors:
-        told = [f"{line(name)}: {error}" for name, error in errors]
-        raise UsageError(shortened(told, SHOWN, "\n  ", "\n  and {} more hosts"), remedy=errors[0][1].remedy)
+        first, *others = [f"{name}: {error}" for name, error in errors]
+        raise UsageError(
+            first, *listed(others, SHOWN - 1, more="and {} more hosts"), remedy=errors[0][1].remedy
+        )
     return list(found.values())
 
 

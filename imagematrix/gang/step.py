@@ -14,7 +14,7 @@ from imagematrix.errors import ProbeError, UsageError
 from imagematrix.gang.alike import USUAL
 from imagematrix.gpu_request.spec import NONE
 from imagematrix.record import Record
-from imagematrix.text import counted, line, shortened
+from imagematrix.text import counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
 def _require_same(node: str, saved: Host, own: Host) -> None:
     """Raise ProbeError if a node is not what its entry says: the other tasks decide by the entry."""
     differing = [
-        f"{what} {line(str(now))} instead of {line(str(then))}"
+        f"{what} {now} instead of {then}"
         for what, now, then in (
             ("the architecture", own.arch, saved.arch),
             ("driver", own.driver and own.driver.version, saved.driver and saved.driver.version),
@@ -139,7 +139,7 @@ def _require_same(node: str, saved: Host, own: Host) -> None:
     if lacking:
         differing.append(f"the CPU flags {shortened(lacking, SHOWN)}")
     kinds = set(map(_described, saved.gpus))
-    differing += [f"a GPU {line(gpu.label)}" for gpu in own.gpus if _described(gpu) not in kinds]
+    differing += [f"a GPU {gpu.label}" for gpu in own.gpus if _described(gpu) not in kinds]
     if differing:
         raise ProbeError(f"{node} {UNLIKE}: it has {', '.join(differing)}", remedy=_again(node))
 

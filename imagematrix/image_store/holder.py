@@ -15,7 +15,6 @@ import os
 from imagematrix.documents import Fields
 from imagematrix.errors import UsageError
 from imagematrix.record import Record, replace
-from imagematrix.text import line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def parse_holder(raw: bytes | str) -> Holder | None:
         if started and not (started.isascii() and started.isdecimal()):
             return None
         return Holder(
-            host=line(fields.text("host")),
+            host=fields.text("host"),
             pid=fields.integer("pid"),
             started=started,
             boot=fields.text("boot"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix import text
 from imagematrix.errors import UsageError
+from imagematrix.text import line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class MatrixError(UsageError):
 
     def __init__(self, where: str, problems: Sequence[Problem], text: str = "") -> None:
         ordered = sorted(problems, key=lambda problem: (problem.mark.line, problem.mark.column))
-        super().__init__("\n".join(_line(where, problem) for problem in ordered))
+        super().__init__(*(line for problem in ordered for line in _lines(where, problem)))
         self.where = where
         self.problems = tuple(ordered)
         self.text = text
@@ -49,20 +49,20 @@ class MatrixError(UsageError):
         lines = self.text.splitlines()
         parts: list[str] = []
         for problem in self.problems:
-            parts.append(_line(self.where, problem))
+            parts += map(line, _lines(self.where, problem))
             if 0 < problem.mark.line <= len(lines):
                 parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
         return "\n".join(parts)
 
 
-def _line(where: str, problem: Problem) -> str:
-    text = f"{where}:{problem.mark.line}:{problem.mark.column}: {problem.message}"
-    return f"{text}\n  {problem.remedy}" if problem.remedy else text
+def _lines(where: str, problem: Problem) -> list[str]:
+    told = f"{where}:{problem.mark.line}:{problem.mark.column}: {problem.message}"
+    return [told, f"  {problem.remedy}"] if problem.remedy else [told]
 
 
-def _excerpt(line: str, mark: Mark) -> list[str]:
+def _excerpt(whole: str, mark: Mark) -> list[str]:
     """Return the part of a line around a position, with a caret below the position."""
     start = max(0, mark.column - 1 - WIDTH // 2)
-    shown = text.line(line[start : start + WIDTH].replace("\t", " "))
+    shown = line(whole[start : start + WIDTH].replace("\t", " "))
     number = f"{mark.line:>5}"
     return [f"{number} | {shown}".rstrip(), f"{' ' * len(number)} | {' ' * (mark.column - 1 - start)}^"]

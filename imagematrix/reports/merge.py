@@ -9,7 +9,7 @@ from imagematrix.errors import BuildError
 from imagematrix.planning.plan import DropStatus
 from imagematrix.planning.shard import Shard
 from imagematrix.reports.outcome import BUILT, DROPPED, MISSING, OPEN, STATUSES
-from imagematrix.text import plain, shortened
+from imagematrix.text import listed, plain, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Merged:
             lines.append(f"no document for the shards: {shortened(self.missing, SHOWN)}")
         lines += self.errors
         remedy = "run these again, and add their documents"
-        return BuildError("\n  ".join(lines), remedy=remedy)
+        first, *others = lines
+        return BuildError(first, *listed(others, len(others)), remedy=remedy)
 
 
 def merge(reports: Iterable[Report]) -> Merged:
@@ -89,9 +90,9 @@ def merge(reports: Iterable[Report]) -> Merged:
                 contradictions += _contradictions(other, outcome)
                 best[outcome.key] = min(other, outcome, key=lambda candidate: PRECEDENCE[candidate.status])
     if contradictions:
-        shown = shortened(contradictions, SHOWN, "\n  ", "\n  and {} more")
         raise BuildError(
-            f"the documents contradict each other:\n  {shown}",
+            "the documents contradict each other:",
+            *listed(contradictions, SHOWN),
             remedy="merge the documents of one run only",
         )
     numbers = {

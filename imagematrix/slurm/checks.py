@@ -13,7 +13,6 @@ from imagematrix.record import Record
 from imagematrix.runtimes.start import OF_USER
 from imagematrix.slurm.configuration import node_options, options, read, settings
 from imagematrix.slurm.features import PREFIX
-from imagematrix.text import line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,4 +222,4 @@ def _file_system(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line(text) for text in read(str(path))] if path.is_file() else []
+    return read(str(path)) if path.is_file() else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 
 from imagematrix.documents import natural
-from imagematrix.text import line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,5 +46,5 @@ def requeue(environment: Mapping[str, str]) -> str:
         reason = error.strerror if isinstance(error, OSError) else f"no answer in {PATIENCE_S:g} seconds"
         return f"the job was not requeued: scontrol: {reason}"
     if done.returncode:
-        return f"the job was not requeued: {line(done.stderr.strip()[:200])}"
+        return f"the job was not requeued: {done.stderr.strip()[:200]}"
     return f"job {job} was requeued, once"

@@ -16,7 +16,6 @@ from imagematrix.gpu_request.visible import NO_GPU, within
 from imagematrix.node.host import Accelerator
 from imagematrix.record import Record, replace
 from imagematrix.reference import Reference
-from imagematrix.text import line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def image_of(bundle: str) -> str:
         Reference.parse(bundle)
     except UsageError as error:
         raise UsageError(
-            f"--container={line(bundle)}: not the name of an image",
+            f"--container={bundle}: not the name of an image",
             remedy="name one such as training:v1 or registry:5000/ml/training:v1; paths of bundles are none",
         ) from error
     return bundle

@@ -12,7 +12,7 @@ from imagematrix.oci.manifest import INDEX, INDEXES, LIMIT, digest_of
 from imagematrix.reference import TAG
 from imagematrix.stores import plain_pull as plain
 from imagematrix.stores.registry import Complete, attestations, survey
-from imagematrix.text import shortened
+from imagematrix.text import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,28 +100,28 @@ def publish(  # noqa: PLR0913 - the version and the command's options
         ]
         variants = [entry for entry in variants if entry not in unneeded]
         first = frozenset(before) if first is None else first
-        listed = {entry.digest: _described(entry) for entry in variants}
-        new = [one for digest, one in listed.items() if digest not in before]
+        described = {entry.digest: _described(entry) for entry in variants}
+        new = [one for digest, one in described.items() if digest not in before]
         attested = {
             attestation.digest: attestation
             for entry in new
             for attestation in attestations(registry, entry.tag)
         }
-        whole = listed | before | attested
+        whole = described | before | attested
         answers = plain.answers(
-            name, (whole[digest] for digest in listed), plain.kept(surveyed.entries), named or {}
+            name, (whole[digest] for digest in described), plain.kept(surveyed.entries), named or {}
         )
         raw = index.write(_placed(whole.values(), answers), registry.name, version)
         if len(raw) > LIMIT:
             remedy = "spread the cells over several images"
             raise UsageError(
-                f"{name}: an index of {len(listed)} variants is too large for a registry", remedy=remedy
+                f"{name}: an index of {len(described)} variants is too large for a registry", remedy=remedy
             )
         if sign:
             # Before the tag: no node that requires signatures finds a version without them.
             own = digest_of(raw)
             registry.push_manifest(own, raw, INDEX)
-            sign([own, *listed])
+            sign([own, *described])
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
         published = surveyed.published
@@ -132,8 +132,8 @@ def publish(  # noqa: PLR0913 - the version and the command's options
                 continue  # another client published meanwhile, so the aliases may be outdated
             return Published(
                 digest=published.digest,
-                variants=len(listed),
-                new=len(listed.keys() - first),
+                variants=len(described),
+                new=len(described.keys() - first),
                 plain=tuple(_with_layers(registry, answer) for answer in answers),
                 dropped=tuple(sorted(dropped)),
                 stuck=tuple(sorted(stuck)),
@@ -166,15 +166,15 @@ def _movable(registry: Registry, alias: str, versions: Collection[str]) -> None:
     manifest = registry.manifest(alias)
     if manifest and manifest.media_type not in INDEXES:
         raise TagMovedError(f"{name} is an image, not an alias", remedy=remedy)
-    listed = [entry for entry in index.parse(manifest.raw, name) if entry.ours] if manifest else []
+    entries = [entry for entry in index.parse(manifest.raw, name) if entry.ours] if manifest else []
     pushed = (tag for tag in registry.tags() if tag.startswith(f"{alias}-"))
     if (
         alias in versions
-        or any(entry.annotations[labels.VERSION] == alias for entry in listed)
+        or any(entry.annotations[labels.VERSION] == alias for entry in entries)
         or any((entry := entry_of(registry, tag)) and entry.ours and entry.tag == tag for tag in pushed)
     ):
         raise TagMovedError(f"{name} is a version, and versions never move", remedy=remedy)
-    if manifest and not listed:
+    if manifest and not entries:
         found = f"{name} is {manifest.digest}, an index of another tool, not an alias"
         raise TagMovedError(found, remedy=f"{remedy}, or delete the tag")
 
@@ -188,9 +188,9 @@ def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
         f"{image}:{entry.tag}@{entry.digest}" if entry.ours else f"{image}@{entry.digest}" for entry in lost
     )
     if lost and not repair:
-        shown = shortened(references, SHOWN, "\n    ", "\n    and {} more")
         raise UnknownImageError(
-            f"the registry lost images of {name}:\n    {shown}",
+            f"the registry lost images of {name}:",
+            *listed(references, SHOWN),
             remedy="`imagematrix build --push` builds them again; `publish --repair` removes the rest",
         )
     return set(references)

@@ -58,3 +58,9 @@ def test_every_error_can_be_copied_and_pickled(kind, copied):
     assert type(result) is kind
     assert (str(result), result.args, vars(result)) == (str(error), error.args, vars(error))
     assert result.remedy == error.remedy
+
+
+def test_an_error_has_the_lines_that_it_was_made_of_and_no_others():
+    error = ImagematrixError("a\n::error::b", "  ::error::c", remedy="d\n##[error]e")
+    assert str(error) == "a\ufffd::error::b\n  \ufffd:error::c"
+    assert error.remedy == "d\ufffd\ufffd#[error]e"

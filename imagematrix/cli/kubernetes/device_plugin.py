@@ -52,7 +52,7 @@ def command(
         return offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
 
     if dry_run:
-        print_text("\n".join(f"{name} {len(devices)}" for name, devices in offered().resources.items()))
+        print_text(*(f"{name} {len(devices)}" for name, devices in offered().resources.items()))
         return
     from imagematrix.allocation.survey import opened_outside_pods, survey_outside_pods
     from imagematrix.errors import UsageError

@@ -10,7 +10,7 @@ import typer
 from imagematrix.cli.choosing import require_one_host
 from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot
 from imagematrix.cli.options import HostFile, Root
-from imagematrix.cli.output import info, print_text
+from imagematrix.cli.output import info, print_document
 from imagematrix.kubelet.sockets import DEVICE_PLUGINS
 
 TYPE_CHECKING = False
@@ -73,7 +73,7 @@ def command(
             slices.slice_object(node, None, index, count=len(groups), generation=1, listed=group)
             for index, group in enumerate(groups)
         ]
-        print_text(dump(*made))
+        print_document(f"{dump(*made)}\n")
         return
     from imagematrix.kubelet import sockets
     from imagematrix.kubernetes import kubeconfig as kubeconfigs

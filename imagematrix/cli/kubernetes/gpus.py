@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import print_json, print_text, table
+from imagematrix.cli.output import escaped, print_json, print_text, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ COLUMNS = ("resource", "capacity", "healthy", "requested", "free")
 
 def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     """Show how many GPUs the nodes and classes of a cluster have, and how many of them pods request."""
-    from rich.markup import escape
-
     from imagematrix.kubernetes.counts import counts
 
     usage = counts(lists(nodes, pods))
@@ -28,7 +26,7 @@ def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
         print_json(usage.to_json())
         return
     rows = [
-        (escape(node.name), "" if node.schedulable else "takes no pods", *cells)
+        (escaped(node.name), "" if node.schedulable else "takes no pods", *cells)
         for node in usage.nodes
         for cells in _cells(node.counts)
     ]
@@ -40,20 +38,18 @@ def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     table(
         ("class", "nodes", *COLUMNS),
         [
-            (escape(name), str(nodes), *cells)
+            (escaped(name), str(nodes), *cells)
             for name, (nodes, sums) in usage.classes.items()
             for cells in _cells(sums)
         ],
     )
     if usage.pending:
         print_text("")
-        waiting = [(escape(some.resource), str(some.pods), str(some.requested)) for some in usage.pending]
+        waiting = [(escaped(some.resource), str(some.pods), str(some.requested)) for some in usage.pending]
         table(("pending", "pods", "requested"), waiting)
 
 
 def _cells(counts: Iterable[Count]) -> Iterable[tuple[str, ...]]:
-    from rich.markup import escape
-
     for count in counts:
         numbers = (count.capacity, count.allocatable, count.requested, count.free)
-        yield (escape(count.resource), *map(str, numbers))
+        yield (escaped(count.resource), *map(str, numbers))

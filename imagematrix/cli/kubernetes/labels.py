@@ -8,7 +8,7 @@ import typer
 
 from imagematrix.cli.choosing import node_of
 from imagematrix.cli.options import HostFile, Json, NvidiaSmi, Root
-from imagematrix.cli.output import info, print_json, print_text
+from imagematrix.cli.output import info, print_document, print_json
 from imagematrix.spelling import require_known
 
 __all__ = ["command"]
@@ -42,6 +42,6 @@ def command(
     if json:
         print_json(document(labels, described.warnings))
     else:
-        print_text(feature_file(labels) if format == "nfd" else kubectl(labels, node))
+        print_document(f"{feature_file(labels) if format == 'nfd' else kubectl(labels, node)}\n")
     for warning in described.warnings:
         info(f"warning: {warning}")

@@ -8,7 +8,7 @@ import typer
 
 from imagematrix.cli.kubernetes.options import narrowed_catalog
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Policy, Where
-from imagematrix.cli.output import print_json, print_text
+from imagematrix.cli.output import print_document, print_json
 from imagematrix.spelling import require_known
 
 __all__ = ["command"]
@@ -41,4 +41,4 @@ def command(
     if json:
         print_json(needs)
     else:
-        print_text(dump(needs))
+        print_document(f"{dump(needs)}\n")

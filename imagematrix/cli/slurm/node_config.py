@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import HostFile, Json
-from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.output import info, print_document, print_json, warn
 from imagematrix.errors import UsageError
 from imagematrix.text import counted
 
@@ -81,9 +81,9 @@ def command(
         problems = [{"what": one.what, "remedy": one.remedy} for one in found]
         print_json({"schema": node_config.SCHEMA, "node": name, "files": texts, "findings": problems})
     elif to is not None:
-        print_text(lines.slurm.rstrip("\n"))
+        print_document(lines.slurm)
     else:
-        print_text("\n".join(f"# {kind}.conf\n{text}" for kind, text in texts.items()).rstrip("\n"))
+        print_document("\n".join(f"# {kind}.conf\n{text}" for kind, text in texts.items()))
     if path is None:
         info("imagematrix: no slurm.conf on this node, so nothing was compared")
     for one in found if not json else ():

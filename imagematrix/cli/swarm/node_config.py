@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import HostFile
-from imagematrix.cli.output import info, print_text, warn
+from imagematrix.cli.output import info, print_block, warn
 
 __all__ = ["command"]
 
@@ -68,7 +68,7 @@ def command(
         info(f"{file} is up to date")
         return
     after = json.dumps(changed, indent=engine_file.indent(text), ensure_ascii=False) + "\n"
-    print_text(engine_file.diff(file, text, after))
+    print_block(engine_file.diff(file, text, after))
     if dry_run:
         return
     unchecked = engine_file.write(file, after)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.output import info, info_block, print_document, print_json, warn
 from imagematrix.engine.releases import OVERLAYS_WITH_GPUS
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.swarm.logs import Logs
@@ -125,7 +125,7 @@ def command(
     if json:
         print_json(service.to_json(identifier))
     else:
-        print_text(identifier or shlex.join(service.docker()))
+        print_document(f"{identifier or shlex.join(service.docker())}\n", "see it with --json")
 
 
 def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove: bool, json: bool) -> None:
@@ -239,7 +239,7 @@ class Waiting:
         The last line of a task, and pieces of a very long line, may have no line break.
         """
         if task is None:
-            info(line.decode(errors="replace").rstrip("\n"))
+            info_block(line.decode(errors="replace").rstrip("\n"))
             return
         if self.service.replicas > 1:
             line = f"{self.service.name}.{self._slot(task)} | ".encode() + line.removesuffix(b"\n") + b"\n"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.markup import escape
 
 from imagematrix import documents
 from imagematrix.cli import output
-from imagematrix.errors import ImagematrixError
+from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.text import visible
 
 # Window title, colours, their C1 forms, clearing the screen, and right-to-left text.
@@ -61,6 +63,23 @@ def test_hostile_text_in_documents_is_escaped(capsys):
     assert json.loads(out) == {"name": HOSTILE, "plain": "\u00e9\u4e2d"}
     assert "\u00e9\u4e2d" in out
     assert documents.dump(["\x7f"]) == '[\n  "\\u007f"\n]\n'
+
+
+def test_commands_to_ci_systems_are_escaped_in_documents(capsys):
+    document = {"name": "##[error]x ##vso[y] ###[z]", "::error::": ["::error::x"]}
+    output.print_json(document)
+    out = capsys.readouterr().out
+    assert not re.search(r"##\w*\[", out)
+    assert json.loads(out) == document
+
+
+@pytest.mark.parametrize("text", ["a\n  ::error::x\n", "##[error]x\n", "x\x1b[31m", "a\rb"])
+def test_a_document_that_would_be_obeyed_is_refused(capsys, text):
+    with pytest.raises(UsageError, match=r"^line \d of the answer has words that") as caught:
+        output.print_document(text, "write it to a file")
+    assert caught.value.remedy == "write it to a file"
+    output.print_document("RUN a=${b##*/}; std::x\t\n")
+    assert capsys.readouterr().out == "RUN a=${b##*/}; std::x\t\n"
 
 
 def test_line_breaks_and_tabs_are_kept():

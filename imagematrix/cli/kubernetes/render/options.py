@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import print_text, warn
+from imagematrix.cli.output import print_document, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def print_manifests(documents: Iterable[Manifest]) -> None:
     """Print manifests as YAML."""
     from imagematrix.kubernetes.yaml import dump
 
-    print_text(dump(*documents))
+    print_document(f"{dump(*documents)}\n")
 
 
 def default_name(grouped: Classes) -> str:
