@@ -130,10 +130,11 @@ def _print(report: Coverage) -> None:
     def short(reference: str) -> str:
         return escaped(report.short(reference))
 
-    print_lines(f"{report.image}:{report.version} serves {report.served} of {counted(report.hosts, 'host')}")
+    name = escaped(f"{report.image}:{report.version}")
+    print_lines(f"{name} serves {report.served} of {counted(report.hosts, 'host')}")
     if report.unserved:
         lacking = report.hosts - report.served
-        print_lines(f"\n[red]nothing fits {counted(lacking, 'host')}[/]", *_unserved(report, short))
+        print_lines("", f"[red]nothing fits {counted(lacking, 'host')}[/]", *_unserved(report, short))
     print_lines("")
     table(
         ("variant", "hosts", "share", "fits"),
@@ -144,7 +145,7 @@ def _print(report: Coverage) -> None:
         ],
     )
     if report.unused:
-        print_lines(f"\n[yellow]no host would choose {counted(len(report.unused), 'variant')}[/]")
+        print_lines("", f"[yellow]no host would choose {counted(len(report.unused), 'variant')}[/]")
         rows = [(short(service.reference), str(service.fits)) for service in report.unused]
         table(("variant", "fits"), rows)
     print_lines("", *_smallest(report, short))
@@ -196,7 +197,8 @@ def _few(few: Few, report: Coverage, short: Callable[[str], str]) -> None:
     left = f"; [red]{counted(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""
     proof = "" if chosen.exact else ", perhaps not the best"
     print_lines(
-        f"\nof at most {counted(chosen.limit, 'variant')}, these are the best{proof}{left}:",
+        "",
+        f"of at most {counted(chosen.limit, 'variant')}, these are the best{proof}{left}:",
         *(f"  {short(reference)}" for reference in chosen.variants),
     )
     if chosen.left_out:
@@ -229,7 +231,7 @@ def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
     ]
     effects = ", ".join(part for part in parts if part)
     hosts = counted(upgrade.hosts, "host")
-    print_lines(f"\ndriver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
+    print_lines("", f"driver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
     rows = [
         (names(loss.hosts), short(loss.old), f"[red]nothing[/]: {escaped(_fixes(loss.miss))}")
         for loss in upgrade.lost

@@ -79,7 +79,8 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
     yield from map(escaped, folded("", f"{name} on {_host(host, selection)}"))
     candidates = selection.candidates  # computed on each access
     fitting = [candidate for candidate in candidates if candidate.fits]
-    yield f"\n[green]{len(fitting)} fit[/], best first" if fitting else "\n[red]nothing fits[/]"
+    yield ""
+    yield f"[green]{len(fitting)} fit[/], best first" if fitting else "[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
         yield escaped(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
@@ -93,7 +94,8 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
         if not candidate.fits:
             groups.setdefault(tuple(map(_refusal, candidate.failing)), []).append(candidate)
     if groups:
-        yield f"\n[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
+        yield ""
+        yield f"[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
     for members in groups.values():
         yield from map(escaped, _group(members, selection))
 

@@ -118,7 +118,7 @@ def _pods(node: Host) -> tuple[Usage | None, list[str]]:
         return None, [f"{error}: GPU usage by pods unknown"]
 
 
-def _rows(status: GpuStatus) -> Iterator[tuple[str, ...]]:
+def _rows(status: GpuStatus) -> Iterator[tuple[str | tuple[str, ...], ...]]:
     gpu, live = status.gpu, status.live
     identity = (str(gpu.index), escaped(gpu.name or ""), escaped(gpu.uuid or ""))
     readings = (
@@ -137,11 +137,11 @@ def _rows(status: GpuStatus) -> Iterator[tuple[str, ...]]:
         yield (name, escaped(device.profile or ""), escaped(device.uuid or ""), *_usage(part), "", memory, "")
 
 
-def _usage(status: GpuStatus) -> tuple[str, str]:
+def _usage(status: GpuStatus) -> tuple[str, str | tuple[str, ...]]:
     if status.used_by:
         free_mib = status.free_mib
         state = "used" if free_mib is None else f"shared, {free_mib} MiB free"
-        return state, "\n".join(escaped(str(use)) for use in status.used_by)
+        return state, tuple(escaped(str(use)) for use in status.used_by)
     if status.free is None:
         return "unknown", ""
     return ("free" if status.free else status.gpu.state), ""

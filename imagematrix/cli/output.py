@@ -120,7 +120,7 @@ def folded(indent: str, text: str) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
-        text,
+        line(text),
         WIDTH,
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
@@ -131,7 +131,7 @@ def folded(indent: str, text: str) -> list[str]:
 
 def print_lines(*lines: str) -> None:
     """Print lines, which may have rich's markup, the answer of a command; they are not folded."""
-    console(sys.stdout).print("\n".join(lines), soft_wrap=True)
+    console(sys.stdout).print("\n".join(map(line, lines)), soft_wrap=True)
 
 
 def print_json(document: object) -> None:
@@ -166,16 +166,23 @@ def console(stream: TextIO) -> Console:
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(visible(text), **options)
 
-    return Visible(file=stream, highlight=False, width=None if stream.isatty() else WIDE, soft_wrap=False)
+    return Visible(
+        file=stream, highlight=False, width=None if stream.isatty() else WIDE, emoji=False, soft_wrap=False
+    )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, stream: TextIO | None = None) -> None:
-    """Print a table; cells may have rich's markup, so pass text from others through `escape` first.
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | tuple[str, ...]]], *, stream: TextIO | None = None
+) -> None:
+    """Print a table; cells may have rich's markup, so pass text from others through `escaped` first.
 
-    A column of single words, such as references, is not folded, however narrow the terminal is.
+    A cell is one line, or a tuple of lines. A column of single words, such as references, is not folded,
+    however narrow the terminal is.
     """
     screen = console(stream or sys.stdout)
-    cells = list(rows)
+    cells = [
+        [line(cell) if isinstance(cell, str) else "\n".join(map(line, cell)) for cell in row] for row in rows
+    ]
     unfolded = _unfolded(columns, cells, screen)
     if unfolded is None:
         _print_folded(columns, cells, screen)
@@ -190,7 +197,7 @@ def _unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Con
     """
     from rich.text import Text
 
-    if not rows or any("\n" in cell or "\t" in cell for row in rows for cell in row):
+    if not rows or any("\n" in cell for row in rows for cell in row):
         return None
     cells = [
         [screen.render_str(cell) if "[" in cell or "\\" in cell else Text(visible(cell)) for cell in row]
@@ -209,12 +216,12 @@ def _padded(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     """Return the line of a table."""
     from rich.text import Text
 
-    line = Text()
+    padded = Text()
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        line.append(GAP if number else "")
-        line.append_text(cell)
-        line.append(" " * (width - cell.cell_len))
-    return line
+        padded.append(GAP if number else "")
+        padded.append_text(cell)
+        padded.append(" " * (width - cell.cell_len))
+    return padded
 
 
 def _print_folded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> None:

@@ -48,7 +48,7 @@ def test_own_colours_are_kept(capsys, monkeypatch):
 
 def test_hostile_text_in_tables_is_escaped(capsys):
     output.print_text(HOSTILE)
-    output.table(("one", "two"), [(HOSTILE, "x"), ("two\nlines", "\t")])
+    output.table(("one", "two"), [(HOSTILE, "x"), (("two", "lines\n::x"), "\t")])
     output.console(sys.stdout).print(HOSTILE)
     out = capsys.readouterr().out
     assert not OBEYED & set(out)
