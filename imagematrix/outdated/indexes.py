@@ -1,10 +1,15 @@
-"""Package indexes: the addresses where pip and uv would look, with their logins, which nothing prints."""
+"""Package indexes: the addresses where pip and uv would look, with their logins, which nothing prints.
+
+A lock comes from the repository, perhaps in a change by somebody else. So values of variables that its
+addresses name are sent only to hosts that the user's own configuration names, and never printed.
+"""
 
 from __future__ import annotations
 
 import base64
 import configparser
 import contextlib
+import itertools
 import os
 import re
 import sys
@@ -17,12 +22,15 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from typing import Any
+
+    Origin = tuple[str, str | None, int | None]  # scheme, host and port
 
 __all__ = ["IndexSettings", "PackageIndex", "of_lock", "settings"]
 
 PYPI = "https://pypi.org/simple"  # pip's own default
+PORTS = {"http": 80, "https": 443}
 INVALID = "(an invalid address)"
 LIMIT = 1024 * 1024  # bytes of a configuration
 NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII)  # uv's NAME=URL
@@ -32,32 +40,70 @@ OPTION = re.compile(r"(?m)^(-i|--index-url|--pypi-url|--extra-index-url)(?:[ \t]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageIndex:
-    """An index at `url`, which has no login; `authorization` is the header of one, or None."""
+    """An index: `address` is where it is asked, without a login, and `url` is how that is shown.
+
+    `authorization` is the header with a login, or None. An index without an address is not asked: nothing
+    but its lock names the host that would get values of variables.
+    """
 
     url: str
+    address: str | None
     authorization: str | None = None
 
     def __repr__(self) -> str:
         return f"<PackageIndex {self.url}>"
 
     @classmethod
-    def parse(cls, text: str) -> PackageIndex:
+    def parse(cls, text: str, shown: str | None = None) -> PackageIndex:
         """Return the index at an address, with the login in it or in ~/.netrc, as pip does."""
         from requests.utils import get_netrc_auth
 
         try:
-            parts = urlsplit(text)
-            parts.port  # noqa: B018 - raises ValueError
-            login, _, host = parts.netloc.rpartition("@")
-            url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+            address, login = _without_login(text)
+            url = address if shown is None else _without_login(shown)[0]
             name, _, password = map(unquote, login.partition(":"))
-            given = (name, password) if login else get_netrc_auth(url)
+            given = (name, password) if login else get_netrc_auth(address)
         except ValueError:
-            return cls(url=INVALID)
+            return cls(url=INVALID, address=INVALID)
         if given is None:
-            return cls(url=url)
+            return cls(url=url, address=address)
         encoded = base64.b64encode(":".join(given).encode(errors="surrogateescape")).decode()
-        return cls(url=url, authorization=f"Basic {encoded}")
+        return cls(url=url, address=address, authorization=f"Basic {encoded}")
+
+    @classmethod
+    def in_lock(cls, text: str, own: Collection[Origin], environment: Mapping[str, str]) -> PackageIndex:
+        """Return the index at an address in a lock, with its variables expanded if its host is in `own`."""
+        expanded = VARIABLE.sub(lambda match: environment.get(match[1]) or match[0], text)
+        if expanded == text:
+            return cls.parse(text)
+        try:
+            return (
+                cls.parse(expanded, text)
+                if _origin(expanded) in own
+                else cls(url=_without_login(text)[0], address=None)
+            )
+        except ValueError:
+            return cls(url=INVALID, address=None)
+
+
+def _without_login(text: str) -> tuple[str, str]:
+    """Return an address without its login, query and fragment, and the login; raise ValueError."""
+    parts = urlsplit(text)
+    parts.port  # noqa: B018 - raises ValueError
+    login, _, host = parts.netloc.rpartition("@")
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), login
+
+
+def _origin(text: str) -> Origin:
+    """Return the scheme, host and port of an address; raise ValueError."""
+    parts = urlsplit(text)
+    return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
+
+
+def _origins(addresses: Iterable[str]) -> Iterator[Origin]:
+    for address in addresses:
+        with contextlib.suppress(ValueError):
+            yield _origin(address)
 
 
 class _PipParser(configparser.RawConfigParser):
@@ -68,21 +114,25 @@ class _PipParser(configparser.RawConfigParser):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSettings:
-    """The addresses of indexes that are configured: the `default` one, and `extra` ones asked besides."""
+    """The addresses of indexes that are configured: the `default` one, and `extra` ones asked besides.
+
+    `own` are the origins of all that the user's own configuration names, without the project's.
+    """
 
     default: str = PYPI
     extra: tuple[str, ...] = ()
+    own: frozenset[Origin] = frozenset()
 
 
 def of_lock(text: str, configured: IndexSettings, environment: Mapping[str, str]) -> tuple[PackageIndex, ...]:
     """Return the indexes for a lock: those in its own options, as pip reads them, or the configured ones."""
-    found = [configured.default, *configured.extra]
+    found = [PackageIndex.parse(address) for address in (configured.default, *configured.extra)]
     for option, address, none in OPTION.findall(text):
         if none:
             return ()
-        url = VARIABLE.sub(lambda match: environment.get(match[1]) or match[0], address)
-        found = [*found, url] if option == "--extra-index-url" else [url]
-    return tuple(dict.fromkeys(map(PackageIndex.parse, found)))
+        index = PackageIndex.in_lock(address, configured.own, environment)
+        found = [*found, index] if option == "--extra-index-url" else [index]
+    return tuple(dict.fromkeys(found))
 
 
 def settings(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
@@ -90,21 +140,21 @@ def settings(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
 
     Variables come first, then uv's configuration, then pip's. Raises UsageError if one is invalid.
     """
-    pip, uv = _pip(environment), _uv(folder, environment)
-    defaults = [
-        *[environment.get(name) for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")],
-        uv.default,
-        pip.default,
-    ]
-    extra = [
-        *(environment.get("PIP_EXTRA_INDEX_URL", "").split() or pip.extra),
-        *environment.get("UV_INDEX", "").split(),
-        *environment.get("UV_EXTRA_INDEX_URL", "").split(),
-        *uv.extra,
-    ]
-    default = next((_unnamed(one, environment) for one in defaults if one), PYPI)
+    pip, own = _pip(environment), _uv(_own_uv_tables(environment), environment)
+    uv = _uv((*_project_tables(folder, environment), *_own_uv_tables(environment)), environment)
+    variables = [environment.get(name) for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")]
+    more = [environment.get(name, "").split() for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL")]
+    pip_extra = environment.get("PIP_EXTRA_INDEX_URL", "").split() or pip.extra
+
+    def addresses(*found: str | None) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(_unnamed(one, environment) for one in found if one))
+
+    extra = (*pip_extra, *itertools.chain(*more))
+    users = addresses(*variables, own.default, pip.default, *extra, *own.extra)
     return IndexSettings(
-        default=default, extra=tuple(dict.fromkeys(_unnamed(one, environment) for one in extra))
+        default=next(iter(addresses(*variables, uv.default, pip.default)), PYPI),
+        extra=addresses(*extra, *uv.extra),
+        own=frozenset(_origins(users)),
     )
 
 
@@ -136,9 +186,8 @@ def _pip(environment: Mapping[str, str]) -> IndexSettings:
     return IndexSettings(default=default, extra=tuple(extra.split()))
 
 
-def _uv(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
-    """Return what uv's configurations say: the project's before the user's and the system's."""
-    tables = list(_uv_tables(folder, environment))
+def _uv(tables: Iterable[dict[str, Any]], environment: Mapping[str, str]) -> IndexSettings:
+    """Return what configurations of uv say; the first that names a default index decides it."""
     found: list[tuple[str, bool]] = []
     for table in tables:
         listed = table.get("index")
@@ -155,11 +204,9 @@ def _uv(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
     return IndexSettings(default=default, extra=tuple(url for url, first in found if not first))
 
 
-def _uv_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    if environment.get("UV_NO_CONFIG"):
-        return
-    if own := environment.get("UV_CONFIG_FILE"):
-        yield _toml(Path(own)) or {}
+def _project_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the configuration of the project that has `folder`, if uv would read it."""
+    if environment.get("UV_NO_CONFIG") or environment.get("UV_CONFIG_FILE"):
         return
     start = folder.absolute()
     for place in (start, *start.parents):
@@ -169,7 +216,16 @@ def _uv_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[st
             table = tool.get("uv") if isinstance(tool, dict) else None
         if isinstance(table, dict):
             yield table
-            break
+            return
+
+
+def _own_uv_tables(environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the user's and the system's configuration, or the one that a variable names."""
+    if environment.get("UV_NO_CONFIG"):
+        return
+    if own := environment.get("UV_CONFIG_FILE"):
+        yield _toml(Path(own)) or {}
+        return
     for path in (_config_home(environment) / "uv/uv.toml", Path("/etc/uv/uv.toml")):
         yield _toml(path) or {}
 

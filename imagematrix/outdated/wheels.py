@@ -52,6 +52,7 @@ LOCKED = re.compile(
 )
 COPIED = re.compile(r"(?mi)^(?:COPY|ADD)[ \t]+(?!.*--from=)(.+)$")
 LARGEST = 1024 * 1024  # bytes of a lock in a file
+UNASKED = "not asked: only hosts that your own configuration of pip or uv names get values of variables"
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -269,15 +270,17 @@ def _files(
     found: list[WheelFile] = []
     absent = 0
     for index in indexes:
+        if index.address is None:
+            return EngineError(UNASKED)
         try:
-            url = Url.parse(f"{index.url}/{project}/")
+            url = Url.parse(f"{index.address}/{project}/")
             answer = _answer(client, url, index.authorization)
             if answer.status == MISSING:
                 absent += 1
                 continue
             if answer.status != OK:
                 return EngineError(f"the index answered {answer.status}")
-            found += listed(answer.body, str(url))
+            found += listed(answer.body, f"{index.url}/{project}/")
         except EngineError as error:
             return error
         except UsageError as error:

@@ -38,6 +38,7 @@ def pip(url, **more):
 
 def test_without_a_configuration_it_is_pypi(configure):
     assert configure() == IndexSettings(default=PYPI)
+    assert configure().own == frozenset()
 
 
 def test_variables_come_before_files(configure):
@@ -65,7 +66,7 @@ def test_a_file_in_a_variable_replaces_the_users(configure, tmp_path):
     )
     assert configure().default == "https://user"
     own = configure(PIP_CONFIG_FILE=str(tmp_path / "own.conf"))
-    assert own == IndexSettings(default=PYPI, extra=("https://a", "https://b"))
+    assert (own.default, own.extra) == (PYPI, ("https://a", "https://b"))
     assert configure(PIP_CONFIG_FILE=str(tmp_path / "nowhere")).default == "https://user"
     assert configure(PIP_CONFIG_FILE=os.devnull) == IndexSettings()
 
@@ -109,7 +110,7 @@ def test_indexes_of_uv_are_read_from_the_nearest_project(configure):
 
 def test_ones_own_configuration_of_uv_is_the_last(configure, tmp_path):
     configure({"home/.config/uv/uv.toml": 'index-url = "https://user"\n[[index]]\nurl = "https://x"\n'})
-    assert configure() == IndexSettings(default="https://user", extra=("https://x",))
+    assert (configure().default, configure().extra) == ("https://user", ("https://x",))
     assert configure({"project/uv.toml": 'index-url = "https://near"'}).default == "https://near"
     assert configure(UV_CONFIG_FILE=str(tmp_path / "nowhere")) == IndexSettings()
 
@@ -150,8 +151,9 @@ def test_logins_of_uv_come_from_variables(configure):
 def test_addresses_lose_their_login(tmp_path, monkeypatch):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     (tmp_path / "netrc").write_text("machine private.example login one password two\n")
+    url = "https://h:8080/simple"
     assert PackageIndex.parse("https://u:p%40@h:8080/simple/?token=1#x") == PackageIndex(
-        url="https://h:8080/simple", authorization="Basic dTpwQA=="
+        url=url, address=url, authorization="Basic dTpwQA=="
     )
     assert PackageIndex.parse("https://h/simple").authorization is None
     assert PackageIndex.parse("https://private.example/simple").authorization == "Basic b25lOnR3bw=="
@@ -168,7 +170,6 @@ def test_options_of_a_lock_replace_or_extend_the_settings():
     assert urls("x==1") == ["https://a", "https://b"]
     assert urls("--extra-index-url https://c\n") == ["https://a", "https://b", "https://c"]
     assert urls("-i https://c\n--extra-index-url=https://d\n") == ["https://c", "https://d"]
-    assert urls("--index-url\thttps://${HOST}/s\n", HOST="h") == ["https://h/s"]
     assert urls("--index-url=https://${HOST}/s\n") == ["https://${HOST}/s"]
     assert urls("--no-index\n-i https://c\n") == []
     assert urls(" --index-url https://c") == ["https://a", "https://b"]
@@ -178,3 +179,67 @@ def test_options_of_a_lock_replace_or_extend_the_settings():
 def test_no_text_is_too_odd(text, address):
     found = of_lock(f"-i {text}\n--extra-index-url https://{address}\n", IndexSettings(), {})
     assert all("@" not in one.url.partition("://")[2].partition("/")[0] for one in found)
+
+
+OWN = {
+    "PIP_INDEX_URL": "https://one",
+    "UV_INDEX": "named=https://two:8443/simple",
+    "PIP_EXTRA_INDEX_URL": "https://user:secret@three https://[",
+}
+
+
+def test_ones_own_configuration_is_told_from_the_projects(configure):
+    project = {"project/uv.toml": 'index-url = "https://theirs"\nextra-index-url = ["https://more"]'}
+    own = {
+        "home/.config/uv/uv.toml": 'index-url = "https://four"',
+        "home/.config/pip/pip.conf": pip("http://five"),
+    }
+    assert configure(project).own == frozenset()
+    hosts = {host for _, host, _ in configure(project | own, **OWN).own}
+    assert hosts == {"one", "two", "three", "four", "five"}
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("https://one/${TOKEN}/simple", "https://one/t0ken/simple"),
+        ("https://ONE:443/${TOKEN}/simple", "https://ONE:443/t0ken/simple"),
+        ("https://ci:${TOKEN}@one/simple", "https://one/simple"),
+        ("https://${HOST}/${TOKEN}", "https://one/t0ken"),
+        ("https://two:8443/${TOKEN}", "https://two:8443/t0ken"),
+        ("https://evil/${UNSET}", "https://evil/${UNSET}"),
+        *(
+            (address, None)
+            for address in (
+                "http://one/${TOKEN}",  # in clear
+                "https://one:8443/${TOKEN}",
+                "https://two/${TOKEN}",
+                "https://evil/${TOKEN}/simple",
+                "https://evil/?a=${TOKEN}",
+                "https://${TOKEN}.evil/simple",
+                "https://${TOKEN}@evil/simple",
+                "https://one@evil/${TOKEN}",
+                "https://one.evil/${TOKEN}",
+                "https://one\\@evil/${TOKEN}",
+                "https://one\\.evil/${TOKEN}",
+                "https://one%2eevil/${TOKEN}",
+                "https://one:x/${TOKEN}",
+                "https://[one/${TOKEN}",
+                "//one/${TOKEN}",
+                "${TOKEN}",
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("option", ["-i", "--extra-index-url"])
+def test_only_hosts_of_ones_own_configuration_get_values_of_variables(configure, option, address, asked):
+    environment = {"TOKEN": "t0ken", "HOST": "one"}
+    index = of_lock(f"{option} {address}\n", configure(**OWN), environment)[-1]
+    assert index.address == asked
+    assert "t0ken" not in index.url
+    assert "t0ken" not in repr(index)
+
+
+def test_what_looks_like_a_host_to_one_parser_is_that_host_to_all(configure):
+    (index,) = of_lock("-i https://evil\\@one/${TOKEN}\n", configure(**OWN), {"TOKEN": "t0ken"})
+    assert index.address == "https://one/t0ken"

@@ -8,7 +8,7 @@ import pytest
 from double import Double
 from package_index import Index, sha256
 
-from imagematrix.outdated.indexes import IndexSettings, of_lock
+from imagematrix.outdated.indexes import IndexSettings, of_lock, settings
 from imagematrix.outdated.wheels import wheels
 from imagematrix.planning.plan import Planned, PlanStatus
 
@@ -197,7 +197,7 @@ def test_several_indexes_are_asked_together(index, judged):
         }
 
 
-def test_logins_are_sent_and_never_shown(index):
+def test_logins_are_sent_and_never_shown(index, tmp_path):
     index.add("numpy", NUMPY.replace("2.0", "2.1"))
     item = Planned(
         cell=Cell("linux/amd64"),
@@ -205,11 +205,43 @@ def test_logins_are_sent_and_never_shown(index):
         reference="t:v1",
         dockerfile=f"RUN <<E\n-i http://ci:${{TOKEN}}@{index.address}/simple\n{pin(NUMPY)}\nE\n",
     )
-    indexes = partial(of_lock, configured=IndexSettings(), environment={"TOKEN": "a%40b"})
+    environment = {"TOKEN": "a%40b", "PIP_INDEX_URL": f"http://{index.address}/other"}
+    indexes = partial(of_lock, configured=settings(tmp_path, environment), environment=environment)
     (found,) = wheels([item], indexes)
     assert found.source == index.url
     assert "a@b" not in repr(found)
     assert index.logins == ["Basic Y2k6YUBi"]  # ci:a@b
+
+
+def test_values_of_variables_are_neither_sent_elsewhere_nor_shown(index):
+    item = Planned(
+        cell=Cell("linux/amd64"),
+        status=PlanStatus.BUILD,
+        reference="t:v1",
+        dockerfile=f"RUN <<E\n--extra-index-url {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n",
+    )
+    configured = IndexSettings(default=index.url)
+    index.add("numpy", NUMPY)
+    (found,) = wheels([item], partial(of_lock, configured=configured, environment={"TOKEN": "t0ken"}))
+    assert found.why.startswith("not asked: only hosts that your own configuration")
+    assert "t0ken" not in repr(found)
+    assert index.logins == [None]
+
+
+def test_an_answer_from_an_address_with_a_secret_does_not_show_it(index):
+    index.projects["numpy"] = b"no JSON"
+    item = Planned(
+        cell=Cell("linux/amd64"),
+        status=PlanStatus.BUILD,
+        reference="t:v1",
+        dockerfile=f"RUN <<E\n-i {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n",
+    )
+    own = frozenset({("http", "127.0.0.1", int(index.address.rpartition(":")[2]))})
+    configured = IndexSettings(own=own)
+    (found,) = wheels([item], partial(of_lock, configured=configured, environment={"TOKEN": "t0ken"}))
+    assert "/${TOKEN}/numpy/" in found.why
+    assert "t0ken" not in repr(found)
+    assert len(index.logins) == 1
 
 
 def test_locks_outside_a_here_document_are_read(index):
