@@ -269,7 +269,9 @@ def _toml(path: Path) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str | None:
-    """Return the text of a file, or None if it cannot be read."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(LIMIT).decode(errors="replace")
+    """Return the text of a file, or None if it cannot be read; to open a pipe would wait for a writer."""
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(LIMIT).decode(errors="replace")
     return None

@@ -53,6 +53,7 @@ TIME = 315_619_200
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE = 1 << 20  # bytes that are read at once
 SHOWN = 5  # changed files that a message names
+LARGEST = 1 << 16  # bytes of a .dockerignore: every name in a context is compared with all of it
 
 
 @dataclass(frozen=True)  # without slots, to cache the digest
@@ -94,11 +95,27 @@ def listing(folder: Path | None) -> Listing:
 
 def _ignored(folder: Path) -> list[str]:
     """Return the patterns of files that a build ignores, from .dockerignore and for outputs of builds."""
-    file = folder / ".dockerignore"
-    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
+    text = _ignore_text(folder / ".dockerignore")
     lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
     # TMPDIR may be in the context, too.
     return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}", f"**/{PREFIX}*", f"**/{HELD}*"]
+
+
+def _ignore_text(path: Path) -> str:
+    """Return the text of a .dockerignore, "" if there is none.
+
+    A link out of the context is refused: BuildKit does not see its target, and nothing else of a build may
+    be read from there, as errors show patterns.
+    """
+    if not path.is_file():
+        return ""
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise UsageError(f"{path} is a link out of the context", remedy="replace it by a copy of the file")
+    with path.open("rb") as file:
+        raw = file.read(LARGEST + 1)
+    if len(raw) > LARGEST:
+        raise UsageError(f"{path} exceeds {LARGEST // 2**10} KiB", remedy="use patterns with wildcards")
+    return raw.decode("utf-8-sig", "surrogateescape")
 
 
 def settle(state: Path) -> None:

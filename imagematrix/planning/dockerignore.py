@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
+from imagematrix.planning.wildcard import ANY, FOLDERS, WITHIN, Wildcard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
 # What BuildKit takes, by the rules of Go's filepath.Match.
 CLASS = r"\[\^?(?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+\]"
 VALID = re.compile(rf"(?:{CLASS}|\\.|[^\[\\])*", re.DOTALL)
+LONGEST = 4096  # characters of a pattern; a path has no more
 WILD = re.compile(r"[*?\[\\]")
 IN_CLASS = re.compile(r"(?<!\\)[\[&~|]")  # characters that Python may reinterpret in the future
 # BuildKit passes escapes to RE2, where an escaped letter or digit is never literal. These mean the same in
@@ -34,11 +36,19 @@ WILD_CLASS = re.compile(r"(?<!\\)[*?]")  # BuildKit ends the class here and begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pattern:
-    """One pattern. `back` is whether it begins with "!" and includes again; `start` precedes wildcards."""
+    """One pattern. `back` is whether it begins with "!" and includes again.
 
-    expression: re.Pattern[str]
+    `start` precedes its wildcards; it is all of a pattern whose `wildcard` is None.
+    """
+
+    wildcard: Wildcard | None
     back: bool
     start: str
+
+    def matches(self, name: str) -> bool:
+        if self.wildcard is None:
+            return name == self.start
+        return name.startswith(self.start) and self.wildcard.matches(name)
 
     def may_match_below(self, folder: str) -> bool:
         return self.start.startswith(f"{folder}/") or f"{folder}/".startswith(self.start)
@@ -77,7 +87,7 @@ def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> 
     hits = []
     for pattern, inherited in zip(patterns, above, strict=True):
         # Like BuildKit, evaluate a pattern only if it would change the result.
-        hit = inherited or (pattern.back == out and bool(pattern.expression.fullmatch(name)))
+        hit = inherited or (pattern.back == out and pattern.matches(name))
         hits.append(hit)
         if hit:
             out = not pattern.back
@@ -89,32 +99,35 @@ def _pattern(text: str) -> _Pattern:
     back = word.startswith("!")
     clean = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
     wild = WILD.search(clean)
+    if len(clean) > LONGEST:
+        remedy = "write several patterns, with wildcards"
+        raise UsageError(f"a pattern in .dockerignore has more than {LONGEST} characters", remedy=remedy)
     if not VALID.fullmatch(clean):
         remedy = "close each [ with ], and write \\[ or \\\\ for the character itself"
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern", remedy=remedy)
     try:
-        expression = re.compile(_expression(clean), re.ASCII)
+        wildcard = Wildcard(_parts(clean)) if wild else None
     except (re.error, ValueError) as error:
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern: {error}") from error
-    return _Pattern(expression=expression, back=back, start=clean[: wild.start()] if wild else clean)
+    return _Pattern(wildcard=wildcard, back=back, start=clean[: wild.start()] if wild else clean)
 
 
-def _expression(pattern: str) -> str:
+def _parts(pattern: str) -> list[str]:
     if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
-        return f".*{re.escape(pattern[2:])}"  # a suffix, while all other ** stand for whole folders
+        return [ANY, *map(re.escape, pattern[2:])]  # a suffix, while all other ** stand for whole folders
     words = WORD.findall(pattern)
-    return "".join(_meaning(word, last=index == len(words)) for index, word in enumerate(words, 1))
+    return [_meaning(word, last=index == len(words)) for index, word in enumerate(words, 1)]
 
 
 def _meaning(word: str, *, last: bool) -> str:
-    """Return the regular expression for one word of a pattern; raise ValueError if none is safe."""
+    """Return the part of a Wildcard for one word of a pattern; raise ValueError if none is safe."""
     for special in SPECIAL.findall(word):
         if special[1] not in COMMON:
             raise ValueError(f"{special} is not supported")
     if word.startswith("**"):
-        return ".*" if last else "(.*/)?"
+        return ANY if last else FOLDERS
     if word == "*":
-        return "[^/]*"
+        return WITHIN
     if word == "?":
         return "[^/]"
     if len(word) > 1 and word[0] == "[":

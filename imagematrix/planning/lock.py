@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from imagematrix import documents, files
@@ -41,8 +42,14 @@ def read(path: Path) -> dict[str, str]:
 
 def contents(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
     """Return base images as `read` does, and the digests of drivers by https address."""
-    if not path.exists():
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
         return {}, {}
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if not regular:  # to open a pipe would wait for a writer
+        raise UsageError(f"{path} is not a file", remedy="remove it and run `imagematrix lock`")
     try:
         fields = documents.Fields(documents.read(path), str(path))
         fields.schema(SCHEMA)

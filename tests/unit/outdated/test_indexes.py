@@ -125,6 +125,13 @@ def test_a_damaged_file_of_uv_is_named(configure):
         configure({"project/uv.toml": "[["})
 
 
+def test_a_pipe_is_no_configuration(configure, tmp_path):
+    configure()
+    os.mkfifo(tmp_path / "project" / "uv.toml")
+    os.mkfifo(tmp_path / "project" / "pyproject.toml")
+    assert configure() == IndexSettings()
+
+
 def test_extra_indexes_are_asked_besides(configure):
     variables = {
         "PIP_EXTRA_INDEX_URL": "https://a https://b",

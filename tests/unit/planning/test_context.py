@@ -262,3 +262,22 @@ def test_modified_snapshot_is_detected(folder, snapshots, change):
     change(snapshots.of(folder))
     with pytest.raises(BuildError, match="was changed while an image was built from it"):
         snapshots.require(folder)
+
+
+def test_an_ignore_file_is_a_file_of_the_context(tmp_path):
+    context = tmp_path / "context"
+    (context / "inner").mkdir(parents=True)
+    (context / "a").touch()
+    (tmp_path / "secret").write_text("a[\n")
+    (context / ".dockerignore").symlink_to("../secret")
+    with pytest.raises(UsageError, match=r"\.dockerignore is a link out of the context") as caught:
+        listing(context)
+    assert "a[" not in str(caught.value)
+    (context / ".dockerignore").unlink()
+    (context / "inner" / "patterns").write_text("a\r\n.dockerignore\ninner\n")
+    (context / ".dockerignore").symlink_to("inner/patterns")
+    assert not listing(context).entries
+    (context / ".dockerignore").unlink()
+    (context / ".dockerignore").write_text("x\n" * (1 << 16))
+    with pytest.raises(UsageError, match=r"\.dockerignore exceeds 64 KiB"):
+        listing(context)

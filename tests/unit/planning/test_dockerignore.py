@@ -99,3 +99,15 @@ def test_invalid_pattern_is_rejected(leave, pattern):
         UsageError, match=rf"{re.escape(repr(pattern))} in .dockerignore is not a valid pattern"
     ):
         leave([], [pattern])
+
+
+def test_a_pattern_longer_than_any_path_is_refused(leave):
+    assert leave(["a"], ["*" + "b" * 4095]) == ["a"]
+    with pytest.raises(UsageError, match="more than 4096 characters"):
+        leave(["a"], ["*" + "b" * 4096])
+
+
+@pytest.mark.parametrize("pattern", ["*a" * 20 + "*b", "**/a" * 20 + "*b", "[^b]*" * 20 + "b"])
+def test_no_pattern_takes_longer_than_it_is_long(leave, pattern):
+    assert leave(["a" * 60], [pattern, "b" + pattern]) == ["a" * 60]
+    assert leave(["a" * 60 + "ba"], [pattern]) == ["a" * 60, "a" * 60 + "ba"]

@@ -105,7 +105,7 @@ def test_unwritable_lock_is_reported(tmp_path):
     with pytest.raises(UsageError, match="No such file or directory"):
         lock.extend(tmp_path / "nowhere" / "imagematrix.lock", {"a:1": ONE})
     (tmp_path / "imagematrix.lock").mkdir()
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="is not a file"):
         lock.extend(tmp_path / "imagematrix.lock", {"a:1": ONE})
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -215,3 +215,14 @@ def test_lock_keeps_the_bases_of_cells_that_fail(project, cli, tmp_path):
     result = cli("lock", "-f", path)
     assert result.code == 0, result.err
     assert lock.read(lock.beside(path)) == locked
+
+
+def test_a_pipe_is_no_lock(tmp_path):
+    os.mkfifo(tmp_path / "imagematrix.lock")
+    with pytest.raises(UsageError, match=r"imagematrix.lock is not a file"):
+        lock.read(tmp_path / "imagematrix.lock")
+
+
+def test_a_name_that_is_too_long_for_a_lock_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="File name too long"):
+        lock.read(lock.beside(tmp_path / f"{'x' * 245}.yaml"))
