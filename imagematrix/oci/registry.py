@@ -99,8 +99,9 @@ class Registry:
             if answer.status == MISSING and not tags:
                 return []
             self._expect(answer, OK, "the list of tags")
-            fields = documents.Fields(documents.parse(answer.body, str(url)), str(url))
-            tags += fields.texts("tags") if fields.present("tags") else ()
+            tags += self._listed(
+                answer, lambda fields: fields.texts("tags") if fields.present("tags") else ()
+            )
             if answer.next is None:
                 return tags
             # Always in this registry, because behind a proxy it may name a host of its own.
@@ -248,8 +249,22 @@ class Registry:
         answer = self._ask("GET", self._named("referrers", digest))
         if answer.status != OK:
             return None
-        fields = documents.Fields(documents.parse(answer.body, digest), digest)
-        return [entry.text("digest") for entry in fields.objects("manifests")]
+        return self._listed(
+            answer, lambda fields: [entry.text("digest") for entry in fields.objects("manifests")]
+        )
+
+    def _listed(
+        self, answer: RegistryResponse, read: Callable[[documents.Fields], Iterable[str]]
+    ) -> list[str]:
+        """Return what `read` finds in an answer; raise EngineError if the answer is something else."""
+        registry = self._reference.registry
+        try:
+            return [*read(documents.Fields(documents.parse(answer.body, str(answer.url)), str(answer.url)))]
+        except UsageError as error:
+            remedy = "check the name of the registry, and a proxy in front of it"
+            raise EngineError(
+                f"the registry {registry} does not answer as one: {error}", remedy=remedy
+            ) from error
 
     def _upload(self, digest: str, file: IO[bytes]) -> RegistryResponse:
         begun = self._authorized("POST", self._url("blobs/uploads/"))
@@ -374,6 +389,10 @@ class Registry:
             remedy = "set REQUESTS_CA_BUNDLE to the file of its CA; TLS is optional only on loopback"
         message = f"the registry {registry} {what}{elsewhere}: {cause(error)}"
         return EngineError(message, remedy=remedy)
+
+
+def _tags(fields: documents.Fields) -> Sequence[str]:
+    return fields.texts("tags") if fields.present("tags") else ()
 
 
 def _token(answer: RegistryResponse, realm: str) -> str:

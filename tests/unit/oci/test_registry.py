@@ -338,6 +338,17 @@ def test_invalid_token_is_rejected(server, registry, monkeypatch, token, message
         registry.digest("v1")
 
 
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"tags": 3, "manifests": [3]}', b"\xff"])
+def test_an_answer_that_is_no_list_is_the_fault_of_the_registry(server, registry, repository, body):
+    repository.put("v1", RAW, INDEX)
+    server.fails("GET", "tags/list|referrers", status=200, body=body, times=2)
+    for ask in (registry.tags, lambda: registry.referrers(digest(RAW))):
+        with pytest.raises(
+            EngineError, match=f"the registry {server.address} does not answer as one: http://"
+        ):
+            ask()
+
+
 @pytest.mark.parametrize("status", [404, 400, 410, 500])
 def test_token_server_error_does_not_mean_unknown_image(server, registry, repository, status):
     repository.put("v1", RAW, INDEX)
