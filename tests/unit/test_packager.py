@@ -34,6 +34,7 @@ def test_it_has_what_the_roots_import_and_read(sources):
         "imagematrix/errors.py",
         "imagematrix/facts/cuda.json",
         "imagematrix/spelling.py",
+        "imagematrix/text.py",
     ]
     assert "imagematrix/amounts.py" in packager.sources(["imagematrix.swarm.resources"])  # in a function
     # For type checkers only.
