@@ -16,6 +16,7 @@ __all__ = [
     "COMMAND",
     "CONTROL",
     "REPLACED",
+    "SPACE",
     "counted",
     "headline",
     "line",
@@ -30,6 +31,8 @@ __all__ = [
 # most text of `select` has none of these.
 CONTROL = "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 NO_XML = "[\ud800-\udfff\ufffe\uffff]"  # excluded from XML 1.0 (production 2), besides controls
+# White space as Go has it, in which docker and BuildKit are written (unicode.IsSpace).
+SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 BREAKS = "[\t\n\u2028\u2029]"
 # What CI systems take as a command in the log of a job. GitHub's runner: "::name" at the start of a line,
 # also after blanks, and "##[" anywhere (actions/runner, ActionCommand.cs); Azure Pipelines: "##vso["

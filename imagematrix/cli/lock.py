@@ -34,9 +34,9 @@ def command(
     from imagematrix.planning.remote_driver import resolved
     from imagematrix.stores.engine import EngineStore
 
+    matrix = load(file, contexts=allow_context or ())
     path = lock.beside(file)
     locked, drivers = lock.contents(path)
-    matrix = load(file, contexts=allow_context or ())
     with ExitStack() as stack:
 
         @cache

@@ -10,6 +10,7 @@ from imagematrix.allocation.usage import keys
 from imagematrix.errors import UsageError
 from imagematrix.facts.runtime import NVIDIA, is_nvidia
 from imagematrix.gpu_request.choice import parts
+from imagematrix.launcher import env_file
 from imagematrix.node.host import Gpu
 from imagematrix.record import Record, replace
 
@@ -48,7 +49,7 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     once = [path for path in files if not _is_file(path)]
     # Files first: docker lets --env win, in whatever order the options come.
     variables = (
-        *(line for path in files if path not in once for line in _lines(path)),
+        *(line for path in files if path not in once for line in _variables(path)),
         *args.values("--env", "e"),
     )
     visible = [value_of(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
@@ -123,14 +124,12 @@ def _is_file(path: str) -> bool:
         return True
 
 
-def _lines(path: str) -> list[str]:
-    """Return the variables in a file as docker reads them (pkg/kvfile of docker/cli)."""
+def _variables(path: str) -> list[str]:
+    """Return the variables in a file, none if docker will refuse it."""
     try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:  # noqa: PTH123
-            lines = [line.rstrip("\n").lstrip() for line in file]
-    except (OSError, ValueError):
+        return env_file.variables(path, os.environ)
+    except UsageError:
         return []
-    return [line for line in lines if not line.startswith("#")]
 
 
 def value_of(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
+from imagematrix.text import SPACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ WITH_HEREDOCS = ("add", "copy", "run")
 GOES_ON = re.compile(r"\\[ \t]*$")
 UNCLEAR = re.compile(r"\\\\[ \t]*$")
 BLANKS = re.compile(r"[\t\v\f\r ]+")
-SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 FLAG_VALUE = r"""(?:(?<=--mount=)|(?<=--mount=["'])|(?<![^\s,"'-]))from=["']?({})(?=[\s,"'\\]|$)"""
 # Sources of ADD that are fetched. A git repository is one by its scheme, or as USER@HOST:PATH.
 SCHEMES = ("http://", "https://", "git://", "ssh://")

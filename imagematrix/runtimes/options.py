@@ -9,11 +9,12 @@ import os
 import re
 
 from imagematrix.errors import UsageError
+from imagematrix.launcher import env_file
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from imagematrix.launcher.options import RunArgs
 
@@ -112,9 +113,10 @@ def container_options(args: RunArgs, environment: Mapping[str, str], engine: str
 
 def _environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables: those of files first, as docker does, whatever the order of the options."""
-    lines = [line for path in args.values("--env-file") for line in _lines(path)]
-    variables = {}
-    for text in (*lines, *args.values("--env", "e")):
+    variables: dict[str, str] = {}
+    for path in args.values("--env-file"):
+        variables |= dict(line.split("=", 1) for line in env_file.variables(path, environment))
+    for text in args.values("--env", "e"):
         name, equals, value = text.partition("=")
         if not name or "\0" in text:
             raise UsageError(f"invalid variable {text!r}: expected NAME=VALUE or NAME")
@@ -125,19 +127,6 @@ def _environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, 
         else:
             variables.pop(name, None)
     return variables
-
-
-def _lines(path: str) -> Iterator[str]:
-    """Yield the variables in a file in docker's form: no quotes, and comments on lines of their own."""
-    try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
-            for line in file:
-                text = line.rstrip("\r\n").lstrip()
-                if text and not text.startswith("#"):
-                    yield text
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"--env-file {path} cannot be read: {reason}") from error
 
 
 def _volume(text: str) -> Bind:
@@ -163,7 +152,13 @@ def _mount(text: str) -> Bind:
     import csv
 
     values: dict[str, str] = {}
-    for field in next(csv.reader([text]), []):
+    try:
+        fields = next(csv.reader([text], strict=True), [])
+    except csv.Error as error:
+        raise UsageError(
+            f"invalid --mount {text}: {error}", remedy="write it on one line, with closed quotes"
+        ) from error
+    for field in fields:
         name, _, value = field.partition("=")
         if name not in MOUNT_KEYS:
             raise UsageError(f"invalid --mount {text}: {name} has no effect without a daemon")

@@ -17,6 +17,8 @@ from imagematrix.cli.init import TEMPLATES
 pytestmark = pytest.mark.usefixtures("no_engine")
 ONE = "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4"
 
+LONG = f"{'x' * 245}.yaml"  # its lock file would have a name that is too long
+
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
@@ -351,3 +353,20 @@ def test_excerpts_are_short_and_safe(cli, project, change, excerpt):
     assert excerpt in result.err
     assert "\x1b" not in result.err
     assert all(len(line) < 120 for line in result.err.splitlines() if " | " in line)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "x" * 400, f"{'x' * 245}.yaml", "none/matrix.yaml", "file/matrix.yaml"]
+)
+@pytest.mark.parametrize(
+    "command",
+    ["validate", "plan", "render", "lock", "outdated", "bump", "export github", "publish a:v1"],
+)
+def test_a_name_that_no_matrix_can_have_is_an_error(cli, tmp_path, monkeypatch, project, command, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    project().rename(tmp_path / LONG)
+    result = cli(*command.split(), "-f", name)
+    works = name == LONG and command == "validate"  # which needs no lock
+    assert result.code in ((0,) if works else (2, 8)), result
+    assert "Traceback" not in result.err

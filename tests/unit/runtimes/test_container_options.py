@@ -46,7 +46,7 @@ def test_options_mean_what_they_mean_to_docker(options, tmp_path):
 
 
 def test_variables_come_from_files_and_from_the_caller(options, tmp_path):
-    (tmp_path / "env").write_text("# a comment\n\nA=file\nB=file\n  C\nD\n")
+    (tmp_path / "env").write_text("# a comment\n\nA=file\nB=file\n  C\nD\nB\n")
     given = options("-e A=option -e E --env-file env -e F", {"C": "caller", "E": "caller"})
     assert given.environment == {"A": "option", "B": "file", "C": "caller", "E": "caller"}
 
@@ -89,6 +89,8 @@ def test_short_options_that_need_a_daemon_are_refused(options, line):
         ("--mount type=bind,source=/tmp", "expected type=bind"),
         ("--mount type=bind,source=/tmp,target=/x,bind-propagation=rslave", "bind-propagation has no effect"),
         ("--mount ''", "expected type=bind"),
+        ("--mount 'type=bind\rsource=/tmp'", "new-line character seen in unquoted field"),
+        ("--mount '\"type=bind'", "unexpected end of data"),
     ],
 )
 def test_invalid_values_are_errors(options, line, message):
