@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from imagematrix.cli import completing
 from imagematrix.cli.options import resolved
+from imagematrix.text import visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["COMMANDS", "app"]
 
@@ -62,6 +65,7 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
     Loading the others takes longer than many commands run. For completion, the words come from the shell.
     """
     application = typer.Typer(
+        cls=_Commands,
         name="imagematrix",
         help="Build one immutable image for each hardware configuration, and run the one that fits.",
         no_args_is_help=True,
@@ -79,11 +83,37 @@ def _add(application: typer.Typer, package: str, names: Sequence[str], words: Se
     for name in chosen or names:
         module = import_module(f"{package}.{name.replace('-', '_')}")
         if commands := getattr(module, "COMMANDS", ()):
-            group = typer.Typer(help=module.__doc__, no_args_is_help=True, context_settings=HELP)
+            group = typer.Typer(
+                cls=_Commands, help=module.__doc__, no_args_is_help=True, context_settings=HELP
+            )
             _add(group, module.__name__, commands, words[1:])
             application.add_typer(group, name=name)
         else:
             application.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
+
+
+class _Commands(TyperGroup):
+    """Commands whose errors show words of the command line, such as names of files, as other errors do."""
+
+    def make_context(self, *words: Any, **named: Any) -> Any:
+        with _visible_errors():
+            return super().make_context(*words, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _visible_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _visible_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if isinstance(
+            message := getattr(error, "message", None), str
+        ):  # typer's, whose base has no public name
+            error.message = visible(message)  # type: ignore[attr-defined]
+        raise
 
 
 def _version(requested: bool) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from imagematrix.errors import UsageError
+from imagematrix.text import line
 from imagematrix.trim.rules import Rules, capabilities
 from imagematrix.trim.trim import trim
 
@@ -35,4 +36,4 @@ def main() -> None:
     for result in report.results:
         missing = f", nothing for {' '.join(result.missing)}" if result.missing else ""
         removed = f"{result.removed} of {result.size} bytes removed"
-        print(f"{result.status.value}: {result.path}: {removed}{missing}")  # noqa: T201 - its answer
+        print(line(f"{result.status.value}: {result.path}: {removed}{missing}"))  # noqa: T201 - its answer

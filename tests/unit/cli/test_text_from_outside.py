@@ -30,6 +30,7 @@ REACHED = {  # for each test, how many values reach the output at least
     "test_errors_of_registries": 0,  # messages say what a registry answered in words of their own
     "test_images_with_files_and_packages": 4,
     "test_names_of_files": 14,
+    "test_words_of_the_command_line": 0,  # some are refused without being shown
 }
 HEADERS = ("Location", "WWW-Authenticate", "Content-Type", "Docker-Content-Digest", "Retry-After", "Link")
 UNIT = Path(__file__).parents[1]
@@ -388,7 +389,7 @@ def test_published_labels(outcome, image, add_variant, profiles):
         outcome.run(place, "retire", image, "--keep", "1")
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 429])
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 403, 429])
 def test_errors_of_registries(outcome, server, image, add_variant, no_pause, status):  # noqa: ARG001
     add_variant("cpu", VARIANT='{"platform":"linux/amd64","march":"x86-64-v2","cpu_flags":[]}')
     body = {"errors": [{"code": "DENIED", "message": "as it says", "detail": "more"}]}
@@ -477,3 +478,24 @@ def test_names_of_files(outcome, profiles, catalog_file, tmp_path):
                 ("select", "training:v1", *chosen, "--host", profiles["laptop"], "--policy", path),
             ):
                 outcome.run(" ".join(map(str, words[:2])).replace(str(path), ""), *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", f"--{TEXT}"),
+        ("ls", "a", TEXT),
+        (TEXT,),
+        ("kubernetes", TEXT),
+        ("kubernetes", "labels", TEXT),
+        ("plan", "--shard", TEXT),
+        ("build", "--jobs", TEXT),
+        ("select", "a", "--gpus", TEXT),
+        ("explain", "a", "--where", TEXT),
+        ("export", TEXT),
+        ("run", f"--{TEXT}", "a"),
+        ("run", "--gpus", TEXT, "a"),
+    ],
+)
+def test_words_of_the_command_line(outcome, words):
+    outcome.run(str(words), *words)
