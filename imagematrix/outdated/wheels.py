@@ -270,11 +270,8 @@ def _files(
     found: list[WheelFile] = []
     absent = 0
     for index in indexes:
-        if index.address is None:
-            return EngineError(UNASKED)
         try:
-            url = Url.parse(f"{index.address}/{project}/")
-            answer = _answer(client, url, index.authorization)
+            answer = _answer(client, _page(index, project), index.authorization)
             if answer.status == MISSING:
                 absent += 1
                 continue
@@ -285,9 +282,17 @@ def _files(
             return error
         except UsageError as error:
             return EngineError(f"the answer of the index is not PEP 691: {error}")
-        except ValueError:
-            return EngineError("the index has an invalid address")
     return found if absent < len(indexes) else EngineError("the index does not have it")
+
+
+def _page(index: PackageIndex, project: str) -> Url:
+    """Return the address of a project's files; raise EngineError if the index cannot be asked."""
+    if index.address is None:
+        raise EngineError(UNASKED)
+    try:
+        return Url.parse(f"{index.address}/{project}/")
+    except ValueError as error:
+        raise EngineError("the index has an invalid address") from error
 
 
 def _answer(client: HttpClient, url: Url, authorization: str | None) -> RegistryResponse:
