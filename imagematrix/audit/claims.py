@@ -230,7 +230,7 @@ def _unseen(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
 def _exact(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield the files without code for GPUs that all entries of the exact device code serve."""
     for found in audited.gpu_code if variant.device_code else ():
-        own = entries.entry(found.name, found.file.code)
+        own = entries.entry(found.name, found.code)
         computes = entries.lacking(own, variant.code)
         if computes:
             texts = tuple(f"PTX {ptx.target} ISA {ptx.isa}" for ptx in own.ptx)
@@ -251,7 +251,7 @@ def _optional(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str |
     if runs(code):
         return ""
     package, slash, _ = code.name.partition("/")
-    others = (entries.entry(found.name, found.file.code) for found in audited.gpu_code)
+    others = (entries.entry(found.name, found.code) for found in audited.gpu_code)
     same = (other for other in others if slash and package and other.name.startswith(f"{package}/"))
     return code.glob if any(map(runs, same)) else None
 
@@ -274,11 +274,9 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     computes = {compute for target in variant.cubins for compute in device_code.own(target)}
     driver = variant.driver.version if variant.driver else None
     runs = partial(entries.serves, computes=computes, newest=cuda.ptx_isa(driver) if driver else None)
-    present = {
-        device_code.capability(target) for found in audited.gpu_code for target in found.file.code.cubins
-    }
-    for found in audited.gpu_code:
-        code = found.file.code
+    present = {device_code.capability(target) for found in audited.gpu_code for target in found.code.cubins}
+    for unit in audited.gpu_code:
+        code = unit.code
         # Code for an older GPU also runs, but at least one file must have code for the target in the labels.
         broken = [
             target
@@ -287,9 +285,9 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         ]
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.order))
-            optional = _optional(audited, entries.entry(found.name, code), runs)
+            optional = _optional(audited, entries.entry(unit.name, code), runs)
             yield Contradiction(
-                fact="cubins", claimed=tuple(broken), found=actual, path=found.path, optional=optional
+                fact="cubins", claimed=tuple(broken), found=actual, path=unit.path, optional=optional
             )
         for claim in variant.ptx:
             available = dict(entries.common_ptx([code]))
@@ -297,7 +295,7 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
             if not any(versions.order(isa) <= versions.order(claim.isa) for isa in fitting):
                 actual_ptx = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
                 wanted = (f"{claim.target} ISA {claim.isa}",)
-                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=found.path)
+                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=unit.path)
 
 
 def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

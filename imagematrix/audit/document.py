@@ -129,6 +129,7 @@ def _file(found: Found) -> dict[str, object]:
         "code_objects": sorted(code.objects),
         **_host(found.file),
         "damaged": found.file.damaged or code.damaged,
+        **({"uncounted": found.uncounted} if found.uncounted else {}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.audit import loading
 from imagematrix.audit.claims import MACHINES
 from imagematrix.audit.host_code import NAMES
 from imagematrix.audit.libraries import RUNTIME
@@ -11,7 +12,7 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.report import Audit, Found
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["for_gpus", "of_march", "of_runtime", "of_unlabelled"]
 
-LIBCUDA = "libcuda.so.1"
 NO_GPUS = "none"  # value of the runtime's variable for the driver alone
 REQUIRE = "NVIDIA_REQUIRE_"
 SHOWN = 3  # files or functions that a sentence names
@@ -115,13 +115,22 @@ def of_unlabelled(audited: Audit) -> Iterator[str]:
 def for_gpus(audited: Audit) -> bool:
     """Whether an image without device code is for GPUs.
 
-    A program or a library needs libcuda by its dynamic section, or the environment asks for GPUs. Files of
+    A program or a library needs libcuda or a compiler for device code by its dynamic section, a Python
+    package that is only for CUDA loads one of them by its name, or the environment asks for GPUs. Files of
     NVIDIA's, and those of the distribution's packages, tell nothing about the image's own programs.
     """
     own = (found.file for found in audited.files if found.own and not found.file.packaged)
-    return any(LIBCUDA in file.needed for file in own) or _asks(audited.image.environment)
+    return any(loading.loads(file.needed) for file in own) or _compiles(audited) or _asks(audited)
 
 
-def _asks(environment: Mapping[str, str]) -> bool:
+def _compiles(audited: Audit) -> bool:
+    return any(
+        found.file.names_cuda and found.package in audited.for_cuda and not found.test
+        for found in audited.files
+    )
+
+
+def _asks(audited: Audit) -> bool:
+    environment = audited.image.environment
     visible = runtime.asks(environment) and environment[runtime.VISIBLE] != NO_GPUS
     return visible or any(name.startswith(REQUIRE) for name in environment)

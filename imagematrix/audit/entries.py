@@ -36,12 +36,15 @@ MOST_OPTIONAL = 4  # of these
 CUBIN, PTX = 0, 1
 
 
-def entry(name: str, code: DeviceCode, *, optional: bool = False) -> Code:
-    """Return the entry of one file. PTX counts only if it can run all of the file's code."""
+def entry(name: str, code: DeviceCode, *, files: int = 1, optional: bool = False) -> Code:
+    """Return the entry of one file, or of several that share their code, of which `name` is the first.
+
+    PTX counts only if it can run all of the file's code.
+    """
     lowest = dict(sorted(code.ptx, key=lambda pair: versions.order(pair[1]), reverse=True))
     texts = [] if code.scattered else sorted(lowest.items(), key=lambda pair: device_code.order(pair[0]))
     return Code(
-        files=1,
+        files=files,
         name=name,
         cubins=tuple(sorted(code.cubins, key=device_code.order)),
         ptx=tuple(Ptx(target=target, isa=isa) for target, isa in texts),

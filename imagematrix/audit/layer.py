@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import Self
 
-from imagematrix.audit import archives, elf, nvidia_names, objects, packages
+from imagematrix.audit import archives, elf, loading, nvidia_names, objects, packages
 from imagematrix.audit.cpu.scan import decodable, scan_later
 from imagematrix.audit.installed import METADATA_FILES, Database
 from imagematrix.audit.objects import HEAD, File
@@ -148,6 +148,10 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, dec
         return Plain(database=database, layer=digest) if database != NOTHING else OTHER
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)
+    if path.endswith(loading.SOURCE):
+        if not loading.sources_load(file):
+            return OTHER
+        return Plain(file=objects.File(size=member.size, names_cuda=True), layer=digest)
     head = file.read(HEAD)
     if not objects.interesting(path, head):
         return OTHER

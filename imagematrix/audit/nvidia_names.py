@@ -1,4 +1,4 @@
-"""The names of files of NVIDIA's libraries, of toolkits and of the user-mode driver."""
+"""The names of NVIDIA's libraries, of toolkits and of the user-mode driver, and of its Python packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from imagematrix.facts import user_mode
 
-__all__ = ["named", "of_nvidia"]
+__all__ = ["distributes", "named", "of_nvidia"]
 
 # Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
 # the names of the libraries that it copies into a wheel.
@@ -17,13 +17,22 @@ FILE = re.compile(
 )
 NAMES = re.compile(
     r"cudart|cudadevrt|cublas|cublasLt|nvblas|cufftw?|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|cudnn(?:_\w+)?"
-    r"|cutensor(?:Mg|Net)?|cupti|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net|nvrtc(?:-builtins)?|nvJitLink"
+    r"|cutensor(?:Mg|Net)?|cupti|nvperf_(?:host|target)|pcsamplingutil|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net|nvrtc(?:-builtins)?|nvJitLink"
     r"|nvjpeg(?:2k)?|nvfatbin|nvinfer(?:_\w+)?|nvonnxparser|nvshmem\w*|nvToolsExt|nvcomp\w*|npp\w+|nvptxcompiler"
-    r"|culibos|cudla|nvtiff|checkpoint|cudla",
+    r"|culibos|nvtiff|checkpoint|cudla",
     re.ASCII,
+)
+# The Python packages by which NVIDIA distributes its libraries. Authors in metadata prove nothing.
+PACKAGES = re.compile(
+    r"nvidia-.+|tensorrt(?:-(?:lean|dispatch))?(?:-cu\d+)?(?:-(?:bindings|libs))?", re.ASCII | re.DOTALL
 )
 # Further libraries of the user-mode driver.
 OF_DRIVER = re.compile(r"lib(?:nvidia-[a-z0-9-]+|nvcuvid|nvoptix|cudadebugger)\.so(?:\.\d+)*", re.ASCII)
+
+
+def distributes(package: str) -> bool:
+    """Whether NVIDIA distributes its libraries by a Python package of this normalised name."""
+    return PACKAGES.fullmatch(package) is not None
 
 
 def of_nvidia(path: str, soname: str | None) -> bool:

@@ -46,7 +46,8 @@ class File:
     archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `stated` is
     the library that it is, or that is linked into it, with the version that its bytes state; see
     `stated.stated`. `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its
-    data has the name of libcuda, and no device code. `isa` is the psABI level that its notes require. `host`
+    data has the name of libcuda, and no device code, or it is a Python source that loads libcuda or a
+    compiler. `isa` is the psABI level that its notes require. `host`
     is the result of decoding its instructions, None if they were not decoded, for example because the file
     is `packaged`: it belongs to a package of the distribution. `recorded` is its hash in the form of a
     RECORD, if the table of guarded files may have it.

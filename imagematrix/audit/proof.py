@@ -38,7 +38,7 @@ def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
     no code for them, or only PTX that the image's own driver does not compile, the promise stays as it is,
     and the audit reports the contradiction.
     """
-    codes = [found.file.code for found in audited.gpu_code]
+    codes = [unit.code for unit in audited.gpu_code]
     if not codes or not variant.cubins or variant.device_code:
         return variant
     computes = {compute for target in variant.cubins for compute in device_code.own(target)}

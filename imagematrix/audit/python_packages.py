@@ -29,11 +29,18 @@ STACKS = re.compile(
     r"|tensorrt(?:-cu\d+)?|faiss-gpu(?:-cu\d+)?|llama-cpp-python|ctranslate2|numba-cuda|cudf-cu\d+|cuml-cu\d+"
 )
 METADATA, RECORD = "METADATA", "RECORD"
+REQUIRES = "Requires-Dist"
 # A license of several lines is its text, not its name.
 HEADER = re.compile(
-    rb"^(Name|Version|License-Expression|License(?!:.*\n[ \t])|Classifier(?=:[ \t]*License ::)):[ \t]*"
+    rb"^(Name|Version|License-Expression|License(?!:.*\n[ \t])|Classifier(?=:[ \t]*License ::)|Requires-Dist)"
+    rb":[ \t]*"
     rb"([^\r\n]{1,500})",
     re.MULTILINE,
+)
+# Names and requirements of packages that are for CUDA alone. Requirements of an extra are not always there.
+FOR_CUDA = re.compile(r"(?:.+-)?cu(?:da|\d\d)\w*(?:-.+)?|nvidia-.+|py(?:cuda|optix)", re.ASCII | re.DOTALL)
+REQUIRES_CUDA = re.compile(
+    r"(?:cuda|nvidia[-_.](?:cuda|nv))[-_.\w]*(?!.*;.*\bextra\b)", re.ASCII | re.IGNORECASE
 )
 CLASSIFIER = re.compile(r"License :: (?:OSI Approved :: )?(.+)")
 END = re.compile(rb"\r?\n\r?\n")  # of the headers, before the description
@@ -56,7 +63,8 @@ VERSION = re.compile(rb"^__version__(?:: [^=\n]+)? = '([0-9A-Za-z][0-9A-Za-z.+_-
 class Package:
     """A package: its normalised name, its version, its folder, its files with their hashes in its RECORD.
 
-    `metadata` is the path of the file that states its name, and `license` what that file states.
+    `metadata` is the path of the file that states its name, and `license` what that file states. `for_cuda`:
+    its name or a requirement of it shows that it is only for GPUs with CUDA.
     """
 
     name: str
@@ -65,6 +73,7 @@ class Package:
     files: Mapping[str, str]
     metadata: str
     license: str | None = None
+    for_cuda: bool = False
 
 
 def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
@@ -80,19 +89,23 @@ def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
     damaged: list[str] = []
     for own, files in sorted(texts.items()):
         path, text = files.get(METADATA, ("", b""))
-        headers = {name.decode(): value.decode("utf-8", "replace").strip() for name, value in _header(text)}
+        lines = [(name.decode(), value.decode("utf-8", "replace").strip()) for name, value in _header(text)]
+        headers = dict(lines)
         if not {"Name", "Version"} <= headers.keys():
             damaged.append(path or own)
             continue
         folder = posixpath.dirname(own)
+        name = guarded.normalised(headers["Name"])
+        requirements = [value for header, value in lines if header == REQUIRES]
         found.append(
             Package(
-                name=guarded.normalised(headers["Name"]),
+                name=name,
                 version=headers["Version"],
                 folder=folder,
                 files=dict(_files(folder, files.get(RECORD, ("", b""))[1])),
                 metadata=path,
                 license=_license(headers),
+                for_cuda=any([FOR_CUDA.fullmatch(name), *map(REQUIRES_CUDA.match, requirements)]),
             )
         )
     return found, damaged

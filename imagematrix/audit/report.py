@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from imagematrix.audit import elf, entries, libraries, nvidia_names
 from imagematrix.audit.contents import contents
-from imagematrix.audit.device_code import NONE
+from imagematrix.audit.device_code import NONE, merged
 from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.loader import Loader
 from imagematrix.audit.python_packages import STACKS, packages, stack, version
-from imagematrix.audit.roles import DECIDES, OPTIONAL, UNUSED, Coded, roles
+from imagematrix.audit.roles import DECIDES, OPTIONAL, TESTS, UNUSED, Coded, roles
 from imagematrix.catalog import labels
 from imagematrix.facts import guarded, marches, user_mode
 from imagematrix.oci.tree import ImageTree
@@ -31,30 +31,71 @@ if TYPE_CHECKING:
     from imagematrix.audit.roles import Roles
     from imagematrix.catalog.catalog import Code
 
-__all__ = ["Audit", "DriverFile", "Found", "Stack", "audit", "needs_level"]
+__all__ = ["Audit", "DriverFile", "Found", "Stack", "Unit", "audit", "needs_level"]
 
 BASELINE = "x86-64-v1"
 HWCAPS = "glibc-hwcaps"
 INNER = "!/"
+LOOSE = ".cubin"
+TEST_FOLDERS = frozenset({"test", "tests"})
+# Why device code counts for nothing: a linker has yet to take it, or by the role of its file.
+UNLINKED = "it is for linking"
+UNCOUNTED = {
+    UNUSED: "of the files for several CUDA releases, another one is for the image's release",
+    TESTS: "it is test data of a package",
+}
 STATED = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}", re.ASCII)  # a version, also after "openmpi-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """An examined file with its path and its layer. `own`: it is no library of NVIDIA's.
+    """An examined file with its path and its layer. `nvidia` says why it is NVIDIA's, or None.
 
-    `name` is its path in its Python package or in the archive that contains it, or else `path`. `role` says
-    whether its device code counts; see `roles`. `guarded`: it is in the table of files that some GPUs do not
-    use, see `facts.guarded`.
+    `package` is the Python package that installed it. `name` is its path in that package or in the archive
+    that contains it, or else `path`. `role` says whether its device code counts; see `roles`. `guarded`: it
+    is in the table of files that some GPUs do not use, see `facts.guarded`.
     """
 
     path: str
     layer: str
     file: File
-    own: bool
+    nvidia: str | None
     name: str
+    package: str | None = None
     role: str = DECIDES
     guarded: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether it belongs to the image's programs, and is no file of NVIDIA's."""
+        return self.nvidia is None
+
+    @property
+    def test(self) -> bool:
+        """Whether it is test data of its package, by the folders in which it is."""
+        return self.package is not None and not TEST_FOLDERS.isdisjoint(self.name.split("/")[:-1])
+
+    @property
+    def uncounted(self) -> str | None:
+        """Why its device code for NVIDIA's GPUs counts for nothing; None if it counts, or if it has none."""
+        if not self.file.code.cuda:
+            return None
+        return self.nvidia or (None if _loadable(self.file) else UNLINKED) or UNCOUNTED.get(self.role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Device code for NVIDIA's GPUs of which some has to run: a file's, or that of a package's loose cubins.
+
+    A program loads one of the cubins by its name. `files` is their number, `path` and `name` are those of the
+    first.
+    """
+
+    path: str
+    name: str
+    code: DeviceCode
+    role: str
+    files: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +127,13 @@ class Audit:
 
     `cubins` and `ptx` hold for all files whose device code decides, `device_code` is exact; see `entries`.
     `release` is the CUDA release that is taken because of files for several; see `roles`. `unmatched` are the
-    globs of optional files that match none.
+    globs of optional files that match none. `for_cuda` are the Python packages that are only for GPUs with
+    CUDA: their metadata show it, or they bring libraries of NVIDIA's.
     """
 
     image: AuditedImage
     files: tuple[Found, ...]
+    units: tuple[Unit, ...]
     contents: Contents
     drivers: tuple[DriverFile, ...]
     libraries: tuple[Library, ...]
@@ -103,16 +146,17 @@ class Audit:
     device_code: tuple[Code, ...] = ()
     release: str | None = None
     unmatched: tuple[str, ...] = ()
+    for_cuda: frozenset[str] = frozenset()
 
     @property
     def coded(self) -> Iterator[Found]:
         """The files with device code that the image may use."""
-        return (found for found in self.files if found.own and _loadable(found.file) and found.role != UNUSED)
+        return filter(_counts, self.files)
 
     @property
-    def gpu_code(self) -> Iterator[Found]:
-        """The files whose device code for NVIDIA's GPUs decides which targets the image covers."""
-        return (found for found in self.coded if found.file.code.cuda and found.role == DECIDES)
+    def gpu_code(self) -> Iterator[Unit]:
+        """The device code for NVIDIA's GPUs that decides which targets the image covers."""
+        return (unit for unit in self.units if unit.role == DECIDES)
 
     @property
     def guarded(self) -> bool:
@@ -191,23 +235,27 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     """
     tree = ImageTree(image.layers)
     installed, damaged = packages(tree)
-    owners = {path: package for package in installed for path in package.files}
-    versions = {path: package.version for path, package in owners.items()}
+    # A file that another package lists, too, is not NVIDIA's.
+    ordered = sorted(installed, key=lambda package: not nvidia_names.distributes(package.name))
+    owners = {path: package for package in ordered for path in package.files}
+    versions = {path: package.version for path, package in owners.items() if _of_nvidia(path, package)}
     files = sorted((_named(found, owners) for found in _found(tree)), key=lambda found: found.path)
     listed = tuple(
         library for found in files for library in libraries.libraries(found.path, found.file, versions)
     )
-    own = _roles(files, owners, listed, tuple(dict.fromkeys((*optional, *labels.optional(image.labels)))))
+    own = _roles(files, listed, tuple(dict.fromkeys((*optional, *labels.optional(image.labels)))))
     files = [
         replace(found, role=own.by_path[found.path]) if found.path in own.by_path else found
         for found in files
     ]
-    used = [found for found in files if found.own and _loadable(found.file) and found.role != UNUSED]
-    deciding = [found.file.code for found in used if found.role == DECIDES and found.file.code.cuda]
+    used = [*filter(_counts, files)]
+    units = tuple(_units(found for found in used if found.file.code.cuda))
+    deciding = [unit.code for unit in units if unit.role == DECIDES]
     drivers = tuple(_drivers(tree, files, image.environment))
     return Audit(
         image=image,
         files=tuple(files),
+        units=units,
         contents=contents(tree, installed, _unpackaged(listed, drivers), damaged),
         drivers=drivers,
         libraries=listed,
@@ -217,12 +265,15 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         cubins=tuple(entries.common_cubins(deciding)),
         ptx=tuple(entries.common_ptx(deciding)),
         device_code=entries.joined(
-            entries.entry(found.name, found.file.code, optional=found.role == OPTIONAL)
-            for found in used
-            if found.file.code.cuda
+            entries.entry(unit.name, unit.code, files=unit.files, optional=unit.role == OPTIONAL)
+            for unit in units
         ),
         release=own.release,
         unmatched=own.unmatched,
+        for_cuda=frozenset(
+            [package.name for package in installed if package.for_cuda]
+            + [found.package for found in files if found.package and not found.own]
+        ),
         compressed=any(found.file.code.compressed for found in used),
         objects=tuple(sorted({target for found in used for target in found.file.code.objects})),
         # The loader takes files in glibc-hwcaps folders only on CPUs that can run them.
@@ -246,8 +297,10 @@ def _found(tree: ImageTree[Plain]) -> Iterator[Found]:
 
 
 def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
-    own = not nvidia_names.of_nvidia(path, file.soname)
-    yield Found(path=path, layer=layer, file=file, own=own, name=path.rpartition(INNER)[2])
+    nvidia = (
+        "its name is that of a library of NVIDIA's" if nvidia_names.of_nvidia(path, file.soname) else None
+    )
+    yield Found(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
     # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
         yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
@@ -260,18 +313,40 @@ def _named(found: Found, owners: Mapping[str, Package]) -> Found:
     name = found.path.removeprefix(f"{package.folder}/")
     rows = guarded.rows(package.name, package.version) if found.file.recorded else ()
     known = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)
-    return replace(found, name=name, guarded=known)
+    nvidia = f"the package {package.name} installed it" if _of_nvidia(found.path, package) else found.nvidia
+    return replace(found, name=name, package=package.name, nvidia=nvidia, guarded=known)
 
 
-def _roles(
-    files: Iterable[Found], owners: Mapping[str, Package], listed: Iterable[Library], optional: Sequence[str]
-) -> Roles:
+def _of_nvidia(path: str, package: Package) -> bool:
+    """Whether a file that a package lists is NVIDIA's. Outside its folder, it may list files of others."""
+    return nvidia_names.distributes(package.name) and path.startswith(f"{package.folder}/")
+
+
+def _counts(found: Found) -> bool:
+    """Whether an image may use a file's device code."""
+    return found.own and _loadable(found.file) and found.role not in UNCOUNTED
+
+
+def _units(coded: Iterable[Found]) -> Iterator[Unit]:
+    loose: dict[tuple[str, str], list[Found]] = {}
+    for found in coded:
+        if found.package and found.name.endswith(LOOSE):
+            loose.setdefault((found.package, found.role), []).append(found)
+        else:
+            yield Unit(path=found.path, name=found.name, code=found.file.code, role=found.role)
+    for (_, role), cubins in loose.items():
+        first, code = cubins[0], merged(found.file.code for found in cubins)
+        yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins))
+
+
+def _roles(files: Iterable[Found], listed: Iterable[Library], optional: Sequence[str]) -> Roles:
     coded = [
         Coded(
             path=found.path,
             name=found.name,
-            package=owners[found.path].name if found.path in owners else None,
+            package=found.package,
             toolkits=found.file.code.toolkits,
+            test=found.test,
             guarded=found.guarded,
         )
         for found in files

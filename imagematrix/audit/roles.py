@@ -1,7 +1,7 @@
 """Which files with device code decide on which GPUs an image runs.
 
 Of files that are alternatives by CUDA release, such as libit_cuda118.so and libit_cuda128.so, only one
-counts. Optional files are used on some GPUs only.
+counts. Optional files are used on some GPUs only. Test data of a package is not used at all.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["DECIDES", "OPTIONAL", "UNUSED", "Coded", "Roles", "roles"]
+__all__ = ["DECIDES", "OPTIONAL", "TESTS", "UNUSED", "Coded", "Roles", "roles"]
 
-DECIDES, OPTIONAL, UNUSED = "decides", "optional", "unused"
+DECIDES, OPTIONAL, UNUSED, TESTS = "decides", "optional", "unused", "tests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coded:
     """A file with device code: its path, its short name, its package, and the compilers of its cubins.
 
-    `guarded`: it is in the table of files that some GPUs do not use.
+    `test`: it is test data of the package. `guarded`: it is in the table of files that some GPUs do not use.
     """
 
     path: str
     name: str
     package: str | None
     toolkits: frozenset[str]
+    test: bool = False
     guarded: bool = False
 
 
@@ -54,20 +55,21 @@ def roles(files: Sequence[Coded], runtimes: Iterable[str], globs: Sequence[str] 
 
     `runtimes` are the releases of CUDA's runtimes in it, `globs` match the paths or names of optional files.
     """
-    groups = _alternatives([file.path for file in files], {file.path: file.package or "" for file in files})
+    used = [file for file in files if not file.test]
+    groups = _alternatives([file.path for file in used], {file.path: file.package or "" for file in used})
     grouped = {path for group in groups for path in group}
-    alone = {release for file in files if file.path not in grouped for release in file.toolkits}
+    alone = {release for file in used if file.path not in grouped for release in file.toolkits}
     # The runtimes in the image show its release best, and then the compilers of files that have no
     # alternatives.
     own = max(runtimes, key=versions.order, default=None) or max(alone, key=versions.order, default=None)
-    by_path: dict[str, str] = {}
+    by_path = {file.path: TESTS for file in files if file.test}
     chosen: set[str] = set()
     for group in groups:
         kept = _chosen(group, own)
         by_path.update(dict.fromkeys(group.keys() - kept, UNUSED))
         chosen.update(group[path] for path in kept)
-    matched = {glob: [file.path for file in files if _matches(file, glob)] for glob in globs}
-    by_path.update((file.path, OPTIONAL) for file in files if file.guarded)
+    matched = {glob: [file.path for file in used if _matches(file, glob)] for glob in globs}
+    by_path.update((file.path, OPTIONAL) for file in used if file.guarded)
     by_path.update((path, OPTIONAL) for paths in matched.values() for path in paths)
     return Roles(
         by_path=by_path,

@@ -14,7 +14,7 @@ from imagematrix.cli.auditing import Platform, References, audited
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import print_json, print_text
 from imagematrix.errors import AuditError
-from imagematrix.text import counted
+from imagematrix.text import counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from imagematrix.sbom.components import Component
 
 __all__ = ["command"]
+
+SHOWN = 3  # files that a line names
 
 
 def command(
@@ -117,6 +119,7 @@ def _lines(judged: _Judged) -> list[str]:
         ("platform", image.platform),
         ("device code", _code(audit)),
         *(("optional", line) for line in _optional(audit)),
+        *(("not counted", line) for line in _uncounted(audit)),
         *(("driver", line) for line in _drivers(audit)),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
@@ -144,6 +147,16 @@ def _optional(audit: Audit) -> Iterator[str]:
         if code.optional:
             more = f" and {code.files - 1} more" if code.files > 1 else ""
             yield f"{code.name}{more}: {', '.join(code.targets)}"
+
+
+def _uncounted(audit: Audit) -> Iterator[str]:
+    """Yield the files whose device code counts for nothing, by the reason."""
+    paths: dict[str, list[str]] = {}
+    for found in audit.files:
+        if found.uncounted:
+            paths.setdefault(found.uncounted, []).append(found.path)
+    for why, listed in paths.items():
+        yield f"{shortened(listed, SHOWN)}: {why}"
 
 
 def _drivers(audit: Audit) -> Iterator[str]:

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from fatbins import entry, fat
 from images import Parts, hardlink, layout, link, tar
 
 from imagematrix.audit.claims import claimed, contradictions, remedy
@@ -293,15 +294,14 @@ def test_code_for_an_older_gpu_that_runs_there_too_is_a_remedy(tmp_path, promise
 @pytest.mark.parametrize(
     ("names", "stated"),
     [
-        (("it/a.cubin", "it/[mla].cubin"), '["it/[[]mla].cubin"]'),
-        (("it/a.cubin", "other/mla.cubin"), None),
-        (("it/a.cubin",), None),
+        (("it/a.fatbin", "it/[mla].fatbin"), '["it/[[]mla].fatbin"]'),
+        (("it/a.fatbin", "other/mla.fatbin"), None),
+        (("it/a.fatbin",), None),
     ],
 )
 def test_files_of_a_package_that_has_other_code_may_be_stated_as_optional(tmp_path, names, stated):
-    codes = (
-        dict(zip(names, (CUBIN, OTHER_CUBIN), strict=False)) if stated else dict.fromkeys(names, OTHER_CUBIN)
-    )
+    first, other = fat(entry(target=80)), fat(entry(target=90))
+    codes = dict(zip(names, (first, other), strict=False)) if stated else dict.fromkeys(names, other)
     info = "site/it-1.dist-info"
     record = "".join(f"{name},,\n" for name in names).encode()
     members = ((f"{info}/METADATA", b"Name: it\nVersion: 1\n"), (f"{info}/RECORD", record))

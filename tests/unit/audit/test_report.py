@@ -3,8 +3,10 @@
 import subprocess
 from pathlib import Path
 
+import fatbins
 import gpu_node
 import pytest
+from fatbins import entry, fat
 from images import Parts, layout, link, tar
 
 from imagematrix.audit.document import document
@@ -13,7 +15,9 @@ from imagematrix.audit.report import audit
 from imagematrix.audit.sources import read
 from imagematrix.loader_cache import CACHE
 
-CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
+DATA = Path(__file__).parent / "data"
+CUBIN, OTHER_CUBIN = (DATA / "80.cubin").read_bytes(), (DATA / "90a.cubin").read_bytes()
+OLD, NEW = fat(entry(target=60)), fat(entry(target=90))
 cached = gpu_node.profiles().loader_cache
 SITE = "usr/lib/python3/dist-packages"
 
@@ -192,3 +196,99 @@ def test_plain_image_has_an_empty_report(seen):
     result = seen(("etc/motd", b"hello"))
     assert result["facts"]["cubins"] == "bytes"
     assert not any(result[key] for key in ("cubins", "ptx", "drivers", "libraries", "files", "python"))
+
+
+def uncounted(document):
+    return {
+        one["path"].rpartition("/")[2]: one["uncounted"] for one in document["files"] if "uncounted" in one
+    }
+
+
+def test_files_that_a_package_of_nvidia_installed_decide_nothing(seen):
+    names = ("nvidia/cuda_cupti/lib/libnvperf_of_tomorrow.so", "nvidia/cuda_cupti/lib/it.fatbin")
+    result = seen(
+        *packaged("nvidia-cuda-cupti-cu12", "12.6.80", *names),
+        *((f"{SITE}/{name}", NEW) for name in names),
+        ("opt/own.fatbin", OLD),
+    )
+    assert result["cubins"] == ["60"]
+    assert [one["name"] for one in result["device_code"]] == ["/opt/own.fatbin"]
+    assert uncounted(result) == dict.fromkeys(
+        ("libnvperf_of_tomorrow.so", "it.fatbin"), "the package nvidia-cuda-cupti-cu12 installed it"
+    )
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        # installed by a package of another author who names NVIDIA
+        (
+            (f"{SITE}/it-1.dist-info/METADATA", b"Name: it\nVersion: 1\nAuthor: NVIDIA Corporation\n\n"),
+            (f"{SITE}/it-1.dist-info/RECORD", b"it/k.fatbin,,\n"),
+        ),
+        # another package lists it, too, in either order
+        (*packaged("nvidia-it", "1", "it/k.fatbin"), *packaged("a-it", "1", "it/k.fatbin")),
+        (*packaged("nvidia-it", "1", "it/k.fatbin"), *packaged("z-it", "1", "it/k.fatbin")),
+        # in no RECORD
+        packaged("nvidia-it", "1", "it/other.fatbin"),
+        (("x/nvidia-it/k.fatbin", b""),),
+    ],
+)
+def test_files_are_not_of_nvidia_by_other_signs(seen, members):
+    result = seen(*members, (f"{SITE}/it/k.fatbin", NEW))
+    assert result["cubins"] == ["90"]
+    assert uncounted(result) == {}
+
+
+def test_package_of_nvidia_may_not_claim_files_outside_its_folder(seen):
+    result = seen(*packaged("nvidia-it", "1", "../../../../opt/k.fatbin"), ("opt/k.fatbin", NEW))
+    assert result["cubins"] == ["90"]
+
+
+def test_libraries_of_nvidia_in_other_packages_are_known_by_their_names(seen, tmp_path):
+    folder = "triton/backends/nvidia/lib/cupti-blackwell"
+    files = ("libnvperf_host.so", "libnvperf_target.so", "libpcsamplingutil.so", "libcheckpoint.so")
+    names = [f"{folder}/{name}" for name in files]
+    result = seen(
+        *packaged("triton", "3.9.0", *names),
+        *(
+            (f"{SITE}/{name}", fatbins.library(tmp_path / "it.so", NEW, soname=name).read_bytes())
+            for name in names
+        ),
+    )
+    assert result["cubins"] == []
+    assert set(uncounted(result).values()) == {"its name is that of a library of NVIDIA's"}
+    assert {one["version"] for one in result["libraries"]} == {None}  # not that of triton
+
+
+def test_loose_cubins_of_a_package_are_alternatives(seen):
+    names = ("it/cubins/a.cubin", "it/cubins/b/a.cubin", "it/cubins/b/c.cubin")
+    members = [(f"{SITE}/{name}", raw) for name, raw in zip(names, (CUBIN, OTHER_CUBIN, CUBIN), strict=True)]
+    result = seen(*packaged("it", "1", *names), *members)
+    assert result["device_code"] == [
+        {"files": 3, "name": "it/cubins/a.cubin", "cubins": ["80", "90a"], "ptx": []}
+    ]
+    assert result["cubins"] == ["80", "90a"]
+
+
+def test_loose_cubins_without_a_package_or_of_two_are_no_alternatives(seen):
+    members = ((f"{SITE}/it/a.cubin", CUBIN), (f"{SITE}/other/a.cubin", OTHER_CUBIN))
+    both = (*packaged("it", "1", "it/a.cubin"), *packaged("other", "1", "other/a.cubin"))
+    for result in (seen(*members), seen(*both, *members)):
+        assert len(result["device_code"]) == 2
+        assert result["cubins"] == []
+
+
+@pytest.mark.parametrize("folder", ["it/tests/data", "it/test"])
+def test_test_data_of_a_package_decides_nothing(seen, folder):
+    name = f"{folder}/k.fatbin"
+    result = seen(*packaged("it", "1", name), (f"{SITE}/{name}", NEW), ("opt/own.fatbin", OLD))
+    assert result["cubins"] == ["60"]
+    assert uncounted(result) == {"k.fatbin": "it is test data of a package"}
+    assert seen((f"{SITE}/{name}", NEW))["cubins"] == ["90"]
+
+
+def test_names_that_only_contain_test_decide(seen):
+    names = ("it/testing/k.fatbin", "it/tests.fatbin")
+    result = seen(*packaged("it", "1", *names), *((f"{SITE}/{name}", NEW) for name in names))
+    assert result["cubins"] == ["90"]
