@@ -24,7 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from imagematrix.audit.device_code import DeviceCode
+from imagematrix.audit.device_code import DeviceCode, Fatbins
 from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.host_code import Carriers, HostCode
 from imagematrix.audit.installed import Database, Installed
@@ -53,6 +53,7 @@ CLASSES = (
     Database,
     DeviceCode,
     DriverLibrary,
+    Fatbins,
     File,
     Folder,
     Hardlink,

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.audit.window import Window
 
-__all__ = ["BEGINNING", "TARGETS", "measured", "read", "release", "release_of_packed"]
+__all__ = ["BEGINNING", "TARGETS", "measured", "read", "release", "release_of_packed", "unpacked"]
 
 HEAD = 64  # bytes of an ELF header
 # The end of the ELF header by class, from the flags on, and where it begins.
@@ -110,12 +110,16 @@ def release_of_packed(payload: Window, *, zstandard: bool, notes: bool) -> str |
     """
     if payload.at(0, len(elf.MAGIC)) == elf.MAGIC:
         return release(payload)
-    unpack = _unzstd if zstandard else _unlz4
-    head = unpack(payload.at(0, FAR if zstandard else PACKED), HEAD)
+    head = unpacked(payload.at(0, FAR if zstandard else PACKED), HEAD, zstandard=zstandard)
     header = _header(head) if head.startswith(elf.MAGIC) else None
     if header is None or not header.new:
         return _numbered(header)
-    return _named(unpack(payload.at(0, FAR), FAR) if notes else b"", header)
+    return _named(unpacked(payload.at(0, FAR), FAR, zstandard=zstandard) if notes else b"", header)
+
+
+def unpacked(packed: bytes, most: int, *, zstandard: bool) -> bytes:
+    """Return the first bytes of compressed code, fewer if it is damaged."""
+    return _unzstd(packed, most) if zstandard else _unlz4(packed, most)
 
 
 def _header(head: bytes) -> _Header | None:

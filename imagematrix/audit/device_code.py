@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NONE", "DeviceCode", "merged"]
+__all__ = ["NONE", "DeviceCode", "Fatbins", "merged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fatbins:
+    """`count` fatbins of a file that have kernels for the same targets, as in DeviceCode.
+
+    `own`: the names of kernels show that they are of the file's own project, and not of a library linked in.
+    """
+
+    count: int
+    cubins: frozenset[str]
+    ptx: frozenset[tuple[str, str]]
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +36,7 @@ class DeviceCode:
     or newer (Zstandard: nvcc --compress-mode). `scattered`: only some parts have PTX, so PTX alone cannot run
     all of it on any GPU. `damaged`: some of it is truncated or invalid. `toolkits` are the CUDA releases
     whose compilers made the cubins. `sizes` are the stored bytes of the cubins ("sm_90a") and the PTX
-    ("compute_90") for each target, sorted.
+    ("compute_90") for each target, sorted. `parts` are the fatbins that have kernels.
     """
 
     cubins: frozenset[str] = frozenset()
@@ -35,11 +48,29 @@ class DeviceCode:
     damaged: bool = False
     toolkits: frozenset[str] = field(default=frozenset(), compare=False)
     sizes: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    parts: tuple[Fatbins, ...] = field(default=(), compare=False)
 
     @property
     def cuda(self) -> bool:
         """Whether there is code for NVIDIA's GPUs."""
         return bool(self.cubins or self.ptx)
+
+    @property
+    def deciding(self) -> DeviceCode:
+        """The targets that decide on which GPUs the code runs: those of the project's own kernels, if known.
+
+        Code for other GPUs, in libraries that are linked in, would not make the file run there. Kernels of no
+        known project all count.
+        """
+        counting = [part for part in self.parts if part.own] or self.parts
+        if not counting:
+            return self
+        return replace(
+            self,
+            cubins=frozenset().union(*(part.cubins for part in counting)),
+            ptx=frozenset().union(*(part.ptx for part in counting)),
+            scattered=len({bool(part.ptx) for part in counting}) > 1,
+        )
 
     def __bool__(self) -> bool:
         """Whether there is any device code, even if damaged."""
@@ -69,6 +100,7 @@ def _both(first: DeviceCode, other: DeviceCode) -> DeviceCode:
         damaged=first.damaged or other.damaged,
         toolkits=first.toolkits | other.toolkits,
         sizes=tuple(sorted((Counter(dict(first.sizes)) + Counter(dict(other.sizes))).items())),
+        parts=first.parts + other.parts,
     )
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 from functools import cache, lru_cache
 
 from imagematrix.audit.device_code import DeviceCode
-from imagematrix.catalog.catalog import Code, Ptx
+from imagematrix.catalog.catalog import Code, FilePart, Ptx
 from imagematrix.errors import AuditError
 from imagematrix.facts import device_code, versions
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
+    from imagematrix.audit.device_code import Fatbins
+
+    Targets = tuple[tuple[str, ...], tuple[Ptx, ...]]
     Match = tuple[int, tuple[int, ...]] | None
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
 
 MOST = 16  # entries: labels and annotations have limits
 MOST_OPTIONAL = 4  # of these
+MOST_PARTS = 32  # kinds of parts of an entry
 CUBIN, PTX = 0, 1
 
 
@@ -41,15 +45,36 @@ def entry(name: str, code: DeviceCode, *, files: int = 1, optional: bool = False
 
     PTX counts only if it can run all of the file's code.
     """
-    lowest = dict(sorted(code.ptx, key=lambda pair: versions.order(pair[1]), reverse=True))
-    texts = [] if code.scattered else sorted(lowest.items(), key=lambda pair: device_code.order(pair[0]))
+    cubins, texts = _targets(code)
     return Code(
         files=files,
         name=name,
-        cubins=tuple(sorted(code.cubins, key=device_code.order)),
-        ptx=tuple(Ptx(target=target, isa=isa) for target, isa in texts),
+        cubins=cubins,
+        ptx=() if code.scattered else texts,
         optional=optional,
+        parts=_parts(_part(part.count, _targets(part)) for part in code.parts),
     )
+
+
+def _targets(code: DeviceCode | Fatbins) -> Targets:
+    """Return the targets of cubins, and of PTX each with its lowest ISA version, in order."""
+    lowest = dict(sorted(code.ptx, key=lambda pair: versions.order(pair[1]), reverse=True))
+    texts = sorted(lowest.items(), key=lambda pair: device_code.order(pair[0]))
+    cubins = sorted(code.cubins, key=device_code.order)
+    return tuple(cubins), tuple(Ptx(target=target, isa=isa) for target, isa in texts)
+
+
+def _parts(listed: Iterable[FilePart]) -> tuple[FilePart, ...]:
+    """Join the parts of a file that have code for the same GPUs; return none if all have.
+
+    If there are still too many, more are joined as entries are: then more parts seem to lack code.
+    """
+    codes = [Code(files=part.count, name="", cubins=part.cubins, ptx=part.ptx) for part in listed]
+    joined = _fewer(_alike(codes, _verdicts), MOST_PARTS)
+    if len(joined) < 2:  # noqa: PLR2004
+        return ()
+    parts = [FilePart(count=code.files, cubins=code.cubins, ptx=code.ptx) for code in joined]
+    return tuple(sorted(parts, key=lambda part: (-part.count, part.cubins)))
 
 
 def joined(codes: Iterable[Code]) -> tuple[Code, ...]:
@@ -59,8 +84,10 @@ def joined(codes: Iterable[Code]) -> tuple[Code, ...]:
     that both have. No GPU is added by that.
     """
     listed = list(codes)
-    optional = _fewer(_alike(code for code in listed if code.optional), MOST_OPTIONAL)
-    deciding = _fewer(_alike(code for code in listed if not code.optional), MOST - len(optional))
+    optional = _fewer(_alike((code for code in listed if code.optional), _told_apart), MOST_OPTIONAL)
+    deciding = _fewer(
+        _alike((code for code in listed if not code.optional), _told_apart), MOST - len(optional)
+    )
     return tuple(sorted((*deciding, *optional), key=lambda code: (code.optional, code.name)))
 
 
@@ -73,22 +100,33 @@ def require(codes: Sequence[Code], unmatched: Sequence[str]) -> None:
         raise AuditError("all device code is optional, so nothing tells on which GPUs the image runs")
 
 
-def narrowed(code: Code, computes: Iterable[str]) -> Code:
-    """Return the part of an entry that runs best on GPUs of the capabilities `computes`."""
+def narrowed(code: Code, computes: Collection[str]) -> Code:
+    """Return the code of an entry that runs best on GPUs of the capabilities `computes`."""
+    cubins, texts = _best((code.cubins, code.ptx), computes)
+    parts = [_part(part.count, _best((part.cubins, part.ptx), computes)) for part in code.parts]
+    return replace(code, cubins=cubins, ptx=texts, parts=_parts(parts))
+
+
+def _best(targets: Targets, computes: Iterable[str]) -> Targets:
+    listed, ptxs = targets
     cubins: set[str] = set()
     texts: set[Ptx] = set()
     for compute in computes:
-        running = [cubin for cubin in code.cubins if device_code.cubin_runs(cubin, compute)]
+        running = [cubin for cubin in listed if device_code.cubin_runs(cubin, compute)]
         if running:
             cubins.add(min(running, key=lambda cubin: (device_code.distance(cubin, compute), cubin)))
             continue
-        fitting = [ptx for ptx in code.ptx if device_code.ptx_runs(ptx.target, compute)]
+        fitting = [ptx for ptx in ptxs if device_code.ptx_runs(ptx.target, compute)]
         texts.update(sorted(fitting, key=lambda ptx: (versions.order(ptx.isa), ptx.target))[:1])
-    return replace(
-        code,
-        cubins=tuple(sorted(cubins, key=device_code.order)),
-        ptx=tuple(sorted(texts, key=lambda ptx: device_code.order(ptx.target))),
+    return (
+        tuple(sorted(cubins, key=device_code.order)),
+        tuple(sorted(texts, key=lambda ptx: device_code.order(ptx.target))),
     )
+
+
+def _part(count: int, targets: Targets) -> FilePart:
+    cubins, texts = targets
+    return FilePart(count=count, cubins=cubins, ptx=texts)
 
 
 def serves(code: Code, computes: Iterable[str], newest: str | None = None) -> bool:
@@ -148,10 +186,15 @@ def _matches(code: Code) -> tuple[tuple[Match, int], ...]:
     return tuple(matches)
 
 
-def _alike(codes: Iterable[Code]) -> list[Code]:
+def _told_apart(code: Code) -> Hashable:
+    """Return what ranks a file on each GPU, and its parts: equal files are one entry."""
+    return _matches(code), code.parts
+
+
+def _alike(codes: Iterable[Code], key: Callable[[Code], Hashable]) -> list[Code]:
     groups: dict[object, list[Code]] = {}
     for code in sorted(codes, key=lambda code: code.name):
-        groups.setdefault(_matches(code), []).append(code)
+        groups.setdefault(key(code), []).append(code)
     return [_one(group) for group in groups.values()]
 
 
@@ -162,7 +205,7 @@ def _one(group: Sequence[Code]) -> Code:
 
 
 def _fewer(codes: list[Code], most: int) -> list[Code]:
-    left = list(codes)
+    left = sorted(codes, key=lambda code: bool(code.parts))  # what is joined to others is then whole
     index = 0
     while len(left) > most and index < len(left):
         own = left[index]
@@ -184,6 +227,7 @@ def _common(first: Code, other: Code) -> Code:
     return replace(
         first,
         files=first.files + other.files,
+        parts=(),
         cubins=tuple(common_cubins(codes)),
         ptx=tuple(Ptx(target=target, isa=isa) for target, isa in common_ptx(codes)),
     )

@@ -16,14 +16,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from imagematrix.audit import cubin
-from imagematrix.audit.device_code import NONE, DeviceCode
+from imagematrix.audit import cubin, kernels
+from imagematrix.audit.device_code import NONE, DeviceCode, Fatbins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from imagematrix.audit.window import Window
+
+    Targets = tuple[frozenset[str], frozenset[tuple[str, str]], bool]
 
 __all__ = [
     "CUBIN",
@@ -48,6 +50,7 @@ TABLE = struct.Struct("<II")  # start of a table of parts: number of parts, byte
 OPTIONS = struct.Struct("<IIB")  # place, size, -
 SPECIFIC = 1 << 20  # flag: "a", for exactly one capability
 FAMILY = 1 << 21  # flag: "f", for a family
+LZ4 = 1 << 13  # flag: compressed with LZ4
 ZSTD = 1 << 15  # flag: compressed with Zstandard
 ALIGNED = 8  # fatbins of a section begin at multiples of this
 PIECE = 1 << 16
@@ -96,21 +99,23 @@ class Container:
     whole: bool
 
 
-def fatbins(window: Window) -> DeviceCode:
-    """Return the device code of all fatbins in a section or a file."""
+def fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> DeviceCode:
+    """Return the device code of all fatbins in a section or a file. `own` matches the project's kernels."""
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
     toolkits: set[str] = set()
     cubins_read = 0
     compressed = damaged = False
-    with_ptx: set[bool] = set()
+    parts: Counter[Targets] = Counter()
     sizes: Counter[str] = Counter()
     for container in containers(window):
         entries = [entry for entry in container.entries if entry.whole]
         damaged = damaged or not container.whole or len(entries) < len(container.entries)
         code = [part for entry in entries for part in entry.code if part.kind in (CUBIN, PTX)]
-        cubins.update(entry.target for entry in code if entry.kind == CUBIN)
-        texts.update((entry.target, entry.isa) for entry in code if entry.kind == PTX)
+        native = frozenset(entry.target for entry in code if entry.kind == CUBIN)
+        text = frozenset((entry.target, entry.isa) for entry in code if entry.kind == PTX)
+        cubins |= native
+        texts |= text
         compressed = compressed or any(entry.flags & ZSTD for entry in code)
         for entry in code:
             sizes[f"{'sm' if entry.kind == CUBIN else 'compute'}_{entry.target}"] += entry.size
@@ -119,17 +124,39 @@ def fatbins(window: Window) -> DeviceCode:
                 made_by = _toolkit(window, entry, notes=cubins_read < NOTES)
                 toolkits.update([made_by] if made_by else [])
                 cubins_read += 1
-        if code:
-            with_ptx.add(any(entry.kind == PTX for entry in code))
+        names = _names(window, entries) if code else None
+        if names is not None:
+            parts[native, text, own is not None and own.search(names) is not None] += 1
     return DeviceCode(
         cubins=frozenset(cubins),
         ptx=frozenset(texts),
         toolkits=frozenset(toolkits),
         compressed=compressed,
-        scattered=len(with_ptx) > 1,
+        scattered=len({bool(text) for _, text, _ in parts}) > 1,
         damaged=damaged,
         sizes=tuple(sorted(sizes.items())),
+        parts=tuple(
+            Fatbins(count=count, cubins=native, ptx=text, own=ours)
+            for (native, text, ours), count in parts.items()
+        ),
     )
+
+
+def _names(window: Window, entries: Iterable[FatbinEntry]) -> bytes | None:
+    """Return names of the kernels in a fatbin; None if it has no kernels, "" if that cannot be read.
+
+    All its code has the same kernels, and cubins are the quickest to read.
+    """
+    for entry in sorted(entries, key=lambda entry: entry.code[0].kind != CUBIN):
+        payload = _payload(window, entry)
+        packed = payload.at(0, PIECE)
+        zstandard = bool(entry.flags & ZSTD)
+        head = packed
+        if zstandard or entry.flags & LZ4:
+            head = cubin.unpacked(packed, kernels.MOST, zstandard=zstandard)
+        if kernels.readable(head):
+            return kernels.names(head)
+    return b""
 
 
 def containers(window: Window) -> Iterator[Container]:
@@ -214,9 +241,13 @@ def _listed(table: Window, most: int) -> Iterator[FatbinEntry]:
 
 def _toolkit(window: Window, entry: FatbinEntry, *, notes: bool) -> str | None:
     """Return the release that made an entry's cubin; for several cubins, the one that made the first part."""
-    own = int.from_bytes(window.at(entry.offset + 4, 4), "little")
-    payload = window.part(entry.offset + own, entry.size - own)
+    payload = _payload(window, entry)
     return cubin.release_of_packed(payload, zstandard=bool(entry.flags & ZSTD), notes=notes)
+
+
+def _payload(window: Window, entry: FatbinEntry) -> Window:
+    own = int.from_bytes(window.at(entry.offset + 4, 4), "little")
+    return window.part(entry.offset + own, entry.size - own)
 
 
 def _target(number: int, flags: int) -> str:

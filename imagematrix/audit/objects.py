@@ -13,6 +13,7 @@ from imagematrix.audit import (
     embedded,
     fatbin,
     hip,
+    kernels,
     notes,
     nvidia_names,
     stated,
@@ -103,7 +104,7 @@ def examine(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST)
 def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
     if headers is None:
         return File(size=window.size, damaged=True)
-    code = _code(headers, window)
+    code = _code(path, headers, window)
     # What a program registers with CUDA's runtime is the code that it runs; more in its data may be optional.
     program = headers.linked and headers.machine != elf.CUDA
     unseen = program and not (code and code.linked) and not nvidia_names.of_nvidia(path, headers.soname)
@@ -127,10 +128,11 @@ def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
     )
 
 
-def _code(headers: Elf, window: Window) -> DeviceCode:
+def _code(path: str, headers: Elf, window: Window) -> DeviceCode:
     if headers.machine == elf.CUDA:
         return cubin.read(window)
     codes: list[DeviceCode] = []
+    own = kernels.own(path)
     left = window.size
     for section in headers.named(*CODE):
         part = window.part(section.offset, section.size)
@@ -139,13 +141,13 @@ def _code(headers: Elf, window: Window) -> DeviceCode:
             codes.append(DeviceCode(damaged=True))
             break
         if section.name == ".nv_fatbin":
-            codes.append(fatbin.fatbins(part))
+            codes.append(fatbin.fatbins(part, own))
         elif section.name == "__nv_relfatbin":
             codes.append(replace(fatbin.fatbins(part), linked=False))
         else:
             codes.append(hip.bundles(part))
     if not headers.sections:  # the section headers were stripped, which leaves the device code in place
-        codes.append(fatbin.fatbins(window))
+        codes.append(fatbin.fatbins(window, own))
     return device_code.merged(codes)
 
 

@@ -53,7 +53,7 @@ def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
     cubins = tuple(cubin for cubin in variant.cubins if not any(entries.lacks(code, cubin) for code in codes))
     ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx) if trimmed else ()
     joined = entries.joined(exact)
-    told = [(entry.cubins, entry.ptx) for entry in joined]
+    told = [(entry.cubins, entry.ptx, entry.parts) for entry in joined]
     # A list that says the same as cubins and PTX would only make the labels longer.
-    same = told in ([(cubins, ptx)], [(cubins, ())])
+    same = told in ([(cubins, ptx, ())], [(cubins, (), ())])
     return replace(variant, cubins=cubins, ptx=ptx, device_code=() if same else joined)

@@ -333,7 +333,7 @@ def _units(coded: Iterable[Found]) -> Iterator[Unit]:
         if found.package and found.name.endswith(LOOSE):
             loose.setdefault((found.package, found.role), []).append(found)
         else:
-            yield Unit(path=found.path, name=found.name, code=found.file.code, role=found.role)
+            yield Unit(path=found.path, name=found.name, code=found.file.code.deciding, role=found.role)
     for (_, role), cubins in loose.items():
         first, code = cubins[0], merged(found.file.code for found in cubins)
         yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins))

@@ -26,6 +26,7 @@ __all__ = [
     "UNKNOWN",
     "Catalog",
     "Code",
+    "FilePart",
     "Ptx",
     "UserModeDriver",
     "Variant",
@@ -65,11 +66,27 @@ class Ptx(Record):
         return {"target": self.target, "isa": self.isa}
 
 
+class FilePart(Record):
+    """`count` parts of a file that have kernels for the same targets, `cubins` and `ptx` as in a Variant.
+
+    A part is a fatbin: what a compiler made of one source file.
+    """
+
+    count: int
+    cubins: tuple[str, ...] = ()
+    ptx: tuple[Ptx, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of an entry's `parts`."""
+        return {"count": self.count, "cubins": list(self.cubins), "ptx": [ptx.to_json() for ptx in self.ptx]}
+
+
 class Code(Record):
     """Files of a variant with the same device code: how many they are, and the path of one of them.
 
     `cubins` and `ptx` are as in a Variant. Where files are `optional`, the image also runs on GPUs for which
-    they have no code.
+    they have no code. `parts` are those of a file whose parts differ in their targets: on a GPU for which
+    `cubins` or `ptx` have code, some of them may have none.
     """
 
     files: int
@@ -77,6 +94,7 @@ class Code(Record):
     cubins: tuple[str, ...] = ()
     ptx: tuple[Ptx, ...] = ()
     optional: bool = False
+    parts: tuple[FilePart, ...] = ()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -96,6 +114,7 @@ class Code(Record):
             "cubins": list(self.cubins),
             "ptx": [ptx.to_json() for ptx in self.ptx],
             **({"optional": True} if self.optional else {}),
+            **({"parts": [part.to_json() for part in self.parts]} if self.parts else {}),
         }
 
 
@@ -364,9 +383,24 @@ def _device_code(fields: Fields, key: str) -> tuple[Code, ...]:
             cubins=_codes(item, "cubins"),
             ptx=_ptx(item, "ptx"),
             optional=item.boolean("optional"),
+            parts=_parts(item, "parts"),
         )
         for item in fields.objects(key)
     )
+
+
+def _parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
+    return tuple(
+        FilePart(count=_count(item, "count"), cubins=_codes(item, "cubins"), ptx=_ptx(item, "ptx"))
+        for item in fields.objects(key)
+    )
+
+
+def _count(fields: Fields, key: str) -> int:
+    number = fields.integer(key)
+    if number < 1:
+        raise fields.fail(key, f"{number} is not a number of parts")
+    return number
 
 
 def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:

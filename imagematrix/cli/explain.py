@@ -101,10 +101,11 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
 
 
 def _notes(candidate: Candidate) -> Iterator[str]:
-    """Yield what an image that fits depends on: files without code for a GPU, an assumed CUDA release."""
+    """Yield what an image that fits depends on, such as an assumed CUDA release, and its warnings."""
     for rule in candidate.rules:
         if rule.rule in NOTING:
             yield from rule.why.split("; ")[1:]
+    yield from (warning.text for warning in candidate.warnings)
 
 
 def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:

@@ -37,8 +37,9 @@ class LossCounts:
 
     `left_out` hosts get nothing. `gpus` hosts get a CPU-only variant instead of one for their GPUs,
     `native_code` hosts PTX instead of native code, `own_code` hosts native code for an older GPU instead of
-    their own, `driver` hosts a worse driver mode (exact, compat, host), `cuda` hosts an older CUDA release.
-    `cpu_flags` is the number of CPU flags that code needs in the best variants and not in theirs.
+    their own, or for fewer parts of files, `driver` hosts a worse driver mode (exact, compat, host), `cuda`
+    hosts an older CUDA release. `cpu_flags` is the number of CPU flags that code needs in the best variants
+    and not in theirs.
     """
 
     left_out: int = 0
@@ -94,7 +95,7 @@ def _loss(target: Target, best: Variant, other: Variant) -> LossCounts:
     )
 
 
-def _native(place: tuple[bool, tuple[int, int] | None]) -> bool:
+def _native(place: tuple[bool, tuple[int, int, bool] | None]) -> bool:
     """Whether a place by the criterion device-code is that of native code; unknown code is none."""
     _, score = place
     return score is not None and score[0] != PTX

@@ -62,10 +62,13 @@ def _cpu_only(_: Target, variant: Variant) -> bool:
     return not variant.gpu
 
 
-def _device_code(target: Target, variant: Variant) -> tuple[int, int] | None:
+def _device_code(target: Target, variant: Variant) -> tuple[int, int, bool] | None:
     driver = drivers.effective(target, variant)
     matches = [device_code.code(variant, gpu, driver) for gpu in target.gpus]
-    return None if None in matches else max(filter(None, matches), default=None)
+    worst = None if None in matches else max(filter(None, matches), default=None)
+    if worst is None:
+        return None
+    return (*worst, any(device_code.partial_code(variant, gpu, driver) for gpu in target.gpus))
 
 
 def _driver_mode(_: Target, variant: Variant) -> int | None:
@@ -104,7 +107,8 @@ def _cpu_flags(_: Target, variant: Variant) -> int | None:
 BY_NAME = {
     # GPU variants before CPU-only ones
     "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=_cpu_only),
-    # a native cubin, then the nearest lower minor, then PTX; the worst match among the GPUs decides
+    # a native cubin, then the nearest lower minor, then PTX, each with all parts before some; the worst match
+    # among the GPUs decides
     "device-code": Criterion(
         facts=("driver.version", "gpus.compute", "gpus.state"), need=device_code.need, score=_device_code
     ),

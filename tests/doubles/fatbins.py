@@ -19,8 +19,16 @@ def entry(kind: int = CUBIN, target: int = 90, payload: bytes = b"", own: int = 
     return head.ljust(own, b"\0") + payload
 
 
+def cubin(*kernels: str) -> bytes:
+    """Return the beginning of a cubin with these kernels: its header and the names of sections."""
+    names = ["", ".shstrtab", ".strtab", ".symtab", ".nv.info", *(f".text.{name}" for name in kernels)]
+    names += [f".nv.info.{name}" for name in kernels]
+    return b"\x7fELF\2\1\1\x33\7".ljust(64, b"\0") + "\0".join([*names, ".nv.callgraph", ""]).encode()
+
+
 def fat(*entries: bytes) -> bytes:
     body = b"".join(entries)
+    body += bytes(-len(body) % 8)  # fatbins begin at multiples of 8
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 

@@ -19,16 +19,17 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from imagematrix.catalog.catalog import Code, Variant
+    from imagematrix.catalog.catalog import Code, FilePart, Variant
     from imagematrix.node.host import Gpu
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
-__all__ = ["RULE", "code", "need", "served"]
+__all__ = ["RULE", "code", "need", "partial_code", "served"]
 
 CUBIN, PTX = 0, 1
+REST = "the others do not suffice: they are of libraries linked into it, or have only PTX"
 SHOWN = 4  # items that a sentence lists before "and N more"
 USABLE = ("ok", "vgpu")  # the states of GPUs that containers can use
 STATES = {
@@ -88,7 +89,17 @@ def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | No
     return None if None in matches else max(filter(None, matches), default=None)
 
 
-def _match(code: Code | Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
+def partial_code(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
+    """Whether some parts of a file that has to run have no code for a GPU."""
+    return any(_without(code, gpu, driver) for code in variant.code)
+
+
+def _without(code: Code, gpu: Gpu, driver: str | None) -> int:
+    """Return how many parts of a file have no code for a GPU."""
+    return sum(part.count for part in code.parts if _match(part, gpu, driver) is None)
+
+
+def _match(code: Code | FilePart | Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
     """Return how well the code of some files suits a GPU, or None if none of it runs."""
     compute = gpu.compute
     if compute is None or not gpu.usable:
@@ -180,6 +191,21 @@ def _nearest(variant: Variant, gpu: Gpu) -> Gap:
     return max(nearest, default=far)
 
 
+def warn(target: Target, variant: Variant) -> Iterator[str]:
+    """Yield which parts of files have no code for a GPU: only what is in them fails there."""
+    driver = drivers.effective(target, variant)
+    for compute, gpu in {gpu.compute: gpu for gpu in target.gpus}.items():
+        for code in variant.code:
+            if _without(code, gpu, driver):
+                yield f"{_parts(code, gpu, driver)} no code for {compute}"
+
+
+def _parts(code: Code, gpu: Gpu, driver: str | None) -> str:
+    """Return how many parts of a file lack something, up to the verb."""
+    lacking, parts = _without(code, gpu, driver), sum(part.count for part in code.parts)
+    return f"{lacking} of {parts} parts of {code.name} {'has' if lacking == 1 else 'have'}"
+
+
 def _unused(target: Target, variant: Variant) -> str:
     """Return in words which optional files have no code for a GPU."""
     driver = drivers.effective(target, variant)
@@ -252,8 +278,16 @@ def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[st
     if lacking and not without:
         text = _compilable(lacking[0], gpu, driver)
         return f"for {gpu.label} {_files(lacking[:1])} has {text}{unless}", advice
-    why = f"no device code in {_files(without)} runs on {gpu.label}, compute capability {gpu.compute}{unless}"
-    return why, advice
+    why = f"no device code in {_files(without)} runs on {gpu.label}, compute capability {gpu.compute}"
+    counted = [_parts(code, gpu, driver) for code in without[:1] if _some(code, gpu, driver)]
+    # An entry is the code of the project's own parts, or of PTX only what all parts have.
+    more = f": {counted[0]} none, and {REST}" if counted else ""
+    return f"{why}{more}{unless}", advice
+
+
+def _some(code: Code, gpu: Gpu, driver: str | None) -> bool:
+    """Whether parts of a file have code for a GPU for which the file as a whole has none."""
+    return any(_match(part, gpu, driver) for part in code.parts)
 
 
 def _compilable(code: Code, gpu: Gpu, driver: str | None) -> str | None:
@@ -297,4 +331,5 @@ RULE = Rule(
     turns=turns,
     reason=reason,
     gap=gap,
+    warn=warn,
 )

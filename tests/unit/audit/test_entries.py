@@ -1,11 +1,13 @@
 """The exact device code of an image: for every GPU, the answer is that of the single files."""
 
+import itertools
+
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from imagematrix.audit import entries
-from imagematrix.audit.device_code import DeviceCode
-from imagematrix.catalog.catalog import Code, Ptx, Variant
+from imagematrix.audit.device_code import DeviceCode, Fatbins
+from imagematrix.catalog.catalog import Code, FilePart, Ptx, Variant
 from imagematrix.facts import cuda, device_code, versions
 from imagematrix.node.host import Gpu
 from imagematrix.record import replace
@@ -118,3 +120,46 @@ def test_lacking_capabilities_are_those_that_the_promise_serves():
     assert entries.lacking(Code(files=1, name="c", cubins=("86",)), promise) == ("8.0",)
     assert entries.lacking(texts("8.5"), promise)[0] == "8.0"
     assert entries.lacking(texts("8.4"), promise) == ()
+
+
+def divided(*parts):
+    """Return device code with these parts: of each its number and the targets of its cubins."""
+    listed = tuple(
+        Fatbins(count=count, cubins=frozenset(cubins), ptx=frozenset()) for count, *cubins in parts
+    )
+    return DeviceCode(cubins=frozenset().union(*(part.cubins for part in listed)), parts=listed)
+
+
+def test_parts_of_a_file_are_listed_where_gpus_tell_them_apart():
+    linalg = entries.entry("linalg", divided((32, "80", "86"), (1, "75", "80", "86"), (4, "86", "80")))
+    assert linalg.parts == (
+        FilePart(count=36, cubins=("80", "86")),
+        FilePart(count=1, cubins=("75", "80", "86")),
+    )
+    assert entries.entry("even", divided((3, "80", "86"), (2, "80", "86"))).parts == ()
+
+
+def test_many_kinds_of_parts_are_joined_without_losing_any():
+    pairs = itertools.combinations([target for target in TARGETS if target.isdigit()], 2)
+    code = entries.entry("f", divided(*((1, *pair) for pair in itertools.islice(pairs, 60))))
+    assert 1 < len(code.parts) <= entries.MOST_PARTS
+    assert sum(part.count for part in code.parts) == 60
+
+
+def test_files_with_different_parts_are_different_entries():
+    whole, some = divided((2, "75", "80")), divided((1, "75", "80"), (1, "80"))
+    assert [code.name for code in variant([whole, some, whole, some]).device_code] == ["f0", "f1"]
+
+
+def test_whole_files_are_joined_before_those_with_parts():
+    partial = [divided((1, target, "90"), (1, "90")) for target in TARGETS[:14]]
+    whole = [DeviceCode(cubins=frozenset({target, "90"})) for target in TARGETS[:14]]
+    kept = variant([*whole, *partial]).device_code
+    assert len(kept) <= entries.MOST
+    assert all(code.parts for code in kept if code.name != kept[0].name) or any(code.parts for code in kept)
+
+
+def test_narrowed_parts_are_those_of_the_gpus_in_question():
+    own = entries.entry("f", divided((2, "75", "80", "90"), (3, "80", "90")))
+    assert entries.narrowed(own, ["9.0"]).parts == ()
+    assert entries.narrowed(own, ["7.5"]).parts == (FilePart(count=3), FilePart(count=2, cubins=("75",)))

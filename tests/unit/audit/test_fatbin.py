@@ -7,12 +7,13 @@ import io
 from pathlib import Path
 
 import pytest
-from fatbins import entry, fat
+from fatbins import cubin as cubin_of
+from fatbins import entry, fat, library
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.audit import cubin, fatbin
-from imagematrix.audit.device_code import NONE, DeviceCode, merged
+from imagematrix.audit import cubin, elf, fatbin, kernels, objects
+from imagematrix.audit.device_code import NONE, DeviceCode, Fatbins, merged
 from imagematrix.audit.window import Window
 
 DATA = Path(__file__).parent / "data"
@@ -109,7 +110,7 @@ def test_single_ptx_file_is_read():
 
 
 def test_several_fatbins_with_gaps_are_read():
-    raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version"), entry(8, 70))
+    raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version 8.4\n.entry k("), entry(8, 70))
     result = fatbin.fatbins(window(raw))
     assert result == DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("90", "8.4")}), scattered=True)
 
@@ -165,3 +166,112 @@ def test_linked_code_hides_object_files():
     assert merged([objects, whole]) == whole
     assert merged([objects, NONE]) == objects
     assert merged([]) == NONE
+
+
+def parts(code):
+    return {(part.count, *sorted(part.cubins), *sorted(part.ptx), part.own) for part in code.parts}
+
+
+def test_fatbins_with_kernels_are_parts():
+    """A compiler writes a fatbin even for a source without kernels; 243 of the 606 in spconv have none."""
+    raw = fat(entry(target=80, payload=cubin_of("k"))) * 2
+    raw += fat(entry(target=52, payload=cubin_of()), entry(1, 52, b".version 8.4\n.target sm_52\n"))
+    raw += fat(entry(1, 90, b"//\n.version 8.4\n.visible .entry k(\n"))
+    code = fatbin.fatbins(window(raw))
+    assert parts(code) == {(2, "80", False), (1, ("90", "8.4"), False)}
+    assert code.cubins == {"80", "52"}
+    assert code.deciding.cubins == {"80"}
+
+
+HANDWRITTEN = b"\x7fELF".ljust(5000, b"\1") + b"\0.shstrtab\0.text.k\0"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"neither", b".version 8.4\n" + b"//\n" * 2000, b"\x7fELF".ljust(64) + b"\0.text.k", HANDWRITTEN],
+)
+def test_fatbin_counts_unless_it_is_known_to_have_no_kernels(payload):
+    assert [part.count for part in fatbin.fatbins(window(fat(entry(payload=payload)))).parts] == [1]
+
+
+@pytest.mark.parametrize("name", ["lz4", "zstd", "concatenated"])
+def test_kernels_in_compressed_code_are_found(name, monkeypatch):
+    seen: list[bytes] = []
+    monkeypatch.setattr(kernels, "names", seen.append)
+    assert fatbin.fatbins(data(f"{name}.fatbin")).parts == ()
+    monkeypatch.undo()
+    (head,) = seen
+    names = kernels.names(head)
+    assert head.startswith(elf.MAGIC) or name == "concatenated"
+    assert names is not None
+    assert names.split(b"\0")[0] == b"k"
+
+
+OWN = "_ZN6open3d1t8geometry6kernelE"
+INSTANCE = "_ZN3cub15DeviceScanKernelIN6Open3D4core5PointEEE"
+OTHER = "_ZN5cublas6kernelE"
+
+
+def test_code_of_a_project_s_own_kernels_decides():
+    """As in Open3D, into which NVIDIA's libraries for older GPUs are linked."""
+    raw = b"".join(
+        fat(entry(target=target, payload=cubin_of(name)))
+        for target, name in [(80, OWN), (90, INSTANCE), (60, OTHER), (60, OTHER), (75, "_Z1kPf")]
+    )
+    code = fatbin.fatbins(window(raw), kernels.own("/site-packages/open3d/libx.so"))
+    assert parts(code) == {
+        (1, "80", True),
+        (1, "90", True),
+        (2, "60", False),
+        (1, "75", False),
+    }
+    assert code.cubins == {"60", "75", "80", "90"}
+    assert code.deciding.cubins == {"80", "90"}
+    assert code.deciding.deciding == code.deciding
+    assert fatbin.fatbins(window(raw)).deciding.cubins == code.cubins
+
+
+def test_ptx_is_scattered_only_among_parts_that_decide():
+    raw = fat(entry(1, 75, b".version 8.5 .entry " + OWN.encode())) + fat(
+        entry(target=60, payload=cubin_of(OTHER))
+    )
+    assert fatbin.fatbins(window(raw)).deciding.scattered
+    code = fatbin.fatbins(window(raw), kernels.own("open3d.so")).deciding
+    assert (code.scattered, code.ptx) == (False, {("75", "8.4")})
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "own"),
+    [
+        ("/usr/lib/libOpen3D.so.0.20", OWN, True),
+        ("/usr/lib/libOpen3D.so.0.20", INSTANCE, True),
+        ("/usr/lib/libOpen3D.so.0.20", "_Z1kILi16Open3DE", False),  # another length
+        ("/site-packages/lmdeploy/lib/_turbomind.cpython-312.so", "_ZN9turbomind1kE", True),
+        ("onnxruntime/capi/libonnxruntime_providers_cuda.so", "_ZN11onnxruntime4cuda1kE", True),
+        ("/site-packages/fbgemm_gpu_py.so", "_ZN10fbgemm_gpu1kE", True),
+        ("/site-packages/spconv/core_cc.so", "_ZN4cumm1kE", False),
+        ("/opt/libcutlass_cuda.so", "_ZN7cutlass4cuda1kE", False),  # everyone has kernels of these templates
+        ("/opt/_C.so", "_ZN1C1kE", False),
+        ("/opt/open3d/k.so", OWN, False),  # no Python package
+    ],
+)
+def test_kernels_are_the_project_s_by_namespaces_with_its_name(path, name, own):
+    pattern = kernels.own(path)
+    assert bool(pattern and pattern.search(name.encode())) is own
+
+
+def test_a_library_s_path_shows_its_project(tmp_path):
+    raw = fat(entry(target=80, payload=cubin_of(OWN))) + fat(entry(target=60, payload=cubin_of(OTHER)))
+    path = library(tmp_path / "libopen3d.so", raw)
+    with path.open("rb") as file:
+        own = Window(file, 0, path.stat().st_size)
+        for name, cubins in [("/lib/libopen3d.so", {"80"}), ("/lib/libx.so", {"60", "80"})]:
+            examined = objects.examine(name, own, elf.read(own))
+            assert examined is not None
+            assert examined.code.deciding.cubins == cubins
+
+
+def test_parts_of_several_sections_are_together():
+    one = Fatbins(count=1, cubins=frozenset({"80"}), ptx=frozenset())
+    both = merged([DeviceCode(cubins=frozenset({"80"}), parts=(one,))] * 2)
+    assert both.parts == (one, one)

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from imagematrix import documents
+from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.errors import UsageError
@@ -27,6 +28,17 @@ ENTRY = {
     "size": 681574400,
     "axes": {"cc": "gcc-14", "python": "3.13"},
     "facts": {"cubins": "bytes", "cuda": "claim"},
+}
+
+DIVIDED = {
+    "files": 1,
+    "name": "torch/lib/libtorch_cuda_linalg.so",
+    "cubins": ["75", "80"],
+    "ptx": [],
+    "parts": [
+        {"count": 32, "cubins": ["80"], "ptx": []},
+        {"count": 1, "cubins": ["75"], "ptx": [{"target": "80", "isa": "8.4"}]},
+    ],
 }
 
 
@@ -176,6 +188,9 @@ def test_newer_schema_version_has_a_remedy():
             "branches[0]: expected an integer",
         ),
         ({"cpu_flags": "avx2"}, "cpu_flags: expected a list, found a string"),
+        ({"device_code": [DIVIDED | {"parts": [{"count": 0}]}]}, "0 is not a number of parts"),
+        ({"device_code": [DIVIDED | {"parts": [{"cubins": ["80"]}]}]}, "count is missing"),
+        ({"device_code": [DIVIDED | {"parts": [{"count": 1, "cubins": ["x"]}]}]}, "'x' is not a target"),
         ({"size": True}, "size: expected an integer, found true or false"),
         ({"size": 1.5}, "size: expected an integer, found a number"),
         ({"size": 1e999}, "size: expected an integer, found a number"),
@@ -193,6 +208,14 @@ def test_single_variant_round_trips():
     assert Variant.from_json(ENTRY).to_json() == ENTRY
     with pytest.raises(UsageError, match="variant: expected an object, found null"):
         Variant.from_json(None)
+
+
+def test_parts_of_files_round_trip_through_the_label():
+    variant = Variant.from_json(ENTRY | {"device_code": [DIVIDED]})
+    assert variant.to_json()["device_code"] == [DIVIDED]
+    label = {labels.VARIANT: labels.write(variant)}
+    again = labels.read(label, reference=variant.reference, digest=variant.digest, size=variant.size)
+    assert again == variant
 
 
 def test_absent_and_null_are_distinguished_in_any_order():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from compiling import compiled
 from distribution import Server
-from fatbins import entry, fat
+from fatbins import cubin, entry, fat, library
 from images import Parts, archived, index, layout, saved, tar
 
 from imagematrix.catalog import labels
@@ -543,3 +543,30 @@ def test_images_for_amd_gpus_are_refused(adopt, tmp_path):
     subprocess.run(["gcc", "-o", tmp_path / "it", tmp_path / "it.c"], check=True)
     result = adopt(Parts(tar(("bin/it", (tmp_path / "it").read_bytes()))), code=9)
     assert "is for AMD's GPUs: gfx90a" in result
+
+
+def test_parts_of_a_file_without_code_for_a_gpu_are_told(cli, adopt, tmp_path, profiles):
+    """As in PyTorch's library for linear algebra, whose own kernels are for more GPUs than those of MAGMA."""
+    raw = fat(entry(target=90, payload=cubin("_Z5magmav"))) * 2 + fat(
+        entry(target=80, payload=cubin("_ZN5torch1kE")), entry(target=90, payload=cubin("_ZN5torch1kE"))
+    )
+    name = "torch/lib/libtorch_cuda_linalg.so"
+    (variant,) = adopt(Parts(tar((f"{SITE}/{name}", library(tmp_path / "it.so", raw).read_bytes()))))
+    assert variant["device_code"] == [
+        {
+            "files": 1,
+            "name": f"/{SITE}/{name}",
+            "cubins": ["80", "90"],
+            "ptx": [],
+            "parts": [
+                {"count": 2, "cubins": ["90"], "ptx": []},
+                {"count": 1, "cubins": ["80", "90"], "ptx": []},
+            ],
+        }
+    ]
+    (tmp_path / "c.json").write_text(cli("adopt", tmp_path / "oci0", "--as", "t:v1").out)
+    told = f"2 of 3 parts of /{SITE}/{name} have no code for 8.0"
+    for host, warned in [("rome-a100", True), ("genoa-h200", False)]:
+        words = ("t:v1", "--catalog", tmp_path / "c.json", "--host", profiles[host])
+        assert (told in cli("select", *words).err) is warned
+        assert (told in " ".join(cli("explain", *words).out.split())) is warned

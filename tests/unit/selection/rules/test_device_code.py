@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.catalog.catalog import Code, Ptx
+from imagematrix.catalog.catalog import Code, FilePart, Ptx
 from imagematrix.node.host import Accelerator
 from imagematrix.record import replace
+from imagematrix.selection.select import explain
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_cpu_variant_is_refused_where_it_would_leave_gpus_unused(judge, make):
 
 
 def exact(make, *codes, **fields):
-    return make.variant(cubins=(), driver=make.umd("host"), device_code=codes, **fields)
+    return make.variant(**({"cubins": (), "driver": make.umd("host"), "device_code": codes} | fields))
 
 
 MAIN = Code(files=1, name="vllm/_C.abi3.so", cubins=("80", "90"))
@@ -282,3 +283,73 @@ def test_many_kinds_of_files_are_cut_short(judge, make):
     assert result.need == "one of sm_80 and one of sm_86 and one of sm_87 and one of sm_89; and 2 more"
     empty = exact(make, Code(files=1, name="f"))
     assert not judge("device-code", make.host(make.gpu(compute="8.0"), driver="550.54.14"), empty).ok
+
+
+LINALG = Code(
+    files=1,
+    name="torch/lib/libtorch_cuda_linalg.so",
+    cubins=("75", "80"),
+    parts=(FilePart(count=32, cubins=("80",)), FilePart(count=1, cubins=("75", "80"))),
+)
+
+
+def warned(node, variant):
+    candidate = explain(node, variant).candidates[0]
+    return [warning.text for warning in candidate.warnings if warning.kind == "device-code"]
+
+
+def test_parts_without_code_for_a_gpu_are_a_warning(judge, make):
+    variant = exact(make, LINALG)
+    old, new = (make.host(make.gpu(compute=compute)) for compute in ("7.5", "8.6"))
+    text = "32 of 33 parts of torch/lib/libtorch_cuda_linalg.so have no code for 7.5"
+    assert judge("device-code", old, variant).ok
+    assert warned(old, make.catalog(variant)) == [text]
+    assert warned(new, make.catalog(variant)) == []
+
+
+def test_each_kind_of_gpu_is_warned_about_once(make):
+    variant = exact(make, LINALG)
+    node = make.host(*(make.gpu(number, compute=one) for number, one in enumerate(("7.5", "7.5", "8.0"))))
+    assert len(warned(node, make.catalog(variant))) == 1
+
+
+def test_parts_with_ptx_that_is_too_new_are_warned_about(make):
+    newer = FilePart(count=1, ptx=(Ptx(target="75", isa="8.8"),))
+    code = replace(LINALG, parts=(replace(LINALG.parts[1], count=5), newer))
+    text = "1 of 6 parts of torch/lib/libtorch_cuda_linalg.so has no code for 7.5"
+    for driver, texts in [("550.163.01", [text]), ("580.95.05", [])]:
+        node = make.host(make.gpu(compute="7.5"), driver=driver)
+        assert warned(node, make.catalog(exact(make, code))) == texts
+
+
+def test_optional_files_are_not_warned_about(make):
+    codes = (replace(LINALG, optional=True), Code(files=1, name="a", cubins=("75",)))
+    variant = exact(make, *codes)
+    assert warned(make.host(make.gpu(compute="7.5")), make.catalog(variant)) == []
+
+
+def test_refusal_counts_the_parts_that_have_no_code(judge, make):
+    """As of Open3D on 6.0, for which only libraries that are linked into it have code."""
+    parts = (FilePart(count=170, cubins=("80",)), FilePart(count=125, cubins=("60", "80")))
+    code = Code(files=1, name="open3d/libOpen3D.so.0.20", cubins=("80",), parts=parts)
+    result = judge("device-code", make.host(make.gpu(compute="6.0")), exact(make, code))
+    assert not result.ok
+    assert result.why == (
+        "no device code in open3d/libOpen3D.so.0.20 runs on GPU 0 (NVIDIA L40S), compute capability 6.0: "
+        "170 of 295 parts of open3d/libOpen3D.so.0.20 have none, and the others do not suffice: "
+        "they are of libraries linked into it, or have only PTX"
+    )
+
+
+def test_whole_files_rank_before_those_with_parts_that_lack_code(make):
+    whole = exact(make, Code(files=1, name="f", cubins=("75",)), reference="t:z")
+    some = exact(make, LINALG, reference="t:a")
+    ptx = exact(make, Code(files=1, name="f", ptx=(Ptx(target="75", isa="7.0"),)), reference="t:b")
+    catalog = make.catalog(some, ptx, whole)
+
+    def ranked(compute):
+        result = explain(make.host(make.gpu(compute=compute)), catalog)
+        return [one.reference for one in result.candidates if one.fits]
+
+    assert ranked("7.5") == ["t:z", "t:a", "t:b"]
+    assert ranked("8.6") == ["t:a", "t:b"]
