@@ -90,7 +90,7 @@ def to_the_end(archive: tarfile.TarFile, stream: ByteStream, expanded: Expanded)
 
     tarfile accepts any end.
     """
-    if archive.offset > expanded.produced:
+    if archive.offset >= expanded.produced + tarfile.BLOCKSIZE:  # the last block may be cut
         raise EOFError("it is truncated")
     while stream.read(PIECE):
         pass

@@ -35,10 +35,26 @@ PREFIX, TIMES = slice(345, 500), re.compile(rb"[0-7 ]+")
 
 
 class _StrictTar(tarfile.TarFile):
-    """A tar that records the types of the extended headers of the current member."""
+    """A tar that records the types of the extended headers of the current member, and where its data end.
+
+    Engines take a tar that ends with the data of its last member, as umoci writes it, but not within them.
+    """
 
     extended = b""
     whole = True  # the member and all its extended headers were read
+    ending: _Ending | None = None
+    data_end = 0
+
+    def next(self) -> tarfile.TarInfo | None:
+        """Return the next member, None at the end; raise tarfile.ReadError if the data before it are cut."""
+        member = super().next()
+        if member is None:
+            if self.ending and self.data_end > self.ending.size:
+                raise tarfile.ReadError("unexpected end of data")
+        else:
+            has_data = member.isreg() and not member.issparse()
+            self.data_end = member.offset_data + member.size if has_data else self.offset
+        return member
 
 
 class _Member(tarfile.TarInfo):
@@ -96,17 +112,23 @@ class _Member(tarfile.TarInfo):
 
 
 class _Ending:
-    """A stream of which the end may be read once.
+    """A stream whose last block is filled with zeros, and of which the end may be read once.
 
-    tarfile skips a member by as many reads as the size in its header takes, whatever they return.
+    tarfile skips a member by as many reads as the size in its header takes, whatever they return. `size` is
+    the number of bytes read so far, without these zeros.
     """
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
-        self._ended = False
+        self._ended = self._filled = False
+        self.size = 0
 
     def read(self, size: int = -1, /) -> bytes:
         piece = self._stream.read(size)
+        self.size += len(piece)
+        if not piece and not self._filled:
+            self._filled = True
+            piece = bytes(-self.size % tarfile.BLOCKSIZE)
         if not piece and self._ended:
             raise tarfile.ReadError("unexpected end of data")
         self._ended = not piece
@@ -115,9 +137,12 @@ class _Ending:
 
 def open_tar(stream: ByteStream) -> tarfile.TarFile:
     """Open a stream as a tar whose members are read in order; reading it raises tarfile.TarError."""
-    return _StrictTar.open(  # type: ignore[call-overload,no-any-return]  # it only reads
-        fileobj=_Ending(stream), mode="r|", bufsize=BUFFER, tarinfo=_Member
+    ending = _Ending(stream)
+    archive: _StrictTar = _StrictTar.open(  # type: ignore[call-overload]  # it only reads
+        fileobj=ending, mode="r|", bufsize=BUFFER, tarinfo=_Member
     )
+    archive.ending = ending
+    return archive
 
 
 def _require_possible(member: tarfile.TarInfo) -> None:

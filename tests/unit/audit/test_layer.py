@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from images import hardlink, link, special, tar
 
 from imagematrix.audit import archives, layer
-from imagematrix.audit.layer import FOLDER, OTHER, Hardlink, Symlink
+from imagematrix.audit.layer import FOLDER, OTHER, Hardlink, Plain, Symlink
 from imagematrix.errors import AuditError
 from imagematrix.oci import expanded, listing
 
@@ -233,6 +233,22 @@ def test_name_prefix_is_read_only_where_engines_read_it():
 
 
 WHOLE = tar(("a", b"x" * 3000), ("b", b"y" * 3000))
+LAST = 512 + 3072 + 512 + 3000  # where the data of the last file end
+
+
+@pytest.mark.parametrize("end", [LAST, LAST + 1, 7168, 7168 + 100, 7168 + 512, 7168 + 1024])
+def test_archive_may_end_with_its_last_file(end):
+    """As umoci writes layers, and engines take them."""
+    for packed in (WHOLE[:end], gzip.compress(WHOLE[:end])):
+        assert list(read(packed).entries) == ["/a", "/b"]
+
+
+def test_files_of_an_archive_without_an_end_are_whole():
+    raw = tar(("k.cubin", CUBIN))[: 512 + len(CUBIN)]
+    entry = read(raw).entries["/k.cubin"]
+    assert isinstance(entry, Plain)
+    assert entry.file is not None
+    assert (entry.file.size, entry.file.code.cubins) == (len(CUBIN), {"80"})
 
 
 @pytest.mark.parametrize(
@@ -243,13 +259,15 @@ WHOLE = tar(("a", b"x" * 3000), ("b", b"y" * 3000))
         (tar(link("a", "b/" * 3000)), "6000 characters"),
         (tar("b/" * 3000 + "a"), "6001 characters"),
         (WHOLE[:2000], "unexpected end of data|truncated"),
+        (WHOLE[: LAST - 1], "unexpected end of data"),
+        (WHOLE[: 512 + 3072 + 300], "unexpected end of data"),
         (WHOLE[:3600] + b"\xff" * 512 + WHOLE[4096:], "bad checksum|invalid header"),
         (gzip.compress(WHOLE, mtime=0)[:-20], "end"),
         (gzip.compress(WHOLE, mtime=0)[:-8] + bytes(8), "check"),
         (zstandard.compress(WHOLE)[:-4], "empty|end"),
         (b"\x28\xb5\x2f\xfd" + bytes(20), "zstd|empty"),
         (b"", "empty"),
-        (b"no archive", "truncated"),
+        (b"no archive", "bad checksum"),
     ],
 )
 def test_hostile_layers_are_rejected(raw, why):
