@@ -22,6 +22,7 @@ __all__ = [
     "own",
     "ptx_runs",
     "target",
+    "tegra",
 ]
 
 
@@ -59,11 +60,10 @@ def cubin_runs(target: str, compute: str) -> bool:
     if _suffix(target):
         return compute in _specific(target)
     made_for = capability(target)
-    tegra = _tegra()
     return (
         made_for.partition(".")[0] == compute.partition(".")[0]
         and versions.order(made_for) <= versions.order(compute)
-        and (made_for in tegra) == (compute in tegra)
+        and (made_for in tegra()) == (compute in tegra())
     )
 
 
@@ -83,7 +83,7 @@ def bounds(target: str) -> frozenset[str]:
     if _suffix(target):
         return _specific(target)
     made_for = capability(target)
-    return frozenset([made_for, f"{int(made_for.partition('.')[0]) + 1}.0"]) | _tegra()
+    return frozenset([made_for, f"{int(made_for.partition('.')[0]) + 1}.0"]) | tegra()
 
 
 def distance(target: str, compute: str) -> int:
@@ -107,5 +107,6 @@ def _specific(target: str) -> frozenset[str]:
 
 
 @cache
-def _tegra() -> frozenset[str]:
+def tegra() -> frozenset[str]:
+    """Return the capabilities of Tegra parts, which do not run the code of desktop parts."""
     return frozenset(_data.load("cuda.json")["tegra"].split())

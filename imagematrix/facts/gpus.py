@@ -9,7 +9,7 @@ import re
 from functools import cache, lru_cache
 from types import MappingProxyType
 
-from imagematrix.facts import _data, versions
+from imagematrix.facts import _data, cuda, device_code, versions
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
@@ -23,6 +23,8 @@ __all__ = [
     "brand",
     "data_centre",
     "drives",
+    "first_branch",
+    "first_branches",
     "first_ended",
     "is_vgpu",
     "last_branch",
@@ -106,6 +108,34 @@ def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
     """
     listed = product(pci_device_id) if pci_device_id else None
     return listed.last_branch if listed else _last_branches().get(compute)
+
+
+def first_branch(compute: str | None) -> int:
+    """Return the first driver branch that supports any GPU of a capability or a newer one; 0 if unknown."""
+    own = versions.order(compute) if compute else ()
+    return max(
+        (branch for first, branch in first_branches().items() if versions.order(first) <= own), default=0
+    )
+
+
+@cache
+def first_branches() -> Mapping[str, int]:
+    """Return the branches that `first_branch` returns, each by the first capability for which it does.
+
+    The first branch for a GPU is that of the first CUDA release that compiles for it. The capabilities of the
+    oldest release in the table are left out: earlier ones may compile for them.
+    """
+    oldest, *later = cuda.releases().values()
+    firsts: dict[str, int] = {}
+    for release in later:
+        for compute in {device_code.capability(target) for target in release.targets - oldest.targets}:
+            firsts.setdefault(compute, release.branch or 0)
+    steps: dict[str, int] = {}
+    least = max(firsts.values())
+    for compute in sorted(firsts.keys() - device_code.tegra(), key=versions.order, reverse=True):
+        least = min(least, firsts[compute])
+        steps = {other: branch for other, branch in steps.items() if branch > least} | {compute: least}
+    return MappingProxyType(steps)
 
 
 def drives(kind: str | None, compute: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.facts import versions
+from imagematrix.facts import gpus, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,10 +20,12 @@ __all__ = [
     "between",
     "bounds",
     "effective",
+    "first_for",
     "last_for",
     "left_behind",
     "listed",
     "mode",
+    "older_than",
     "own",
     "vgpu",
 ]
@@ -62,6 +64,21 @@ def left_behind(target: Target, driver: str) -> list[Gpu]:
     """Return the GPUs passed that `driver` no longer supports."""
     branch = versions.branch(driver)
     return [gpu for gpu in target.gpus if (last := gpu.last_branch) is not None and last < branch]
+
+
+def older_than(target: Target, driver: str) -> list[Gpu]:
+    """Return the GPUs passed that `driver`, or the one of the kernel, is too old for.
+
+    Drivers of Tegra parts come with JetPack, and have other branches.
+    """
+    known = [each for each in (driver, target.kernel_driver) if each and not versions.is_tegra(each)]
+    branch = min(map(versions.branch, known), default=None)
+    return [gpu for gpu in target.gpus if branch is not None and branch < gpus.first_branch(gpu.compute)]
+
+
+def first_for(newer: list[Gpu]) -> int:
+    """Return the first driver branch that supports all of the GPUs that `older_than` returned."""
+    return max(gpus.first_branch(gpu.compute) for gpu in newer)
 
 
 def last_for(left: list[Gpu]) -> int:

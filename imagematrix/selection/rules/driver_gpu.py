@@ -1,6 +1,8 @@
-"""`driver-gpu`: the user-mode driver still supports every GPU, and the loaded kernel modules drive it.
+"""`driver-gpu`: the drivers already and still support every GPU, and the loaded kernel modules drive it.
 
-Otherwise CUDA finds no device (error 100) or ends with error 803, though the kernel's driver works. Sources:
+Otherwise CUDA finds no device (error 100) or ends with error 803, though the kernel's driver works. The first
+branch for a GPU is that of the first CUDA release that compiles for it. Sources:
+https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/,
 NVIDIA's supported-gpus.json, https://download.nvidia.com/XFree86/Linux-x86_64/560.28.03/README/kernel_open.html.
 """
 
@@ -30,18 +32,22 @@ def need(variant: Variant) -> str | None:
 def holds(target: Target, variant: Variant) -> bool:
     """Whether the driver supports every GPU, and the kind of kernel module drives it."""
     driver = _driver(target, variant)
-    return driver is not None and not drivers.left_behind(target, driver) and not _undriven(target)
+    return driver is not None and not (
+        drivers.left_behind(target, driver) or drivers.older_than(target, driver) or _undriven(target)
+    )
 
 
 def turns(variant: Variant) -> Turns:
-    """Return the branches that are the last to support a GPU, and the bounds of the kernel modules' GPUs."""
+    """Return the branches that are the first or the last to support GPUs, and the capabilities of these."""
     own = need(variant)
     branches = (versions.branch(own),) if own else tuple(sorted(gpus.last_branches()))
+    first = gpus.first_branches()
+    bounds = {*drivers.bounds(() if own else branches), *(f"{branch}.0" for branch in first.values())}
     return {
-        **({} if own else {"driver.version": drivers.bounds(branches)}),
+        "driver.version": tuple(sorted(bounds, key=versions.order)),
         "driver.kind": tuple(gpus.module_bounds()),
         "gpus.last_branch": branches,
-        "gpus.compute": tuple(gpus.module_bounds().values()),
+        "gpus.compute": tuple(sorted({*first, *gpus.module_bounds().values()}, key=versions.order)),
     }
 
 
@@ -50,7 +56,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     driver = _driver(target, variant)
     wanted = "a driver that supports every GPU passed"
     if ok:
-        return wanted, driver, f"driver {driver} is not known to have dropped a GPU that is passed", None
+        return wanted, driver, f"driver {driver} is not known to lack support for a GPU that is passed", None
     if driver is None:
         return wanted, driver, drivers.NO_DRIVER, "load an NVIDIA driver"
     if left := drivers.left_behind(target, driver):
@@ -63,6 +69,18 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
             why,
             f"use a driver of branch {last} or older, and a variant that it runs",
         )
+    if newer := drivers.older_than(target, driver):
+        first = drivers.first_for(newer)
+        labels = drivers.listed([gpu.label for gpu in newer])
+        have = min(filter(None, (driver, target.kernel_driver)), key=versions.order)
+        why = f"driver {have} does not support {labels}: branch {first} is the first that does"
+        wanted = f"a driver of branch {first} or newer"
+        return (
+            wanted,
+            have,
+            why,
+            f"install a driver of branch {first} or newer, and use a variant that it runs",
+        )
     kind = target.host.driver.kind if target.host.driver else None
     labels = drivers.listed([gpu.label for gpu in _undriven(target)])
     why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"
@@ -71,9 +89,11 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 
 def gap(target: Target, variant: Variant) -> Gap:
-    """Return how many GPUs the driver no longer supports."""
+    """Return how many GPUs the driver does not support."""
     driver = _driver(target, variant)
-    return (len(drivers.left_behind(target, driver)) if driver else drivers.FAR,)
+    if driver is None:
+        return (drivers.FAR,)
+    return (len(drivers.left_behind(target, driver)) + len(drivers.older_than(target, driver)),)
 
 
 def _driver(target: Target, variant: Variant) -> str | None:

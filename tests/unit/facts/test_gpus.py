@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.facts import cuda, device_code, gpus
+from imagematrix.facts import cuda, device_code, gpus, versions
 from imagematrix.facts._data import load
 
 CHIPS = load("gpus.json")["chips"]
@@ -148,3 +148,39 @@ def test_brands_match_nvml():
     assert gpus.BRANDS[pynvml.NVML_BRAND_TESLA] == "tesla"
     assert gpus.BRANDS[pynvml.NVML_BRAND_NVIDIA] == "nvidia"
     assert set(gpus.BRANDS.values()) >= gpus.DATA_CENTRE_BRANDS
+
+
+@pytest.mark.parametrize(
+    ("compute", "branch"),
+    [
+        ("5.2", 0),
+        ("6.1", 0),
+        ("7.0", 384),
+        ("7.5", 410),
+        ("8.0", 450),
+        ("8.6", 455),
+        ("8.9", 520),
+        ("9.0", 520),
+        ("10.0", 570),
+        ("12.0", 570),
+        ("12.1", 575),
+        ("99.0", 575),
+        (None, 0),
+    ],
+)
+def test_first_branch_is_that_of_the_first_release_for_the_gpu_or_a_newer_one(compute, branch):
+    assert gpus.first_branch(compute) == branch
+
+
+def test_first_branches_rise_with_the_capability():
+    """No GPU needs a newer driver than a GPU of a later generation."""
+    order = sorted(gpus.first_branches(), key=versions.order)
+    branches = [gpus.first_branches()[compute] for compute in order]
+    assert branches == sorted(set(branches))
+
+
+def test_no_chip_was_dropped_before_it_was_supported():
+    ended = {
+        row["compute"]: row["last_branch"] for row in CHIPS.values() if row["last_branch"] and row["compute"]
+    }
+    assert all(gpus.first_branch(compute) <= last for compute, last in ended.items())

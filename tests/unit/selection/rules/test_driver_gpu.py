@@ -100,3 +100,66 @@ def test_fix_never_suggests_a_driver_without_support_for_the_gpu(judge, make, mo
     host = make.host(make.gpu(**V100), driver="590.44.01")
     result = judge(f"driver-{mode}", host, make.variant(driver=make.umd(mode, own), cubins=("70",)))
     assert result.fix == ("load driver 580.95.05" if mode == "exact" else "use a driver of branch 550")
+
+
+@pytest.mark.parametrize(
+    ("compute", "driver", "ok"),
+    [
+        ("12.0", "535.261.03", False),
+        ("12.0", "565.57.01", False),
+        ("12.0", "570.86.15", True),
+        ("10.0", "550.163.01", False),
+        ("10.0", "570.86.15", True),
+        ("10.3", "550.163.01", False),
+        ("12.1", "570.86.15", False),
+        ("12.1", "575.51.03", True),
+        ("9.0", "515.105.01", False),
+        ("9.0", "520.61.05", True),
+        ("8.9", "470.256.02", False),
+        ("8.9", "520.56.06", True),
+        ("8.6", "450.248.02", False),
+        ("8.6", "455.23.04", True),
+        ("8.0", "450.51.05", True),
+        ("8.0", "440.118.02", False),
+        ("7.5", "410.48", True),
+        ("7.5", "396.26", False),
+        ("7.0", "384.81", True),
+        ("6.0", "375.26", True),
+        ("99.0", "550.163.01", False),  # newer than all that is known
+        ("99.0", "999.1", True),
+    ],
+)
+@pytest.mark.parametrize("mode", ["exact", "host"])
+def test_driver_must_not_be_older_than_the_gpu(judge, make, mode, compute, driver, ok):
+    host = make.host(make.gpu(compute=compute), driver=driver)
+    umd = make.umd(mode, driver if mode == "exact" else None)
+    result = judge("driver-gpu", host, make.variant(driver=umd))
+    assert result.ok is ok
+
+
+def test_driver_that_is_older_than_the_gpu_is_named(judge, make):
+    host = make.host(
+        make.gpu(), make.gpu(1, compute="12.0", name="NVIDIA GeForce RTX 5090"), driver="535.261.03"
+    )
+    result = judge("driver-gpu", host, make.variant(driver=make.umd("host")))
+    assert (result.need, result.have) == ("a driver of branch 570 or newer", "535.261.03")
+    assert result.why == (
+        "driver 535.261.03 does not support GPU 1 (NVIDIA GeForce RTX 5090): "
+        "branch 570 is the first that does"
+    )
+    assert result.fix
+
+
+def test_newer_user_mode_driver_does_not_help_a_kernel_that_is_older_than_the_gpu(judge, make):
+    host = make.host(make.gpu(compute="10.0"), driver="535.261.03")
+    compat = make.variant(driver=make.umd("compat", "580.95.05"))
+    assert not judge("driver-gpu", host, compat).ok
+    newer = make.host(make.gpu(compute="10.0"), driver="570.124.06")
+    assert judge("driver-gpu", newer, compat).ok
+    older = make.variant(driver=make.umd("compat", "550.54.14"))
+    assert not judge("driver-gpu", newer, older).ok
+
+
+def test_drivers_of_tegra_have_other_branches(judge, make):
+    host = make.host(make.gpu(compute="8.7"), driver="35.4.1")
+    assert judge("driver-gpu", host, make.variant(driver=make.umd("host"))).ok
