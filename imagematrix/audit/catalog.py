@@ -13,7 +13,17 @@ from imagematrix.audit.doubts import REQUIRE
 from imagematrix.audit.libraries import RUNTIME, runtimes
 from imagematrix.audit.proof import proven
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE, UNKNOWN, Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.catalog.catalog import (
+    BYTES,
+    CLAIM,
+    PROBABLE,
+    TABLE,
+    UNKNOWN,
+    Catalog,
+    Ptx,
+    UserModeDriver,
+    Variant,
+)
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.facts import cuda, gpus, requirements, versions
 from imagematrix.record import replace
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit, DriverFile
     from imagematrix.facts.requirements import Condition, Expression
 
-__all__ = ["catalog", "sources"]
+__all__ = ["catalog", "cpu_source", "sources"]
 
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
 JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
@@ -39,13 +49,18 @@ MAIN = "libcuda"
 
 
 def catalog(
-    audits: Iterable[Audit], image: str, version: str, note: Callable[[str], object] = str
+    audits: Iterable[Audit],
+    image: str,
+    version: str,
+    note: Callable[[str], object] = str,
+    cpu_flags: frozenset[str] | None = None,
 ) -> Catalog:
     """Return the catalog `image`:`version` of audited images.
 
-    `note` is called with a text for each claim that was ignored, and for each doubt. Raises AuditError if an
-    image contradicts its labels or is for AMD's GPUs; UsageError if two images have the same reference, or if
-    their labels disagree on the preferred order or the default axes.
+    `cpu_flags` are those that images without labels need besides the proven ones, instead of the probable
+    ones. `note` is called with a text for each claim that was ignored, and for each doubt. Raises AuditError
+    if an image contradicts its labels or is for AMD's GPUs; UsageError if two images have the same reference,
+    or if their labels disagree on the preferred order or the default axes.
     """
     variants: list[Variant] = []
     stated: list[labels.Terms] = []
@@ -55,7 +70,7 @@ def catalog(
             variants.append(_labelled(audited, variant))
             stated.append(labels.terms(audited.image.labels, audited.image.reference))
             continue
-        own, ignored = _unlabelled(audited)
+        own, ignored = _unlabelled(audited, cpu_flags)
         for text in (*ignored, *doubts.of_unlabelled(audited)):
             note(f"{audited.image.reference}: {text}")
         variants.append(_on(own, variant) if variant else own)
@@ -93,7 +108,8 @@ def _on(own: Variant, base: Variant) -> Variant:
         cpu_flags=own.cpu_flags | base.cpu_flags,
         signed_returns=base.signed_returns,
         axes=base.axes,
-        facts=tuple(fact for fact in own.facts if fact[0] != "cpu_flags"),
+        partial_flags=own.partial_flags - base.cpu_flags,
+        facts=tuple(fact for fact in own.facts if fact[0] != "cpu_flags" or fact[1] == PROBABLE),
     )
 
 
@@ -116,9 +132,10 @@ def _built_on_one(image: AuditedImage) -> bool:
     return familiar(own[labels.IMAGE]) not in {familiar(split(name)[0]) for name in image.names}
 
 
-def _unlabelled(audited: Audit) -> tuple[Variant, tuple[str, ...]]:
+def _unlabelled(audited: Audit, cpu_flags: frozenset[str] | None) -> tuple[Variant, tuple[str, ...]]:
     """Return the entry of an image without labels, and the claims of its publisher that cannot be parsed.
 
+    `cpu_flags` are those that it is claimed to need besides the proven ones, None if they are not claimed.
     Raises AuditError if the image is for AMD's GPUs. What the bytes prove overrides a claim about the same
     need. An image is for GPUs if it has device code, CUDA's runtime or a driver, if its publisher claims a
     CUDA release, or if something else shows that it is; see `doubts.for_gpus`. Its user-mode driver is the
@@ -129,7 +146,8 @@ def _unlabelled(audited: Audit) -> tuple[Variant, tuple[str, ...]]:
         raise AuditError(f"{reference} is for AMD's GPUs: {', '.join(audited.objects)}")
     expressions, ignored = _expressions(image.environment)
     release, _ = _release(audited, expressions)
-    facts = sources(audited)
+    facts = sources(audited) | ({} if cpu_flags is None else {"cpu_flags": CLAIM})
+    probable = audited.probable_flags if cpu_flags is None else cpu_flags
     driver = _driver(audited) or (UserModeDriver(mode="host") if "driver" in facts else None)
     variant = Variant(
         reference=reference,
@@ -141,7 +159,8 @@ def _unlabelled(audited: Audit) -> tuple[Variant, tuple[str, ...]]:
         device_code=audited.device_code,
         compressed_fatbin=audited.compressed,
         driver=driver,
-        cpu_flags=frozenset(audited.flags),
+        cpu_flags=frozenset(audited.flags).union(probable),
+        partial_flags=frozenset(audited.partial_flags if cpu_flags is None else ()),
         size=sum(image.sizes.values()) or None,
         facts=tuple(sorted(facts.items())),
         requires=tuple(map(requirements.text, filter(None, map(_settled, expressions)))),
@@ -151,18 +170,25 @@ def _unlabelled(audited: Audit) -> tuple[Variant, tuple[str, ...]]:
 
 
 def sources(audited: Audit) -> dict[str, str]:
-    """Return the source of each need of an image without labels: bytes, table, claim or unknown.
+    """Return the source of each need of an image without labels: bytes, probable, table, claim or unknown.
 
     An image for CPUs only has no CUDA release and no driver, and the bytes prove that it has no device code.
     """
     release, source = _release(audited, _expressions(audited.image.environment)[0])
     coded = any(True for _ in audited.gpu_code)
     runtime = any(library.name == RUNTIME for library in audited.libraries)
-    facts = {"cpu_flags": BYTES if audited.decided else UNKNOWN, "cubins": BYTES}
+    facts = {"cpu_flags": cpu_source(audited, UNKNOWN), "cubins": BYTES}
     if release or _driver(audited) or coded or runtime or doubts.for_gpus(audited):
         shown = TABLE if audited.guarded else BYTES
         facts |= {"cubins": shown if coded else UNKNOWN, "cuda": source, "driver": BYTES}
     return facts
+
+
+def cpu_source(audited: Audit, undecided: str) -> str:
+    """Return the source of the CPU flags that the files of an image need; `undecided` if they do not tell."""
+    if audited.decided:
+        return BYTES
+    return PROBABLE if audited.probable_flags else undecided
 
 
 def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.audit.catalog import sources
+from imagematrix.audit.catalog import cpu_source, sources
 from imagematrix.audit.host_code import HostCode
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE
@@ -67,8 +67,9 @@ def document(
         ],
         "cpu": {
             "requires": sorted(flags),
-            "contains": sorted(audit.contained - flags.keys()),
-            "proof": dict(sorted(flags.items())),
+            "probable": sorted(audit.probable_flags),
+            "contains": sorted(audit.contained - flags.keys() - audit.probable_flags.keys()),
+            "proof": dict(sorted((audit.probable_flags | flags).items())),
         },
         "python": [
             {
@@ -100,7 +101,7 @@ def _facts(audit: Audit) -> dict[str, str]:
     shown = TABLE if audit.guarded else BYTES
     facts = {
         "cubins": shown if any(True for _ in audit.coded) else CLAIM,
-        "cpu_flags": BYTES if audit.decided else CLAIM,
+        "cpu_flags": cpu_source(audit, CLAIM),
         "driver": BYTES,
         "cuda": CLAIM,
     }
@@ -137,7 +138,8 @@ def _host(file: File) -> dict[str, object]:
     host = file.host or HostCode()
     return {
         "requires": [*([file.isa] if file.isa else []), *sorted(host.required)],
-        "contains": sorted(host.functions.keys() - host.required),
+        "probable": sorted(host.probable),
+        "contains": sorted(host.functions.keys() - host.required - host.probable),
         "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
         "functions": {
             flag: {"count": carriers.count, "names": list(carriers.names)}

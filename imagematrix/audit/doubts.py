@@ -7,12 +7,13 @@ from imagematrix.audit.claims import MACHINES
 from imagematrix.audit.host_code import NAMES
 from imagematrix.audit.libraries import RUNTIME
 from imagematrix.audit.report import needs_level
+from imagematrix.catalog.catalog import CLAIM
 from imagematrix.facts import cuda, marches, runtime, versions
 from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.report import Audit, Found
@@ -29,14 +30,19 @@ def of_march(audited: Audit, variant: Variant) -> list[str]:
     """Return warnings that the march of an entry had no effect on the code, or that code may need more.
 
     There are none if the entry has no march, or a march that is its architecture's baseline. Code that is
-    proven to need more is a contradiction, not a warning.
+    proven to need more is a contradiction, not a warning. Code that probably needs more is none if the entry
+    states its CPU flags as a claim.
     """
     _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
     baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
     if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
         return []
     programs = list(audited.programs)
-    return [*_without_effect(programs, variant.march), *_above(programs, variant, marches.IGNORED[arch])]
+    return [
+        *_without_effect(programs, variant.march),
+        *_above(programs, variant, marches.IGNORED[arch]),
+        *_probably_above(audited, variant, marches.IGNORED[arch]),
+    ]
 
 
 def _without_effect(programs: list[Found], march: str) -> Iterator[str]:
@@ -53,7 +59,7 @@ def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -
         host = found.file.host
         if host is None or set(host.signs) - {NAMES}:  # the file detects the CPU, so it may choose
             continue
-        above = sorted(host.undecided - variant.cpu_flags - ignored)
+        above = sorted(host.undecided - host.probable - variant.cpu_flags - ignored)
         if above:
             names = shortened(sorted({name for flag in above for name in host.functions[flag].names}), SHOWN)
             where = f" in {names}" if names else ""
@@ -61,6 +67,42 @@ def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -
                 f"{found.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
                 "nothing shows that it checks the CPU before using it"
             )
+
+
+def _probably_above(audited: Audit, variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:
+    if ("cpu_flags", CLAIM) in variant.facts:
+        return
+    for path, flags in _by_path(audited.probable_flags, variant.cpu_flags | ignored):
+        yield (
+            f"most of {path} is compiled for CPUs with {' '.join(flags)}, beyond -march={variant.march}, "
+            "so the image counts as one that needs them; if it asks for the CPU before it runs that code, "
+            "state `cpu_code: claim` at the image in matrix.yaml"
+        )
+
+
+def _by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:
+    """Return the flags that are not `known` by the path of the file that has them, both sorted."""
+    found: dict[str, list[str]] = {}
+    for flag, path in sorted(flags.items()):
+        if flag not in known:
+            found.setdefault(path, []).append(flag)
+    return sorted(found.items())
+
+
+def _of_cpu(audited: Audit) -> Iterator[str]:
+    """Yield a warning for each file of an image without labels that probably, or partly, needs CPU flags."""
+    proven = audited.flags.keys()
+    for path, flags in _by_path(audited.probable_flags, proven):
+        yield (
+            f"most of {path} is compiled for CPUs with {' '.join(flags)}, so the image counts as one that "
+            "needs them; if it asks for the CPU before it runs that code, pass --cpu-flags "
+            f"{','.join(sorted(proven)) or 'none'} to `imagematrix adopt`"
+        )
+    for path, flags in _by_path(audited.partial_flags, proven):
+        yield (
+            f"the larger part of {path} is compiled for CPUs with {' '.join(flags)}, but the image counts as "
+            "one that runs without them: nothing proves that it asks for the CPU before it runs that code"
+        )
 
 
 def of_runtime(audited: Audit, variant: Variant) -> Iterator[str]:
@@ -89,9 +131,11 @@ def _older(driver: str, other: str) -> bool:
 def of_unlabelled(audited: Audit) -> Iterator[str]:
     """Yield a warning for an image without labels whose CUDA release nothing but its newest files shows.
 
-    Yield another for an image that counts as CPU-only and has a program with the name of libcuda.
-    Many such programs work without a GPU, too: ffmpeg, UCX and hwloc load libcuda if there is one.
+    Yield others for CPU flags, and another for an image that counts as CPU-only and has a program with the
+    name of libcuda. Many such programs work without a GPU, too: ffmpeg, UCX and hwloc load libcuda if there
+    is one.
     """
+    yield from _of_cpu(audited)
     cudart = any(library.name == RUNTIME for library in audited.libraries)
     if audited.release:
         yield (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from imagematrix.audit import entries
-from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE, Ptx
-from imagematrix.facts import cuda, device_code
+from imagematrix.audit.claims import MACHINES
+from imagematrix.catalog.catalog import BYTES, CLAIM, PROBABLE, TABLE, Ptx
+from imagematrix.facts import cuda, device_code, marches
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
@@ -12,21 +13,43 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["proven", "with_code"]
+__all__ = ["proven", "with_code", "with_flags"]
 
 
 def proven(audited: Audit, variant: Variant) -> tuple[tuple[str, str], ...]:
     """Return the facts that the bytes prove in an entry without contradictions.
 
-    The driver is always proven: the image has this version, or none. Device code is proven unless the entry
-    is for GPUs and no file has any (the program compiles it when it runs), or the reverse.
+    Of CPU flags, the entry keeps its fact. The driver is always proven: the image has this version, or none.
+    Device code is proven unless the entry is for GPUs and no file has any (the program compiles it when it
+    runs), or the reverse.
     """
+    flags = [fact for fact in variant.facts if fact[0] == "cpu_flags"]
     driver = ("driver", BYTES)
     if not any(True for _ in audited.gpu_code):
-        return ("cubins", CLAIM if variant.gpu else BYTES), driver
+        return (*flags, ("cubins", CLAIM if variant.gpu else BYTES), driver)
     if not variant.gpu:
-        return (driver,)
-    return ("cubins", TABLE if audited.guarded else BYTES), driver
+        return (*flags, driver)
+    return (*flags, ("cubins", TABLE if audited.guarded else BYTES), driver)
+
+
+def with_flags(audited: Audit, variant: Variant) -> Variant:
+    """Return the entry with the CPU flags beyond its march that the image probably, or partly, needs.
+
+    It is as it was if it has no march, or if it claims its CPU flags.
+    """
+    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    if variant.march is None or arch not in marches.IGNORED or ("cpu_flags", CLAIM) in variant.facts:
+        return variant
+    known = variant.cpu_flags | marches.IGNORED[arch]
+    probable = audited.probable_flags.keys() - known
+    partial = audited.partial_flags.keys() - known
+    facts = (*variant.facts, *([("cpu_flags", PROBABLE)] if probable else []))
+    return replace(
+        variant,
+        cpu_flags=variant.cpu_flags | probable,
+        partial_flags=frozenset(partial),
+        facts=tuple(sorted(facts)),
+    )
 
 
 def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:

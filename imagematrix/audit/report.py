@@ -6,7 +6,7 @@ import posixpath
 import re
 from dataclasses import dataclass, replace
 
-from imagematrix.audit import elf, entries, libraries, nvidia_names
+from imagematrix.audit import alternatives, elf, entries, libraries, nvidia_names
 from imagematrix.audit.contents import contents
 from imagematrix.audit.device_code import NONE, merged
 from imagematrix.audit.driver_file import DriverLibrary
@@ -19,10 +19,11 @@ from imagematrix.oci.tree import ImageTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.audit.contents import Contents
     from imagematrix.audit.device_code import DeviceCode
+    from imagematrix.audit.host_code import HostCode
     from imagematrix.audit.image import AuditedImage
     from imagematrix.audit.layer import Plain
     from imagematrix.audit.libraries import Library
@@ -211,16 +212,31 @@ class Audit:
     def flags(self) -> dict[str, str]:
         """The CPU flags that notes or instructions prove to be required, each with the path of one file."""
         levels = dict(marches.LEVELS)
-        proof: dict[str, str] = {}
-        for found in self.programs:
-            if found.file.host:
-                proof.update(dict.fromkeys(found.file.host.required - proof.keys(), found.path))
+        proof = self._paths(lambda host: host.required)
         for level, path in self.isa:
             reached = marches.level_rank(level)
             for name, added in levels.items():
                 if marches.level_rank(name) <= reached:
                     proof.update(dict.fromkeys(added - proof.keys(), path))
         return proof
+
+    @property
+    def probable_flags(self) -> dict[str, str]:
+        """The CPU flags that are probably required, without those that are proven; see HostCode."""
+        return _without(self._paths(lambda host: host.probable), self.flags)
+
+    @property
+    def partial_flags(self) -> dict[str, str]:
+        """The CPU flags that the larger part of a file needs, without those that are required or probable."""
+        return _without(self._paths(lambda host: host.partial), self.flags | self.probable_flags)
+
+    def _paths(self, flags_of: Callable[[HostCode], frozenset[str]]) -> dict[str, str]:
+        """Return the CPU flags that `flags_of` returns for programs, each with the path of one file."""
+        paths: dict[str, str] = {}
+        for found in self.programs:
+            if found.file.host:
+                paths.update(dict.fromkeys(flags_of(found.file.host) - paths.keys(), found.path))
+        return paths
 
 
 def needs_level(file: File) -> bool:
@@ -243,6 +259,7 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     listed = tuple(
         library for found in files for library in libraries.libraries(found.path, found.file, versions)
     )
+    files = [*_without_alternatives(files)]
     own = _roles(files, listed, tuple(dict.fromkeys((*optional, *labels.optional(image.labels)))))
     files = [
         replace(found, role=own.by_path[found.path]) if found.path in own.by_path else found
@@ -337,6 +354,28 @@ def _units(coded: Iterable[Found]) -> Iterator[Unit]:
     for (_, role), cubins in loose.items():
         first, code = cubins[0], merged(found.file.code for found in cubins)
         yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins))
+
+
+def _without(flags: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    return {flag: path for flag, path in flags.items() if flag not in others}
+
+
+def _without_alternatives(files: Iterable[Found]) -> Iterator[Found]:
+    """Yield files; of those that are loaded only on some CPUs, no CPU flags are required."""
+    listed = list(files)
+    flags = {
+        found.path: found.file.host.required.union(found.file.host.functions)
+        for found in listed
+        if found.file.host
+    }
+    packages = {found.path: found.package for found in listed if found.package}
+    some = alternatives.by_cpu(flags, packages)
+    for found in listed:
+        host = found.file.host
+        if host and found.path in some:
+            yield replace(found, file=replace(found.file, host=host.of_alternative, isa=None))
+        else:
+            yield found
 
 
 def _roles(files: Iterable[Found], listed: Iterable[Library], optional: Sequence[str]) -> Roles:

@@ -335,6 +335,7 @@ class Maker:
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
         warnings += doubts.of_runtime(audited, entry)
+        entry = proof.with_flags(audited, entry)
         proven = record.replace(entry, facts=proof.proven(audited, entry), libraries=audited.versions)
         return proven, tuple(warnings)
 

@@ -21,6 +21,7 @@ __all__ = [
     "CLAIM",
     "CRITERIA",
     "HARDWARE",
+    "PROBABLE",
     "SCHEMA",
     "TABLE",
     "UNKNOWN",
@@ -36,9 +37,10 @@ __all__ = [
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
-# The source of a need: read from the image's bytes, claimed by labels, read from the bytes with the shipped
-# table of files that some GPUs do not use, or unknown.
-BYTES, CLAIM, TABLE, UNKNOWN = SOURCES = "bytes", "claim", "table", "unknown"
+# The source of a need: read from the image's bytes; claimed by labels; CPU flags for which most of a file is
+# compiled, though nothing proves that they are needed; read from the bytes with the shipped table of files
+# that some GPUs do not use; or unknown.
+BYTES, CLAIM, PROBABLE, TABLE, UNKNOWN = SOURCES = "bytes", "claim", "probable", "table", "unknown"
 # The hardware axes of a variant. All others are the image's own, and describe its contents.
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # The criteria of the order, in the usual order; see selection/order.py.
@@ -145,8 +147,9 @@ class Variant(Record):
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
     ("89", "90a"); all files have code wherever one of these cubins, or the PTX, runs. `device_code` is exact:
     every one of its entries needs code for a GPU, by cubin or PTX. If it is empty, `cubins` and `ptx` are its
-    only entry. `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
-    name the compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
+    only entry. `cpu_flags` are the flags the code needs, by the kernel's names; `partial_flags` are further
+    ones that the larger part of a file needs, which may choose by the CPU. `march` and `vendor` name the
+    compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
     has none. `oldest_driver` is the oldest driver that runs `cuda`, if the matrix states it because no table
     has the release. `axes` are the image's own axes, none about hardware, with the variant's values, sorted.
     `signed_returns` marks aarch64 code that signs return addresses with instructions that not every CPU has.
@@ -175,6 +178,7 @@ class Variant(Record):
     requires: tuple[str, ...] = ()
     device_code: tuple[Code, ...] = ()
     libraries: tuple[tuple[str, str | None], ...] | None = None
+    partial_flags: frozenset[str] = frozenset()
 
     @property
     def gpu(self) -> bool:
@@ -190,7 +194,7 @@ class Variant(Record):
         return (Code(files=0, name="", cubins=self.cubins, ptx=self.ptx),)
 
     def source(self, fact: str) -> str:
-        """Return where a fact comes from: "bytes", "claim", "table" or "unknown"."""
+        """Return where a fact comes from: "bytes", "claim", "probable", "table" or "unknown"."""
         return dict(self.facts).get(fact, CLAIM)
 
     def to_json(self) -> dict[str, object]:
@@ -209,6 +213,7 @@ class Variant(Record):
             "vendor": self.vendor,
             "size": self.size,
             **({"device_code": [code.to_json() for code in self.device_code]} if self.device_code else {}),
+            **({"partial_cpu_flags": sorted(self.partial_flags)} if self.partial_flags else {}),
             **({"oldest_driver": self.oldest_driver} if self.oldest_driver else {}),
             **({"signed_returns": True} if self.signed_returns else {}),
             **({"axes": dict(self.axes)} if self.axes else {}),
@@ -328,6 +333,9 @@ def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         facts=fields.cached("facts", _facts, cache),
         requires=_requires(fields, "requires") if fields.present("requires") else (),
         libraries=fields.cached("libraries", _libraries, cache),
+        partial_flags=fields.words("partial_cpu_flags")
+        if fields.present("partial_cpu_flags")
+        else frozenset(),
     )
 
 

@@ -16,6 +16,8 @@ from imagematrix.text import counted
 
 __all__ = ["command"]
 
+NONE = "none"  # in place of a list of flags
+
 
 def command(
     references: References,
@@ -27,6 +29,14 @@ def command(
         list[str] | None,
         typer.Option(
             "--optional", metavar="GLOB", help="Files that may lack device code for a GPU; repeatable."
+        ),
+    ] = None,
+    cpu_flags: Annotated[
+        str | None,
+        typer.Option(
+            "--cpu-flags",
+            metavar="FLAG,…",
+            help="The CPU flags that the code needs besides those that are proven, or none.",
         ),
     ] = None,
     platform: Platform = None,
@@ -42,15 +52,29 @@ def command(
     image, version = split(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
+    flags = None if cpu_flags is None else _flags(cpu_flags)
     audits = audited(references, platform, optional or ())
     unmatched = [glob for glob in optional or () if all(glob in audit.unmatched for audit in audits)]
     entries.require((), unmatched)
     for audit in audits:
         entries.require(audit.device_code, ())
-    result = catalog(audits, image, version, warn)
+    result = catalog(audits, image, version, warn, flags)
     if output is None:
         print_json(result.to_json())
         return
     with writing(output):
         files.write(output, documents.dump(result.to_json()).encode())
     info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")
+
+
+def _flags(text: str) -> frozenset[str]:
+    """Return the flags in a list separated by commas, none of `none`; raise UsageError."""
+    from imagematrix.facts import macros
+    from imagematrix.spelling import nearest
+
+    words = frozenset() if text == NONE else frozenset(word.strip() for word in text.split(","))
+    known = sorted({flag for flags in macros.FLAGS.values() for flag in flags.values()})
+    for word in sorted(words.difference(known)):
+        remedy = nearest(word, known) or f"there are {', '.join(known)}"
+        raise UsageError(f"--cpu-flags: {word!r} is no CPU flag that code may need", remedy=remedy)
+    return words

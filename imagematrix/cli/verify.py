@@ -182,7 +182,9 @@ def _packages(components: Sequence[Component]) -> Iterator[str]:
 def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
     needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
     yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
-    if more := sorted(audit.contained - audit.flags.keys()):
+    if audit.probable_flags:
+        yield "CPU probably", " ".join(sorted(audit.probable_flags))
+    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
         yield "CPU may use", " ".join(more)
 
 

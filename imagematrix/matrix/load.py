@@ -52,6 +52,7 @@ IMAGE = (
     "audit",
     "device_code",
     "optional_device_code",
+    "cpu_code",
     "compression",
     *GIVEN,
 )
@@ -199,6 +200,7 @@ class _MatrixReader(Shapes):
                     build_args=self._build_args(fields.get("build_args")),
                     strict_march=self._strict_march(fields.get("audit")),
                     claims_code=self._claims_code(fields.get("device_code")),
+                    claims_flags=self._claims_flags(fields.get("cpu_code")),
                     optional_code=self._globs(fields.get("optional_device_code")),
                     compression=self.layers.compression(fields.get("compression"), self.compression),
                 )
@@ -244,9 +246,16 @@ class _MatrixReader(Shapes):
         return text == "strict"
 
     def _claims_code(self, node: document.Node | None) -> bool:
-        text = self._text(node, "device_code")
+        remedy = "leave it out: the audit reads the device code of programs that have some"
+        return self._claims(node, "device_code", remedy)
+
+    def _claims_flags(self, node: document.Node | None) -> bool:
+        remedy = "leave it out: the audit reads the CPU flags that programs need beyond the march"
+        return self._claims(node, "cpu_code", remedy)
+
+    def _claims(self, node: document.Node | None, key: str, remedy: str) -> bool:
+        text = self._text(node, key)
         if node and text is not None and text != "claim":
-            remedy = "leave it out: the audit reads the device code of programs that have some"
             self._problem(f"{text!r} is not claim", node.mark, remedy)
         return text == "claim"
 

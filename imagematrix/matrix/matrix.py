@@ -45,10 +45,11 @@ class Image:
     variant with the fewest requirements. `budget` limits the size of its layers in bytes, or is None; it is
     not part of the identity. `secrets` and `ssh` are the ids that its build may use, `build_args` its
     arguments with their values; None if the value must be given at build time. With `strict_march`, an image
-    whose code appears to be compiled for another march is refused. With `claims_code`, an image for GPUs
-    needs no device code that an audit sees: its programs compile it when they run. `optional_code` are globs
-    of files that may lack device code for a GPU, because the image does not use them there. `compression` is
-    that of the layers that its build writes.
+    whose code appears to be compiled for another march is refused. With `claims_flags`, its code needs no CPU
+    flags beyond its march unless it is proven to. With `claims_code`, an image for GPUs needs no device code
+    that an audit sees: its programs compile it when they run. `optional_code` are globs of files that may
+    lack device code for a GPU, because the image does not use them there. `compression` is that of the layers
+    that its build writes.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Image:
     ssh: tuple[str, ...] = ()
     build_args: tuple[tuple[str, str | None], ...] = ()
     strict_march: bool = False
+    claims_flags: bool = False
     claims_code: bool = False
     optional_code: tuple[str, ...] = ()
     compression: Compression = DEFAULT
@@ -156,6 +158,11 @@ class Cell:
     def driver(self) -> str | None:
         """The version of the image's driver, HOST_DRIVER if it is the node's, None in a CPU-only cell."""
         return None if self.cuda is None else self.axes.get("driver", HOST_DRIVER)
+
+    @property
+    def claims_flags(self) -> bool:
+        """Whether the matrix states that the code needs no CPU flags beyond the cell's march."""
+        return self.image.claims_flags and "march" in self.axes
 
     @property
     def claims_code(self) -> bool:

@@ -75,6 +75,7 @@ def identify(
             **({"axes": ",".join(map("=".join, cell.own_axes))} if cell.own_axes else {}),
             **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
+            **({"cpu code": CLAIM} if cell.claims_flags else {}),
             **({"device code": CLAIM} if cell.claims_code else {}),
             **({"optional device code": json.dumps(list(cell.optional_code))} if cell.optional_code else {}),
             # These decide which image of a version each node gets, so a version cannot change them.

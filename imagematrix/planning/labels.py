@@ -53,8 +53,10 @@ def for_item(item: Planned, entry: Variant) -> dict[str, str]:
 def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
     """Return the catalog entry that `cell` promises; `flags` are the CPU flags its code needs.
 
-    Its only fact is a claim of device code, without which an audit wants to see some.
+    Its only facts are claims: of device code, without which an audit wants to see some, and of CPU flags,
+    without which it adds those that code probably needs.
     """
+    claims = {"cpu_flags": cell.claims_flags, "cubins": cell.claims_code}
     march, compute = cell.axes.get("march"), cell.axes.get("compute")
     return Variant(
         reference=reference,
@@ -69,7 +71,7 @@ def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
         vendor=cell.facts.vendor(march) if march else None,
         oldest_driver=cell.facts.oldest_driver(cell.cuda),
         axes=cell.own_axes,
-        facts=(("cubins", CLAIM),) if cell.claims_code else (),
+        facts=tuple((fact, CLAIM) for fact, claimed in claims.items() if claimed),
     )
 
 

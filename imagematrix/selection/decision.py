@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "indistinguishable", "undecided"]
 
 SHOWN = 8  # indistinguishable variants listed in a message
-# The fields that a variant states about itself; the others come from the store, from an audit, or name the
-# source.
+# Fields that come from the store or an audit, or name the source: the others state what a variant is.
+FROM_ELSEWHERE = ("reference", "digest", "size", "facts", "libraries", "partial_flags")
 _content: Callable[[Variant], Hashable] = attrgetter(
-    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts", "libraries"))
+    *(name for name in Variant.__slots__ if name not in FROM_ELSEWHERE)
 )
 
 

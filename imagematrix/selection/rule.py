@@ -68,7 +68,7 @@ class Remedied(Record):
 class RuleResult(Remedied):
     """The result of one rule for one variant. `why` is the reason in one sentence, `remedy` None if it holds.
 
-    `source` says where the need comes from: "bytes", "claim", "table" or "unknown".
+    `source` says where the need comes from: "bytes", "claim", "probable", "table" or "unknown".
     """
 
     rule: str

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.host_code import HostCode
 
-__all__ = ["compiled", "scanned"]
+__all__ = ["CPUID", "NEWER", "choosing", "compiled", "scanned"]
+
+CPUID = '__builtin_cpu_supports("avx2")'
+NEWER = '__attribute__((target("avx2,fma")))'  # of functions for newer CPUs
+LOOPS = "for (int i = 0; i < 64; i++) a[i] = a[i] * {n}.5 + i; for (int i = 0; i < 64; i++) b[i] *= {n};"
 
 
 def compiled(target: Path, source: str, *options: str, compiler: str = "gcc") -> Path:
@@ -22,6 +26,15 @@ def compiled(target: Path, source: str, *options: str, compiler: str = "gcc") ->
     command: list[str | Path] = [compiler, "-x", "c", "-", "-x", "none", "-o", target, *options]
     subprocess.run(command, input=source, text=True, check=True)
     return target
+
+
+def choosing(newer: int, older: int, name: str = "f") -> str:
+    """Return functions for newer CPUs, functions for all CPUs, and one that asks for the CPU."""
+    targets = enumerate([NEWER] * newer + [""] * older, 3)
+    bodies = [
+        f"{target} void {name}{n}(double *a, int *b) {{ {LOOPS.format(n=n)} }}" for n, target in targets
+    ]
+    return "\n".join([*bodies, f"int asks(void) {{ return {CPUID}; }}"])
 
 
 def scanned(path: Path, name: str | None = None) -> HostCode:

@@ -102,6 +102,9 @@ TABLE = (
     (0x1E000000, 0x04000000, "sve"),
     (0x9E000000, 0x80000000, "sme"),
 )
+# Exclusive loads and stores, in whose place compilers use atomic instructions, if they may.
+EXCLUSIVE = (0x3FA00000, 0x08000000)
+EXCLUSIVE_BYTES = frozenset([0x08, 0x48, 0x88, 0xC8])  # the highest bytes of these words
 ID_REGISTERS = (0xFFFFF000, 0xD5380000)  # mrs of registers that describe the CPU, which the kernel emulates
 BRANCH = (0x7C000000, 0x14000000)  # b and bl, with 26 bits of distance
 NEAR = ((0xFF000000, 0x54000000, 19), (0x7E000000, 0x34000000, 19), (0x7E000000, 0x36000000, 14))
@@ -111,6 +114,8 @@ PLACE = (0xFFC00000, 0x91000000)  # add of 12 bits
 
 class Arm:
     """The decoder for AArch64. An instruction's code is its word."""
+
+    newer = frozenset(["atomics"])
 
     def codes(self, body: bytes) -> frozenset[int]:
         """Return the instructions in a function."""
@@ -128,6 +133,11 @@ class Arm:
         """Return the flags beyond the baseline that instructions need."""
         rows = self._rows
         return frozenset(self._flag(code) for code in codes if code >> 24 in rows) - {""}
+
+    def older(self, codes: frozenset[int]) -> bool:
+        """Whether a function has instructions in whose place compilers use `newer` ones."""
+        mask, value = EXCLUSIVE
+        return any(code >> 24 in EXCLUSIVE_BYTES and code & mask == value for code in codes)
 
     def counts_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""

@@ -29,6 +29,7 @@ NAMES = {
 }
 # Compilers emit tzcnt for any CPU: older CPUs run it as bsf, which gives the same result where compilers use
 # it. xgetbv only detects the CPU.
+SSE = ("SSE", "SSSE")  # beginnings of iced's names of features
 HARMLESS = ("TZCNT_", "XGETBV")
 DETECTING = frozenset([Code.CPUID, Code.XGETBV])
 BRANCHES = frozenset([FlowControl.CALL, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH])
@@ -37,6 +38,8 @@ ADDRESS_TAKING = frozenset([Code.LEA_R64_M, Code.MOV_RM64_IMM32])
 
 class X86:
     """The decoder for x86-64. It collects codes in a set, which takes half the time of a loop over them."""
+
+    newer = frozenset(["avx", "avx512f"])
 
     def codes(self, body: bytes) -> frozenset[int]:
         """Return the kinds of instructions in a function."""
@@ -54,6 +57,10 @@ class X86:
         """Return the flags beyond the baseline that instructions need."""
         table = self._table
         return frozenset().union(*(table[code] for code in codes & table.keys()))
+
+    def older(self, codes: frozenset[int]) -> bool:
+        """Whether a function has instructions in whose place compilers use `newer` ones."""
+        return not codes.isdisjoint(self._replaced)
 
     def counts_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
@@ -89,6 +96,20 @@ class X86:
             if needed - marches.IGNORED[ARCH] and not name.startswith(HARMLESS):
                 table[code] = needed - marches.IGNORED[ARCH]
         return table
+
+    @cached_property
+    def _replaced(self) -> frozenset[int]:
+        """The codes of SSE that AVX has, too: compilers for CPUs with AVX only use the latter's (VADDSD)."""
+        sse = {value for name, value in _constants(CpuidFeature) if name.startswith(SSE)}
+        names = [name.split("_") for name, _ in _constants(Code)]
+        of_avx = {words[1] for words in names if words[0] == "VEX"}
+        replaced: set[int] = set()
+        instruction = Instruction()
+        for name, code in _constants(Code):
+            instruction.code = code  # type: ignore[assignment]  # its constants are numbers
+            if f"V{name.split('_')[0]}" in of_avx and not sse.isdisjoint(instruction.cpuid_features()):
+                replaced.add(code)
+        return frozenset(replaced)
 
 
 def _constants(module: object) -> Iterator[tuple[str, int]]:

@@ -1,5 +1,7 @@
 """`cpu`: the host's CPUs have every flag that the code needs. Otherwise it ends with SIGILL (exit code 132).
 
+A flag that the code probably needs counts as one that it is proven to need.
+
 Source: https://gcc.gnu.org/onlinedocs/gcc/x86-Options.html.
 """
 
@@ -7,13 +9,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from imagematrix.catalog.catalog import PROBABLE
 from imagematrix.facts import marches
 from imagematrix.selection.rule import Rule
 from imagematrix.selection.target import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
@@ -21,12 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RULE", "need", "needed_flags"]
 
+NONE = "none"  # in place of a list of flags on the command line
 KEPT = 1024  # sets of needed flags: a catalog has one for each march
 
 
 def need(variant: Variant) -> Hashable:
     """Return the flags, whether those for signing return addresses count, and the platform."""
-    return variant.cpu_flags, variant.signed_returns, variant.platform
+    return variant.cpu_flags, variant.partial_flags, variant.signed_returns, variant.platform
 
 
 def holds(target: Target, variant: Variant) -> bool:
@@ -50,8 +54,8 @@ def _needed(flags: frozenset[str], platform: str, signed: bool) -> frozenset[str
 
 
 def turns(variant: Variant) -> Turns:
-    """Return the flags that the code needs."""
-    return {"cpu.flags": needed_flags(variant)}
+    """Return the flags that the code needs, and those about which `warn` speaks."""
+    return {"cpu.flags": needed_flags(variant) | _partial(variant)}
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
@@ -63,13 +67,43 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     if not flags:
         return wanted, None, "the flags of the host's CPUs could not be read", "probe the host again"
     missing = " ".join(_missing(target, variant))
-    why = f"the host's CPUs lack {missing}, which the code needs"
+    why = f"the host's CPUs lack {missing}, {_source(target, variant)}"
     return wanted, f"all but {missing}", why, f"build a variant that needs no {missing}"
 
 
 def gap(target: Target, variant: Variant) -> Gap:
     """Return how many flags the host lacks."""
     return (len(needed_flags(variant) - target.host.cpu.flags),)
+
+
+def warn(target: Target, variant: Variant) -> Iterator[str]:
+    """Yield that the host lacks flags for which a large part of the code is compiled."""
+    missing = sorted(_partial(variant) - target.host.cpu.flags)
+    if missing:
+        yield (
+            f"the host's CPUs lack {' '.join(missing)}, for which the larger part of a program or library is "
+            "compiled: if it does not ask for the CPU before it runs that code, it ends with SIGILL"
+        )
+
+
+def _partial(variant: Variant) -> frozenset[str]:
+    return variant.partial_flags - marches.IGNORED.get(machine(variant.platform), frozenset())
+
+
+def _source(target: Target, variant: Variant) -> str:
+    """Return how the code needs the flags that are missing; if only probably, with how to overrule it."""
+    if variant.source("cpu_flags") != PROBABLE:
+        return "which the code needs"
+    left = ",".join(sorted(needed_flags(variant) & target.host.cpu.flags)) or NONE
+    overrule = (
+        f"pass --cpu-flags {left} to `imagematrix adopt`"
+        if variant.march is None
+        else "state `cpu_code: claim` at the image in matrix.yaml"
+    )
+    return (
+        "which the code probably needs, because most of a program or library is compiled for it; "
+        f"if it asks for the CPU before it runs that code, {overrule}"
+    )
 
 
 def _missing(target: Target, variant: Variant) -> list[str]:
@@ -86,4 +120,5 @@ RULE = Rule(
     turns=turns,
     reason=reason,
     gap=gap,
+    warn=warn,
 )

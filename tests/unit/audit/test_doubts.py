@@ -3,16 +3,18 @@
 import re
 
 import pytest
-from compiling import compiled
+from compiling import choosing, compiled
 from images import Parts, layout, tar
 
 from imagematrix.audit.claims import broken
-from imagematrix.audit.doubts import of_march, of_runtime
+from imagematrix.audit.doubts import of_march, of_runtime, of_unlabelled
 from imagematrix.audit.layers import Layers
+from imagematrix.audit.proof import proven, with_flags
 from imagematrix.audit.report import audit
 from imagematrix.audit.sources import read
 from imagematrix.catalog.catalog import UserModeDriver, Variant
 from imagematrix.facts import marches
+from imagematrix.record import replace
 
 SUM = "for (int i = 0; i < 64; i++) a[i] = a[i] * 3.5 + i; return a[3];"
 PROGRAM = f"double a[64]; int main(int n, char **v) {{ a[n] = n; {SUM} }}"
@@ -103,6 +105,73 @@ def test_dispatched_code_is_not_doubted(audited, program):
 def test_dispatched_code_does_not_count_as_an_effect(audited, program):
     chosen = UNCALLED.replace("more", "more_avx512f")
     assert "shows no effect" in of_march(audited(("opt/tool", program(PROGRAM + chosen))), HASWELL)[0]
+
+
+SHARED = ("-shared", "-fPIC")
+V2 = replace(HASWELL, march="x86-64-v2", cpu_flags=marches.required("x86-64-v2", "gcc-14"))
+CLAIMED = (("cpu_flags", "claim"),)
+
+
+def test_code_mostly_beyond_the_march_is_doubted_and_needed(audited, program):
+    report = audited(("opt/it.so", program(choosing(40, 1), *SHARED)))
+    assert broken(report, V2) == ""
+    (doubt,) = of_march(report, V2)
+    assert doubt == (
+        "most of /opt/it.so is compiled for CPUs with avx avx2 fma, beyond -march=x86-64-v2, so the image "
+        "counts as one that needs them; if it asks for the CPU before it runs that code, state "
+        "`cpu_code: claim` at the image in matrix.yaml"
+    )
+    entry = with_flags(report, V2)
+    assert entry.cpu_flags == V2.cpu_flags | {"avx", "avx2", "fma"}
+    assert ("cpu_flags", "probable") in proven(report, entry)
+    assert of_march(report, entry) == []
+    assert with_flags(report, entry) == entry
+    assert with_flags(report, HASWELL) == HASWELL
+
+
+def test_code_mostly_beyond_the_march_may_be_claimed_not_to_matter(audited, program):
+    report = audited(("opt/it.so", program(choosing(40, 1), *SHARED)))
+    claimed = replace(V2, facts=CLAIMED)
+    assert of_march(report, claimed) == []
+    assert with_flags(report, claimed) == claimed
+    assert ("cpu_flags", "claim") in proven(report, claimed)
+
+
+def test_code_partly_beyond_the_march_is_kept_for_warnings(audited, program):
+    report = audited(("opt/it.so", program(choosing(30, 20), *SHARED)))
+    assert of_march(report, V2) == []
+    entry = with_flags(report, V2)
+    assert (entry.cpu_flags, entry.partial_flags) == (V2.cpu_flags, {"avx", "avx2", "fma"})
+    assert "cpu_flags" not in dict(proven(report, entry))
+    cell = replace(V2, march=None)
+    assert with_flags(report, cell) == cell
+
+
+def test_unlabelled_image_is_doubted_for_its_cpu_flags(audited, program):
+    most, more = program(choosing(40, 1), *SHARED), program(choosing(30, 20), *SHARED)
+    (doubt,) = of_unlabelled(audited(("opt/most.so", most), ("opt/more.so", more)))
+    assert doubt == (
+        "most of /opt/most.so is compiled for CPUs with avx avx2 fma, so the image counts as one that needs "
+        "them; if it asks for the CPU before it runs that code, pass --cpu-flags none to `imagematrix adopt`"
+    )
+    (doubt,) = of_unlabelled(audited(("opt/more.so", more)))
+    assert doubt == (
+        "the larger part of /opt/more.so is compiled for CPUs with avx avx2 fma, but the image counts as one "
+        "that runs without them: nothing proves that it asks for the CPU before it runs that code"
+    )
+
+
+def test_of_alternatives_by_cpu_nothing_is_needed(audited, program):
+    """Neither by instructions nor by a note of the linker."""
+    noted = program("int it(void) { return 0; }", *SHARED, "-Wl,-z,x86-64-v3")
+    newer, plain = program(PROGRAM, "-march=haswell"), program(PROGRAM)
+    report = audited(
+        ("opt/avx2/it", newer), ("opt/plain/it", plain), ("opt/it-avx2.so", noted), ("opt/it.so", plain)
+    )
+    assert report.flags == {}
+    assert report.decided
+    report = audited(("opt/avx2/it", newer), ("opt/it-avx2.so", noted))
+    assert report.flags["fma"] == "/opt/avx2/it"
 
 
 def test_long_lists_are_shortened(audited, program):

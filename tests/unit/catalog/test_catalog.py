@@ -159,7 +159,10 @@ def test_newer_schema_version_has_a_remedy():
         ({"digest": DIGEST + "\n"}, "is not a sha256 digest"),
         ({"digest": 5}, "digest: expected a string, found a number"),
         ({"platform": True}, "platform: expected a string, found true or false"),
-        ({"facts": {"cuda": "guess"}}, "facts: cuda: 'guess' is not one of bytes, claim, table, unknown"),
+        (
+            {"facts": {"cuda": "guess"}},
+            "facts: cuda: 'guess' is not one of bytes, claim, probable, table, unknown",
+        ),
         ({"facts": {"cuda": 1}}, "facts: cuda: expected a string, found a number"),
         ({"facts": []}, "facts: expected an object, found a list"),
         ({"cuda": "twelve"}, "cuda: 'twelve' is not a CUDA release such as 12.4"),

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from compiling import compiled
+from compiling import choosing, compiled
 from distribution import Server
 from fatbins import cubin, entry, fat, library
 from images import Parts, archived, index, layout, saved, tar
@@ -42,9 +42,9 @@ def adopt(cli, tmp_path, conforms):
 
     numbers = itertools.count()
 
-    def call(*images, code=0):
+    def call(*images, options=(), code=0):
         paths = [layout(tmp_path / f"oci{next(numbers)}", image) for image in images]
-        result = cli("adopt", *paths, "--as", "torch:v1")
+        result = cli("adopt", *paths, "--as", "torch:v1", *options)
         assert result.code == code, result.err
         if code:
             return result.err
@@ -118,6 +118,53 @@ def test_image_without_device_code_is_cpu_only(adopt):
     (variant,) = adopt(Parts(tar("bin/true")))
     assert (variant["cuda"], variant["driver"]) == (None, None)
     assert variant["facts"] == {"cpu_flags": "bytes", "cubins": "bytes"}
+
+
+@pytest.fixture
+def newer(tmp_path):
+    """An image whose library is mostly for newer CPUs, although it asks for the CPU."""
+    library = compiled(tmp_path / "it.so", choosing(40, 0), "-O3", "-shared", "-fPIC")
+    return Parts(tar(("opt/it.so", library.read_bytes())))
+
+
+def test_flags_that_most_code_needs_are_probable(adopt, cli, newer, tmp_path, conforms):
+    (variant,) = adopt(newer)
+    assert variant["cpu_flags"] == ["avx", "avx2", "fma"]
+    assert variant["facts"]["cpu_flags"] == "probable"
+    shown = cli("verify", layout(tmp_path / "image", newer))
+    assert "CPU needs      nothing beyond the baseline, as far as known\n" in shown.out
+    assert "CPU probably   avx avx2 fma\n" in shown.out
+    document = json.loads(cli("verify", tmp_path / "image", "--json").out)
+    conforms(document)
+    assert document["cpu"]["requires"] == []
+    assert document["cpu"]["probable"] == ["avx", "avx2", "fma"]
+    assert document["cpu"]["proof"] == dict.fromkeys(["avx", "avx2", "fma"], "/opt/it.so")
+    assert (document["files"][0]["probable"], document["facts"]["cpu_flags"]) == (
+        ["avx", "avx2", "fma"],
+        "probable",
+    )
+
+
+@pytest.mark.parametrize(("flags", "needed"), [("none", []), ("pni", ["pni"]), ("avx, pni", ["avx", "pni"])])
+def test_flags_may_be_claimed_in_place_of_probable_ones(adopt, newer, flags, needed):
+    (variant,) = adopt(newer, options=("--cpu-flags", flags))
+    assert (variant["cpu_flags"], variant["facts"]["cpu_flags"]) == (needed, "claim")
+
+
+def test_proven_flags_outrank_claimed_ones(adopt, tmp_path):
+    source = "double a[64]; int main(void) { a[0] = a[1] * 3.5; return 0; }"
+    program = compiled(tmp_path / "it", source, "-O3", "-mavx").read_bytes()
+    (variant,) = adopt(Parts(tar(("opt/it", program))), options=("--cpu-flags", "pni"))
+    assert variant["cpu_flags"] == ["avx", "pni"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("avx3", "did you mean 'avx'?"), ("", "there are"), ("pni,", "there are")]
+)
+def test_unknown_cpu_flags_are_refused(adopt, newer, flags, expected):
+    error = adopt(newer, options=("--cpu-flags", flags), code=2)
+    assert "is no CPU flag that code may need" in error
+    assert expected in error
 
 
 def linked(tmp_path, *options, source="int main(void) { return 0; }"):

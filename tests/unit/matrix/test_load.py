@@ -173,6 +173,7 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
             ("context: .", "context: .\n    device_code: [claim]"),
             "device_code: expected a word, found a list",
         ),
+        (("context: .", "context: .\n    cpu_code: bytes"), "'bytes' is not claim"),
         (("context: .", "context: .\n    optional_device_code: ['a b']"), "'a b' is not a glob such as"),
         (
             ("context: .", "context: .\n    defaults: {pyton: '3.13'}"),
@@ -449,3 +450,9 @@ def test_device_code_of_an_image_is_claimed_or_optional(project):
     assert (image.claims_code, image.optional_code) == (True, ("a.so", "b/*.so"))
     (image,) = load(project(("context: .", "context: .\n    optional_device_code: a.so"))).images
     assert (image.claims_code, image.optional_code) == (False, ("a.so",))
+
+
+def test_cpu_flags_of_an_image_are_claimed(project):
+    for own, claimed in (("context: .\n    cpu_code: claim", True), ("context: .", False)):
+        (image,) = load(project(("context: .", own))).images
+        assert image.claims_flags is claimed

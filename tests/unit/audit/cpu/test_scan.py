@@ -8,7 +8,7 @@ import sys
 import tracemalloc
 
 import pytest
-from compiling import compiled, scanned
+from compiling import CPUID, NEWER, choosing, compiled, scanned
 
 from imagematrix.audit import elf
 from imagematrix.audit.cpu import dispatch, functions, scan
@@ -73,7 +73,6 @@ def test_function_clones_are_dispatched_by_the_loader(build):
 
 
 ASKING = "int main(int n, char **v) {{ double a[64] = {{n}}; return {query} ? {name}(a) : slow(a); }}"
-CPUID = '__builtin_cpu_supports("avx2")'
 
 
 def test_code_behind_a_cpu_query_is_not_required(build):
@@ -167,6 +166,89 @@ def test_code_without_symbols_is_decoded(build):
     source += "int main(void) { return 0; }"
     code = scanned(build(source, "-mfma", "-s", "-static", "-fno-asynchronous-unwind-tables"))
     assert "fma" in code.undecided
+
+
+EVEN_NEWER = """
+__attribute__((target("avx512f,prefer-vector-width=512"))) void more(double *a) {
+    for (int i = 0; i < 64; i++) a[i] = a[i] * 3.5 + i;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "probable", "partial"),
+    [
+        (40, 0, {"avx", "avx2", "fma"}, set()),
+        (40, 9, {"avx", "avx2", "fma"}, set()),
+        (40, 11, set(), {"avx", "avx2", "fma"}),
+        (21, 20, set(), {"avx", "avx2", "fma"}),
+        (20, 20, set(), set()),
+        (1, 40, set(), set()),
+        (19, 0, set(), set()),  # too few functions
+    ],
+)
+def test_share_of_functions_shows_what_a_file_is_compiled_for(build, new, old, probable, partial):
+    code = scanned(build(choosing(new, old), "-shared", "-fPIC", "-s"))
+    assert not code.required
+    assert (code.probable, code.partial) == (probable, partial)
+    assert code.undecided >= probable | partial
+
+
+def test_few_functions_for_even_newer_cpus_are_not_probable(build):
+    code = scanned(build(choosing(40, 0) + EVEN_NEWER, "-shared", "-fPIC", "-s"))
+    assert code.probable == {"avx", "avx2", "fma"}
+    assert "avx512f" in code.undecided
+
+
+def test_functions_named_after_a_cpu_are_no_part_of_the_share(build):
+    code = scanned(build(choosing(40, 1, "kernel_avx2_"), "-shared", "-fPIC"))
+    assert (code.probable, code.partial) == (frozenset(), frozenset())
+
+
+def test_required_flags_are_not_probable(build):
+    own = "__attribute__((constructor)) static void first(void) { c[0] = c[1] * c[2]; }"
+    code = scanned(build(choosing(40, 0) + f"double c[64]; {NEWER} {own}", "-shared", "-fPIC"))
+    assert code.required == {"avx"}
+    assert code.probable == {"avx2", "fma"}
+
+
+def go_program(settings):
+    """Return a program that states how Go compiled it, in the bytes that Go writes."""
+    lines = "\\n".join(["path\\tit", "build\\t-compiler=gc", *settings, ""])
+    magic = "\\xff Go buildinf:\\x08\\x02"
+    text = f'const char it[] __attribute__((section(".go.buildinfo"), used)) = "{magic}" "{lines}";'
+    return f"{text} int main(void) {{ return 0; }}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "required"),
+    [
+        ((r"build\tGOAMD64=v1",), set()),
+        (
+            (r"build\tGOARCH=amd64", r"build\tGOAMD64=v2"),
+            {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"},
+        ),
+        ((r"build\tGOAMD64=v5",), set()),
+        ((r"dep\tbuild\tGOAMD64=v3",), set()),
+        ((r"build\tGOARM64=v8.0",), set()),
+        ((r"build\tGOARM64=v8.0,lse",), {"atomics"}),
+        ((r"build\tGOARM64=v9.0,crypto,new",), {"atomics", "aes", "pmull", "sha1", "sha2"}),
+        ((), set()),
+    ],
+)
+def test_settings_of_go_are_proof(build, settings, required):
+    assert scanned(build(go_program(settings))).required == required
+
+
+def test_level_of_go_is_proof_without_a_decoder(build, monkeypatch):
+    monkeypatch.setattr(scan, "_decoder", lambda _: None)
+    code = scanned(build(go_program((r"build\tGOAMD64=v3",))))
+    assert code.required >= {"avx2", "bmi2", "fma", "sse4_2"}
+    assert not code.whole
+
+
+def test_other_bytes_in_the_section_of_go_are_ignored(build):
+    source = go_program((r"build\tGOAMD64=v3",)).replace("buildinf", "something")
+    assert not scanned(build(source)).required
 
 
 def test_unbounded_constructor_does_not_own_the_following_code(build):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.selection.rules.cpu import RULE
+from imagematrix.selection.target import Target
+
 
 @pytest.mark.parametrize(
     ("march", "need", "without", "missing"),
@@ -73,3 +76,42 @@ def test_unknown_host_flags_satisfy_no_requirement(judge, make):
     result = judge("cpu", blind, make.cpu_variant(cpu_flags=make.flags("x86-64-v2")))
     assert (result.ok, result.have) == (False, None)
     assert judge("cpu", blind, make.cpu_variant()).ok
+
+
+PROBABLE = (("cpu_flags", "probable"),)
+
+
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        ({"march": None}, "pass --cpu-flags pni,sse4_1 to `imagematrix adopt`"),
+        ({"march": None, "cpu_flags": frozenset({"avx2"})}, "pass --cpu-flags none to `imagematrix adopt`"),
+        ({"march": "x86-64-v2"}, "state `cpu_code: claim` at the image in matrix.yaml"),
+    ],
+)
+def test_probable_need_refuses_and_says_how_to_overrule_it(judge, make, facts, advice):
+    variant = make.cpu_variant(
+        **{"cpu_flags": frozenset({"pni", "sse4_1", "avx2"}), "facts": PROBABLE, **facts}
+    )
+    result = judge("cpu", make.host(march="x86-64-v2"), variant)
+    assert (result.ok, result.source) == (False, "probable")
+    assert result.why == (
+        "the host's CPUs lack avx2, which the code probably needs, because most of a program or library is "
+        f"compiled for it; if it asks for the CPU before it runs that code, {advice}"
+    )
+    assert judge("cpu", make.host(march="x86-64-v3"), variant).ok
+
+
+def test_code_that_is_partly_for_newer_cpus_is_a_warning(make):
+    partial = frozenset({"avx", "avx2", "pku"})
+    variant = make.cpu_variant(cpu_flags=frozenset({"pni"}), partial_flags=partial)
+    host = make.host(march="sandybridge", without=("pku",))
+    (warning,) = RULE.warnings(Target(host=host, gpus=()), variant)
+    assert warning.kind == "cpu"
+    assert warning.text == (
+        "the host's CPUs lack avx2, for which the larger part of a program or library is compiled: if it "
+        "does not ask for the CPU before it runs that code, it ends with SIGILL"
+    )
+    assert RULE.warnings(Target(host=make.host(march="haswell"), gpus=()), variant) == ()
+    other = make.host(march="x86-64", without=("pni",))
+    assert RULE.warnings(Target(host=other, gpus=()), variant) == ()  # it is refused
