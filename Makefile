@@ -17,6 +17,7 @@
 # make test-hooks   start images with NVIDIA's container runtime, which is to leave them alone
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
 # make test-ray     install Ray, and run its tests on local nodes
+# make test-cpu-wheels run official wheels on CPUs of QEMU, and compare them with what adopt says
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -28,7 +29,7 @@ RELEASE := trixie
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -178,6 +179,10 @@ test-ray: $(VENV)/.dev
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/ray
 	$(BIN)/uv pip install -q --python .cache/ray --group dev -e . ray==2.60.0
 	.cache/ray/bin/python -m pytest tests/ray
+
+# Needs Python 3.12 and the Python Package Index; WHEELS='polars duckdb' for only some. Not part of `make test`.
+test-cpu-wheels: packages $(VENV)/.dev
+	$(BIN)/python ci/cpu_wheels.py $(WHEELS)
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev

@@ -28,7 +28,19 @@ from imagematrix.facts import guarded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["GPUS", "IMAGES", "PAGE", "compare", "differing", "images", "row"]
+__all__ = [
+    "GPUS",
+    "HOST",
+    "IMAGES",
+    "PAGE",
+    "ROOT",
+    "adopted",
+    "compare",
+    "differing",
+    "downloaded",
+    "images",
+    "row",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path(__file__).with_suffix(".toml")
@@ -67,9 +79,9 @@ def compare(names: Sequence[str] = ()) -> bool:
             continue
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            wheels = _downloaded(Path(folder) / "wheels", image["wheels"])
+            wheels = downloaded(Path(folder) / "wheels", image["wheels"])
             wrong = [text for wheel in wheels for text in _unguarded(wheel)]
-            catalog = _adopted(Path(folder), wheels)
+            catalog = adopted(Path(folder), wheels)
         answers = {compute: _answer(catalog, compute, image.get("driver", DRIVER)) for compute in GPUS}
         other = differing(image, answers)
         if bool(other) != ("why" in image):
@@ -117,7 +129,8 @@ def _write(name: str, cells: list[str]) -> None:
     PAGE.write_text(MARKED.sub(lambda _: f"\n{table}\n", page))
 
 
-def _downloaded(folder: Path, requirements: Iterable[str]) -> list[Path]:
+def downloaded(folder: Path, requirements: Iterable[str]) -> list[Path]:
+    """Return the wheels that pip downloads to a new folder for requirements with hashes."""
     folder.mkdir()
     (folder / "wheels.txt").write_text("\n".join(requirements))
     words = ["-q", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--python-version={PYTHON}"]
@@ -144,8 +157,8 @@ def _unguarded(wheel: Path) -> Iterator[str]:
                     yield f"{other} names {module}, too"
 
 
-def _adopted(folder: Path, wheels: Iterable[Path]) -> im.Catalog:
-    """Return the catalog of an image with the files of wheels, as an OCI layout with one layer."""
+def adopted(folder: Path, wheels: Iterable[Path]) -> im.Catalog:
+    """Return the catalog of an image with the files of wheels, which it removes: a layout with one layer."""
     blobs = folder / "layout/blobs/sha256"
     blobs.mkdir(parents=True)
     layer = blobs / "layer"
@@ -171,9 +184,19 @@ def _adopted(folder: Path, wheels: Iterable[Path]) -> im.Catalog:
     (folder / "layout/index.json").write_text(json.dumps(index))
     (folder / "layout/oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
     output = folder / "catalog.json"
-    program = str(ROOT / ".venv/bin/imagematrix")
-    words = [program, "adopt", str(folder / "layout"), "--as", "it:v1", "-o", str(output)]
-    subprocess.run(words, check=True, env={"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(folder)})
+    words = [
+        sys.executable,
+        "-m",
+        "imagematrix",
+        "adopt",
+        str(folder / "layout"),
+        "--as",
+        "it:v1",
+        "-o",
+        str(output),
+    ]
+    environment = {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(folder)}
+    subprocess.run(words, check=True, cwd=ROOT, env=environment)
     return im.open_catalog(output)
 
 

@@ -1,0 +1,159 @@
+"""What `adopt` and `select` say about the CPU needs of official wheels, beside what these do on such CPUs.
+
+    .venv/bin/python ci/cpu_wheels.py [--python PYTHON] [NAME…]
+
+Each wheel of cpu_wheels.toml is downloaded by its hash and adopted as the only content of an image. Its code
+runs under QEMU, in an environment with what pip installs besides. An answer is wrong if an image that fits
+ends with SIGILL, or if one is refused that runs. The exit code is 1 if there is a wrong one without a reason.
+Each wheel writes its row of the table in PAGE. PYTHON is an interpreter of Python 3.12, for which the wheels
+are. All of them take an hour or more, and 3 GB of disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import frameworks
+
+import imagematrix as im
+from imagematrix.facts import marches
+from imagematrix.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WHEELS = Path(__file__).with_suffix(".toml")
+PAGE = frameworks.ROOT / "docs/reference/cpu-wheels.md"
+MARKED = re.compile(r"(?<=<!-- wheels -->\n).*?(?=<!-- end -->)", re.DOTALL)
+MODELS = ("Nehalem", "SandyBridge", "Haswell")  # of QEMU
+FITS, REFUSED = "fits", "refused"
+RUNS, SIGILL, REFUSES = "runs", "SIGILL", "refuses itself"
+LIMIT = 1800  # seconds of a program under QEMU
+SHOWN = 300  # characters of what a program that fails says
+
+
+def main() -> int:
+    """Compare the wheels, all of them or those of these names; return 1 if an answer is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", default="python3.12", help="an interpreter of Python 3.12")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_args()
+    python = shutil.which(options.python)
+    if python is None or shutil.which("qemu-x86_64") is None:
+        parser.error(f"needs {options.python} and qemu-user: install them, or name a Python with --python")
+    right = True
+    for wheel in wheels():
+        if options.names and wheel["name"].split()[0] not in options.names:
+            continue
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            variant, answers, outcomes = _tried(Path(folder), python, wheel)
+        wrong = judged(answers, outcomes)
+        right &= not wrong or "why" in wheel
+        seconds = time.monotonic() - started
+        print(
+            f"{wheel['name']}: {' '.join(sorted(variant.cpu_flags)) or 'none'} ({seconds:.0f} s)", flush=True
+        )
+        for model in MODELS:
+            print(f"  {model}: {answers[model]}, {outcomes[model]}{', wrong' * (model in wrong)}", flush=True)
+        _write(
+            wheel["name"], row(wheel, variant, answers, outcomes, time.strftime("%Y-%m-%d", time.gmtime()))
+        )
+    return 0 if right else 1
+
+
+def wheels() -> list[dict[str, Any]]:
+    """Return the wheels of cpu_wheels.toml."""
+    listed: list[dict[str, Any]] = tomllib.loads(WHEELS.read_text())["wheel"]
+    return listed
+
+
+def judged(answers: Mapping[str, str], outcomes: Mapping[str, str]) -> list[str]:
+    """Return the CPUs on which an answer is wrong. A program that refuses a CPU proves nothing."""
+    wrong = {(FITS, SIGILL), (REFUSED, RUNS)}
+    return [model for model in answers if (answers[model], outcomes[model]) in wrong]
+
+
+def row(
+    wheel: Mapping[str, Any],
+    variant: im.Variant,
+    answers: Mapping[str, str],
+    outcomes: Mapping[str, str],
+    date: str,
+) -> list[str]:
+    """Return the cells of a wheel in the table."""
+    wrong = judged(answers, outcomes)
+    cells = [f"{answers[model]}, {outcomes[model]}" for model in answers]
+    marked = [f"**{cell}**" if model in wrong else cell for model, cell in zip(answers, cells, strict=True)]
+    flags = " ".join(sorted(variant.cpu_flags)) or "none"
+    return [wheel["name"], flags, variant.source("cpu_flags"), *marked, wheel.get("why", ""), date]
+
+
+def _tried(
+    folder: Path, python: str, wheel: Mapping[str, Any]
+) -> tuple[im.Variant, dict[str, str], dict[str, str]]:
+    """Return the variant of a wheel, and by CPU what `select` says of it and what its code does."""
+    downloaded = frameworks.downloaded(folder / "wheels", wheel["wheels"])
+    environment = folder / "environment"
+    subprocess.run([python, "-m", "venv", environment], check=True)
+    pip: list[str | Path] = [
+        environment / "bin/python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run([*pip, *downloaded, *wheel.get("needs", ())], check=True)
+    catalog = frameworks.adopted(folder, downloaded)
+    (variant,) = catalog.variants
+    answers = {model: _answer(catalog, model) for model in MODELS}
+    outcomes = {model: _outcome(environment / "bin/python", model, wheel["runs"]) for model in MODELS}
+    return variant, answers, outcomes
+
+
+def _answer(catalog: im.Catalog, model: str) -> str:
+    """Return whether the image fits a host with such CPUs and nothing else."""
+    flags = marches.required(model.lower(), "gcc-14") or frozenset()
+    host = im.Host.load(frameworks.HOST)
+    cpu = replace(host.cpu, flags=flags, level=marches.level(flags))
+    selection = im.explain(replace(host, cpu=cpu, driver=None, gpus=(), accelerators=()), catalog)
+    return FITS if selection.variant else REFUSED
+
+
+def _outcome(python: Path, model: str, code: str) -> str:
+    command: Sequence[str | Path] = ["qemu-x86_64", "-cpu", model, python, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode == 0:
+        return RUNS
+    if done.returncode in (-signal.SIGILL, 128 + signal.SIGILL):
+        return SIGILL
+    print(f"  {model}: {done.stderr.strip()[-SHOWN:]}", file=sys.stderr)
+    return REFUSES
+
+
+def _write(name: str, cells: Sequence[str]) -> None:
+    """Write the row of a wheel into the page; the rows are in the order of cpu_wheels.toml."""
+    page = PAGE.read_text()
+    lines = dict(re.findall(r"^(\| (.*?) \|.*\n)", (MARKED.search(page) or [""])[0], re.MULTILINE))
+    rows = {title: line for line, title in lines.items()} | {name: f"| {' | '.join(cells)} |\n"}
+    head = ["Wheel", "Flags", "Source", *MODELS, "Difference", "Date"]
+    table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
+    table += "".join(rows[wheel["name"]] for wheel in wheels() if wheel["name"] in rows)
+    PAGE.write_text(MARKED.sub(lambda _: f"\n{table}\n", page))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
