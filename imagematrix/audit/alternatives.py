@@ -23,6 +23,7 @@ PLAIN = re.compile(r"(?<![a-z])(?:basic|baseline|default|generic|noavx|plain|por
 WORD = re.compile(
     rf"[-_.]?(?:(?:{dispatch.FLAVOUR.pattern})[a-z0-9]*|{PLAIN.pattern})", re.IGNORECASE | re.ASCII
 )
+DEEPEST = 32  # parts of a path whose folders are compared
 
 
 def by_cpu(flags: Mapping[str, AbstractSet[str]], packages: Mapping[str, str]) -> frozenset[str]:
@@ -45,8 +46,9 @@ def by_cpu(flags: Mapping[str, AbstractSet[str]], packages: Mapping[str, str]) -
         chosen = {path for path, word in own.items() if dispatch.chosen(word)}
         if not chosen or len(group) == 1:
             continue
+        distinct = {frozenset(flags[path]) for path in group}
         found |= chosen
-        found |= {path for path in group - chosen if any(flags[other] < flags[path] for other in group)}
+        found |= {path for path in group - chosen if any(own < flags[path] for own in distinct)}
     return frozenset(found)
 
 
@@ -57,7 +59,7 @@ def _places(path: str, packages: Mapping[str, str]) -> Iterator[tuple[str, str, 
     """
     package = packages.get(path, "")
     parts = path.split("/")
-    for index in range(1, len(parts) - 1):
+    for index in range(1, len(parts) - 1) if len(parts) <= DEEPEST else ():
         yield "/".join(parts[:index]) + "/", "/" + "/".join(parts[index + 1 :]), package
     folder, name = posixpath.split(path)
     yield folder.rstrip("/") + "/", WORD.sub("", name), package

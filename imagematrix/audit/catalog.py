@@ -57,10 +57,10 @@ def catalog(
 ) -> Catalog:
     """Return the catalog `image`:`version` of audited images.
 
-    `cpu_flags` are those that images without labels need besides the proven ones, instead of the probable
-    ones. `note` is called with a text for each claim that was ignored, and for each doubt. Raises AuditError
-    if an image contradicts its labels or is for AMD's GPUs; UsageError if two images have the same reference,
-    or if their labels disagree on the preferred order or the default axes.
+    `cpu_flags` are those that images without labels need, None if their files tell. `note` is called with a
+    text for each claim that was ignored, and for each doubt. Raises AuditError if an image contradicts its
+    labels or is for AMD's GPUs; UsageError if two images have the same reference, or if their labels disagree
+    on the preferred order or the default axes.
     """
     variants: list[Variant] = []
     stated: list[labels.Terms] = []
@@ -71,7 +71,7 @@ def catalog(
             stated.append(labels.terms(audited.image.labels, audited.image.reference))
             continue
         own, ignored = _unlabelled(audited, cpu_flags)
-        for text in (*ignored, *doubts.of_unlabelled(audited)):
+        for text in (*ignored, *doubts.of_unlabelled(audited, cpu_flags)):
             note(f"{audited.image.reference}: {text}")
         variants.append(_on(own, variant) if variant else own)
     terms = labels.agreed(f"{image}:{version}", stated)
@@ -135,7 +135,7 @@ def _built_on_one(image: AuditedImage) -> bool:
 def _unlabelled(audited: Audit, cpu_flags: frozenset[str] | None) -> tuple[Variant, tuple[str, ...]]:
     """Return the entry of an image without labels, and the claims of its publisher that cannot be parsed.
 
-    `cpu_flags` are those that it is claimed to need besides the proven ones, None if they are not claimed.
+    `cpu_flags` are those that it is claimed to need, None if none are claimed.
     Raises AuditError if the image is for AMD's GPUs. What the bytes prove overrides a claim about the same
     need. An image is for GPUs if it has device code, CUDA's runtime or a driver, if its publisher claims a
     CUDA release, or if something else shows that it is; see `doubts.for_gpus`. Its user-mode driver is the
@@ -147,7 +147,7 @@ def _unlabelled(audited: Audit, cpu_flags: frozenset[str] | None) -> tuple[Varia
     expressions, ignored = _expressions(image.environment)
     release, _ = _release(audited, expressions)
     facts = sources(audited) | ({} if cpu_flags is None else {"cpu_flags": CLAIM})
-    probable = audited.probable_flags if cpu_flags is None else cpu_flags
+    needed = frozenset(audited.flags | audited.probable_flags) if cpu_flags is None else cpu_flags
     driver = _driver(audited) or (UserModeDriver(mode="host") if "driver" in facts else None)
     variant = Variant(
         reference=reference,
@@ -159,7 +159,7 @@ def _unlabelled(audited: Audit, cpu_flags: frozenset[str] | None) -> tuple[Varia
         device_code=audited.device_code,
         compressed_fatbin=audited.compressed,
         driver=driver,
-        cpu_flags=frozenset(audited.flags).union(probable),
+        cpu_flags=needed,
         partial_flags=frozenset(audited.partial_flags if cpu_flags is None else ()),
         size=sum(image.sizes.values()) or None,
         facts=tuple(sorted(facts.items())),

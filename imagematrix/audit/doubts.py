@@ -92,16 +92,24 @@ def _by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[st
 def _of_cpu(audited: Audit) -> Iterator[str]:
     """Yield a warning for each file of an image without labels that probably, or partly, needs CPU flags."""
     proven = audited.flags.keys()
-    for path, flags in _by_path(audited.probable_flags, proven):
+    for path, flags in _by_path(audited.probable_flags, frozenset()):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, so the image counts as one that "
             "needs them; if it asks for the CPU before it runs that code, pass --cpu-flags "
             f"{','.join(sorted(proven)) or 'none'} to `imagematrix adopt`"
         )
-    for path, flags in _by_path(audited.partial_flags, proven):
+    for path, flags in _by_path(audited.partial_flags, frozenset()):
         yield (
             f"the larger part of {path} is compiled for CPUs with {' '.join(flags)}, but the image counts as "
             "one that runs without them: nothing proves that it asks for the CPU before it runs that code"
+        )
+
+
+def _of_claimed(audited: Audit, claimed: AbstractSet[str]) -> Iterator[str]:
+    for path, flags in _by_path(audited.flags, claimed):
+        yield (
+            f"{path} is proven to need {' '.join(flags)}, which the stated flags lack: a program that loads "
+            "it ends with SIGILL on CPUs without them"
         )
 
 
@@ -128,14 +136,14 @@ def _older(driver: str, other: str) -> bool:
     return versions.order(driver) < versions.order(other)
 
 
-def of_unlabelled(audited: Audit) -> Iterator[str]:
+def of_unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> Iterator[str]:
     """Yield a warning for an image without labels whose CUDA release nothing but its newest files shows.
 
-    Yield others for CPU flags, and another for an image that counts as CPU-only and has a program with the
-    name of libcuda. Many such programs work without a GPU, too: ffmpeg, UCX and hwloc load libcuda if there
-    is one.
+    Yield others for CPU flags; `cpu_flags` are those that it is claimed to need. Yield another for an image
+    that counts as CPU-only and has a program with the name of libcuda. Many such programs work without a GPU,
+    too: ffmpeg, UCX and hwloc load libcuda if there is one.
     """
-    yield from _of_cpu(audited)
+    yield from _of_cpu(audited) if cpu_flags is None else _of_claimed(audited, cpu_flags)
     cudart = any(library.name == RUNTIME for library in audited.libraries)
     if audited.release:
         yield (

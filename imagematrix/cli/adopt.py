@@ -36,7 +36,7 @@ def command(
         typer.Option(
             "--cpu-flags",
             metavar="FLAG,…",
-            help="The CPU flags that the code needs besides those that are proven, or none.",
+            help="The CPU flags that the images need, or none; overrules what their files tell.",
         ),
     ] = None,
     platform: Platform = None,

@@ -66,3 +66,9 @@ def test_files_with_the_same_flags_both_count():
     """The one without a CPU's name is loaded where the other is not."""
     files = {f"{LIB}/libit.so": AVX, f"{LIB}/libit_avx.so": AVX}
     assert found(files) == {f"{LIB}/libit_avx.so"}
+
+
+def test_folders_of_very_long_paths_are_not_compared():
+    """Each folder of a path is compared with others, so that such paths would take memory without a limit."""
+    deep = "/d" * 40
+    assert found({f"{deep}/avx2/libit.so": AVX2, f"{deep}/basic/libit.so": SSE}) == frozenset()

@@ -27,7 +27,8 @@ ENTRY = {
     "vendor": "amd",
     "size": 681574400,
     "axes": {"cc": "gcc-14", "python": "3.13"},
-    "facts": {"cubins": "bytes", "cuda": "claim"},
+    "facts": {"cpu_flags": "probable", "cubins": "bytes", "cuda": "claim"},
+    "partial_cpu_flags": ["avx512f"],
 }
 
 DIVIDED = {
@@ -73,7 +74,8 @@ def test_document_matches_the_contract():
             vendor="amd",
             size=681574400,
             axes=(("cc", "gcc-14"), ("python", "3.13")),
-            facts=(("cubins", "bytes"), ("cuda", "claim")),
+            facts=(("cpu_flags", "probable"), ("cubins", "bytes"), ("cuda", "claim")),
+            partial_flags=frozenset({"avx512f"}),
         ),
     )
 

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import re
 import struct
 import subprocess
 from pathlib import Path
@@ -145,17 +146,70 @@ def test_flags_that_most_code_needs_are_probable(adopt, cli, newer, tmp_path, co
     )
 
 
+def test_probable_need_refuses_a_host_until_it_is_overruled(cli, newer, tmp_path, profiles):
+    host = json.loads(Path(profiles["laptop"]).read_text())
+    host["cpu"] |= {"flags": sorted({*host["cpu"]["flags"]} - {"avx2", "fma"})}
+    (tmp_path / "host.json").write_text(json.dumps(host))
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host", tmp_path / "host.json", "--gpus", "none")
+    adopted = ("adopt", layout(tmp_path / "oci", newer), "--as", "t:v1", "-o", tmp_path / "c.json")
+    cli(*adopted)
+    shown = cli("explain", *words)
+    text = " ".join(shown.out.split())
+    assert shown.code == 3
+    assert "cpu (probable): the host's CPUs lack avx2 fma, which the code probably needs" in text
+    (flags,) = re.findall(r"pass --cpu-flags (\S+) to `imagematrix adopt`", text)
+    assert flags == "avx"
+    cli(*adopted, "--cpu-flags", flags)
+    assert cli("select", *words).code == 0
+
+
+def test_code_that_is_partly_for_newer_cpus_is_told_where_it_matters(cli, tmp_path, profiles):
+    library = compiled(tmp_path / "it.so", choosing(30, 20), "-O3", "-shared", "-fPIC")
+    adopted = layout(tmp_path / "oci", Parts(tar(("opt/it.so", library.read_bytes()))))
+    host = json.loads(Path(profiles["laptop"]).read_text())
+    (tmp_path / "new.json").write_text(json.dumps(host))
+    host["cpu"] |= {"flags": sorted({*host["cpu"]["flags"]} - {"avx", "avx2", "fma"})}
+    (tmp_path / "old.json").write_text(json.dumps(host))
+    assert (
+        "the larger part of /opt/it.so"
+        in cli("adopt", adopted, "--as", "t:v1", "-o", tmp_path / "c.json").err
+    )
+    told = {}
+    for name in ("old", "new"):
+        words = (
+            "t:v1",
+            "--catalog",
+            tmp_path / "c.json",
+            "--host",
+            tmp_path / f"{name}.json",
+            "--gpus",
+            "none",
+        )
+        result = cli("select", *words)
+        assert result.code == 0
+        told[name] = "the host's CPUs lack avx avx2 fma" in " ".join(result.err.split())
+    assert told == {"old": True, "new": False}
+
+
 @pytest.mark.parametrize(("flags", "needed"), [("none", []), ("pni", ["pni"]), ("avx, pni", ["avx", "pni"])])
 def test_flags_may_be_claimed_in_place_of_probable_ones(adopt, newer, flags, needed):
     (variant,) = adopt(newer, options=("--cpu-flags", flags))
     assert (variant["cpu_flags"], variant["facts"]["cpu_flags"]) == (needed, "claim")
 
 
-def test_proven_flags_outrank_claimed_ones(adopt, tmp_path):
+def test_claimed_flags_overrule_proven_ones_with_a_warning(cli, tmp_path):
     source = "double a[64]; int main(void) { a[0] = a[1] * 3.5; return 0; }"
     program = compiled(tmp_path / "it", source, "-O3", "-mavx").read_bytes()
-    (variant,) = adopt(Parts(tar(("opt/it", program))), options=("--cpu-flags", "pni"))
-    assert variant["cpu_flags"] == ["avx", "pni"]
+    result = cli(
+        "adopt",
+        layout(tmp_path / "oci", Parts(tar(("opt/it", program)))),
+        "--as",
+        "t:v1",
+        "--cpu-flags",
+        "pni",
+    )
+    assert json.loads(result.out)["variants"][0]["cpu_flags"] == ["pni"]
+    assert "/opt/it is proven to need avx, which the stated flags lack" in result.err
 
 
 @pytest.mark.parametrize(

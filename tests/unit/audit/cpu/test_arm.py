@@ -115,3 +115,24 @@ def test_taken_addresses_are_found():
     back = 0xF0FFFFE0  # adrp x0, -0x1000
     body = b"".join(word.to_bytes(4, "little") for word in (back, place))
     assert list(Arm().addresses_taken(body, 0x400004)) == [0x3FF010]
+
+
+EXCLUSIVE = (
+    0xC85F7C20,  # ldxr x0, [x1]
+    0xC85FFC20,  # ldaxr x0, [x1]
+    0xC8027C20,  # stxr w2, x0, [x1]
+    0x085F7C20,  # ldxrb w0, [x1]
+)
+OTHERS = (
+    0xC8DFFC20,  # ldar x0, [x1]
+    0xC87F0820,  # ldxp x0, x2, [x1], for which there is no atomic instruction
+    0xC8A07C41,  # cas x0, x1, [x2]
+    0xF8210040,  # ldadd x1, x0, [x2]
+)
+
+
+def test_exclusive_loads_and_stores_are_older_than_atomic_instructions():
+    arm = Arm()
+    assert {word: arm.older(frozenset([word])) for word in EXCLUSIVE} == dict.fromkeys(EXCLUSIVE, True)
+    assert not arm.older(frozenset(OTHERS))
+    assert arm.flags(frozenset(OTHERS)) == arm.newer
