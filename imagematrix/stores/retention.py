@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from imagematrix.facts.versions import natural
@@ -10,12 +11,13 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import Any
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.node.host import Host
 
-__all__ = ["Fate", "Retention", "in_order", "reason"]
+__all__ = ["Fate", "Retention", "in_order", "newer_than", "reason"]
 
 SHOWN = 3  # hosts named in a reason
 
@@ -82,7 +84,17 @@ class Retention:
 
 def in_order(versions: Iterable[str]) -> list[str]:
     """Return versions in natural order of their names, the newest last."""
-    return sorted(versions, key=lambda version: (natural(version), version))
+    return sorted(versions, key=_age)
+
+
+def newer_than(versions: Iterable[str]) -> Callable[[str], int]:
+    """Return a function that counts how many of the versions are newer than another one."""
+    ages = sorted(map(_age, versions))
+    return lambda version: len(ages) - bisect_right(ages, _age(version))
+
+
+def _age(version: str) -> tuple[tuple[Any, ...], str]:
+    return natural(version), version
 
 
 def _serves(selector: Selector, host: Host, lost: Collection[str]) -> bool:

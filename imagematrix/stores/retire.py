@@ -12,7 +12,7 @@ from imagematrix.catalog import index
 from imagematrix.errors import EngineError
 from imagematrix.oci.registry import Registry
 from imagematrix.stores.inventory import Reader
-from imagematrix.stores.retention import Fate, in_order
+from imagematrix.stores.retention import Fate, in_order, newer_than
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,16 +108,19 @@ def retirement(image: str, found: Inventory, retention: Retention) -> Retirement
     not published and is among the newest, because it may be in the making.
     """
     fates, unserved = _fates(image, found, retention)
-    leaving = {tag for version, fate in fates.items() if not fate.kept for tag in _tags(found, version)}
+    own = _tags(found)
+    leaving = {tag for version, fate in fates.items() if not fate.kept for tag in own[version]}
     removed, tags = _unnamed(found, leaving)
     for version, fate in fates.items():
-        own = _tags(found, version)
-        if not fate.kept and own and not any(found.tags[tag] in removed for tag in own):
+        if not fate.kept and not any(found.tags[tag] in removed for tag in own[version]):
             fate.reasons.append("other tags name its images")
     order = _DeletionOrder(found, removed, tags)
+    newer = newer_than(version for version in found.published if fates[version].kept)
     for version, fate in fates.items():
         if not fate.kept:
-            order.add(version, index_first=_found_again(found, fates, version, retention))
+            # Whether a second run would find all of the version, if this one ends when its index is gone.
+            again = newer(version) >= max(retention.keep, 1) and _is_named(found, version, own[version])
+            order.add(version, own[version], index_first=again)
     stays = found.items.keys() - removed
     kept = {blob for digest in stays for blob in found.items[digest].blobs}
     gone = (found.items[digest].blobs for digest in removed & found.items.keys())
@@ -190,22 +193,25 @@ def _delete(
 def _fates(image: str, found: Inventory, retention: Retention) -> tuple[dict[str, Fate], tuple[str, ...]]:
     """Return the fates of all versions, and the hosts that none of them serves."""
     fates = retention.fates(found.published)
+    by_index: dict[str, list[str]] = {}
+    for version in found.published:
+        by_index.setdefault(found.tags[version], []).append(version)
     for tag in sorted(found.tags):
         if tag in found.published or tag in found.pushed or tag in found.attached:
             continue
         below = found.closure([found.tags[tag]])
-        for version in found.published:
-            if found.named.get(tag) == version or found.tags[version] in below:
-                fates[version].reasons.append(f"tag {tag}")
+        named = {version for digest in below for version in by_index.get(digest, ())}
+        for version in (named | {found.named.get(tag, "")}) & fates.keys():
+            fates[version].reasons.append(f"tag {tag}")
     unserved: tuple[str, ...] = ()
     if retention.hosts:
         unserved = retention.serve(fates, *_catalogs(image, found))
-    staying = [version for version, fate in fates.items() if fate.kept]
+    newer = newer_than(version for version, fate in fates.items() if fate.kept)
     for version in {*found.pushed.values()} - fates.keys():
         fates[version] = Fate()
         if version in retention.protect:
             fates[version].reasons.append("protected")
-        if _newer(version, staying) < max(retention.keep, 1):
+        if newer(version) < max(retention.keep, 1):
             fates[version].reasons.append("not published yet")
     return {version: fates[version] for version in in_order(fates)}, unserved
 
@@ -225,16 +231,14 @@ def _catalogs(image: str, found: Inventory) -> tuple[dict[str, Catalog], set[str
     return catalogs, lost
 
 
-def _newer(version: str, others: Iterable[str]) -> int:
-    """Return how many of the other versions are newer."""
-    ordered = in_order({version, *others})
-    return len(ordered) - 1 - ordered.index(version)
-
-
-def _tags(found: Inventory, version: str) -> list[str]:
-    """Return the tags of a version: those of its images, and its own at the end."""
-    images = sorted(tag for tag, owner in found.pushed.items() if owner == version)
-    return [*images, *([version] if version in found.published else [])]
+def _tags(found: Inventory) -> dict[str, list[str]]:
+    """Return the tags of each version: those of its images, and its own at the end."""
+    tags: dict[str, list[str]] = {}
+    for tag, version in sorted(found.pushed.items()):
+        tags.setdefault(version, []).append(tag)
+    for version in found.published:
+        tags.setdefault(version, []).append(version)
+    return tags
 
 
 def _unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
@@ -252,14 +256,12 @@ def _unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
         tags |= attached
 
 
-def _found_again(found: Inventory, fates: Mapping[str, Fate], version: str, retention: Retention) -> bool:
-    """Whether a second run would find all of a version whose index is gone, if the first is interrupted."""
+def _is_named(found: Inventory, version: str, own: Sequence[str]) -> bool:
+    """Whether the index of a version has only images that the version's other tags lead to."""
     if version not in found.published:
         return False
-    staying = [other for other in found.published if fates[other].kept]
-    images = found.closure(found.tags[tag] for tag in _tags(found, version) if tag != version)
-    listed = {entry.digest for entry in found.published[version]}
-    return listed <= images and _newer(version, staying) >= max(retention.keep, 1)
+    images = found.closure(found.tags[tag] for tag in own if tag != version)
+    return images.issuperset(entry.digest for entry in found.published[version])
 
 
 class _DeletionOrder:
@@ -280,9 +282,9 @@ class _DeletionOrder:
             if tag in found.attached:
                 self._attached.setdefault(found.attached[tag], []).append(found.tags[tag])
 
-    def add(self, version: str, *, index_first: bool) -> None:
-        """Add what belongs to a version and was not added before."""
-        digests = [self._found.tags[tag] for tag in _tags(self._found, version)]
+    def add(self, version: str, tags: Iterable[str], *, index_first: bool) -> None:
+        """Add what belongs to a version with its own `tags` and was not added before."""
+        digests = [self._found.tags[tag] for tag in tags]
         if index_first:
             self._add(digests[-1], version, below=False)
         for digest in digests:
