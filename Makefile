@@ -6,6 +6,7 @@
 # make program      build an image that contains imagematrix, for clusters; NAME=REFERENCE names it
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
+# make counts       write tests/growth/counts.json anew: how much each operation does, which a test compares
 # make fuzz         run the readers of images and `trim` on many damaged files
 # make test-long    run the engine tests that are too long for make test
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
@@ -29,7 +30,7 @@ RELEASE := trixie
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
+.PHONY: quickstart counts fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -82,6 +83,10 @@ unit-lowest: $(VENV)/.dev
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/lowest
 	$(BIN)/uv pip install -q --python .cache/lowest --group dev -r .cache/lowest.txt -e .
 	.cache/lowest/bin/python -m pytest -q -n auto tests/unit
+
+# The counts hold for Python 3.11 only.
+counts: $(VENV)/.dev
+	PYTHONHASHSEED=0 $(BIN)/python tests/growth/counts.py --write
 
 fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -n auto -m fuzz tests/unit/audit
