@@ -7,6 +7,7 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make counts       write tests/growth/counts.json anew: how much each operation does, which a test compares
+# make bench-smoke  run each group of the benchmark once, with as little as possible, and judge no time
 # make fuzz         run the readers of images and `trim` on many damaged files
 # make test-long    run the engine tests that are too long for make test
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
@@ -30,7 +31,7 @@ RELEASE := trixie
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart counts fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
+.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -126,6 +127,10 @@ coverage: $(VENV)/.dev
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
+
+# Needs the Python Package Index, npm, Go and tens of gigabytes of disk for the images of frameworks.
+bench-smoke: packages $(VENV)/.dev
+	$(BIN)/python ci/bench --smallest --large
 
 # The engine tests with the newest releases of Docker, and those of Podman. Not part of `make test`, which runs
 # test_engines.py with the oldest and the newest Docker of Debian.

@@ -1,6 +1,6 @@
 """Measure imagematrix, and compare it with its limits and with the alternatives.
 
-    python ci/bench [--quick] [--large] [--write] [--rounds N] [--pairs N] [--only WORD]
+    python ci/bench [--quick] [--large] [--smallest] [--write] [--rounds N] [--pairs N] [--only WORD]
 
 Every number is a median of this run. Limits are ratios, to an alternative or to `python -c pass`, so that
 they hold on fast and slow machines. Each row is printed as soon as it is measured. If a group of rows fails,
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ import matching
 import packaged
 import planning
 import probing
+import results
 import reviewing
 import rootless
 import running
@@ -34,47 +36,79 @@ import selecting
 import serving
 import upgrading
 import verifying
-from measure import Pace, Row
-
-from imagematrix import probe
+from measure import Extent, Pace, Row, cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Group = Callable[[Path, Pace], Iterable[Row]]  # functions that measure rows in a folder
+    Group = Callable[[Path, Pace, Extent], Iterable[Row]]  # measures rows in a folder
 
+# Planning comes first: memory inherited from a large parent would count for the process.
+QUICK: dict[str, Group] = {
+    "plan": planning.rows,
+    "start": selecting.started,
+    "probe": probing.rows,
+    "select": selecting.decided,
+    "gang": selecting.ganged,
+}
+GROUPS: dict[str, Group] = QUICK | {
+    "cell": building.cell,
+    "no-op": building.again,
+    "verify": verifying.rows,
+    "matching": matching.rows,
+    "compression": compressing.levels,
+    "layers": compressing.layers,
+    "official": packaged.pytorch,
+    "tensorflow": packaged.tensorflow,
+    "upgrades": upgrading.rows,
+    "prebuilt": packaged.prebuilt,
+    "run": running.rows,
+    "daemonless": daemonless.rows,
+    "rootless": rootless.rows,
+    "resolver": serving.rows,
+    "runtime": assigning.rows,
+    "webhook": reviewing.rows,
+    "cluster": scaling.rows,
+    "small": building.small,
+    "shipped": building.shipped,
+}
 # Groups that are measured with --large, or by their name.
 LARGE = ("compression", "layers", "official", "tensorflow", "upgrades", "prebuilt", "cluster")
 PULLS = 3  # cold starts of each image of a framework
-MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "limit": 24, "met": 3}
 
 
 def main() -> int:
-    """Measure everything, print each row as soon as it is measured, and return 1 if one failed."""
+    """Measure everything, print each row as soon as it is measured, and return 1 if a group failed."""
     asked = _arguments()
     for name in DROPPED:
         os.environ.pop(name, None)
-    machine = f"{os.cpu_count()} x {probe(nvml=False).cpu.model}, {platform.system()} {platform.release()}"
-    print(f"Python {platform.python_version()}, {machine}\n")
+    origin = results.Origin.here()
+    results.require_places(GROUPS)
+    extent = _extent(asked)
+    print(f"Commit {origin.commit}, {origin.machine}\n")
     _print(COLUMNS.keys())
     print(f"|{'|'.join('-' * (width + 2) for width in COLUMNS.values())}|", flush=True)
     failed = False
     with tempfile.TemporaryDirectory() as name:
-        for group, measure in _groups(asked).items():
-            if asked.only not in group or (group in LARGE and not asked.large and asked.only != group):
-                continue
+        for group in filter(partial(_is_asked, asked), GROUPS):
             folder = Path(name, group)
             folder.mkdir()
             try:
-                for row in measure(folder, Pace.measure(asked.rounds)):
-                    _print((row.what, row.ours, row.ratio, row.instead, row.bar, MET[row.met]))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the other rows are still measured
+                pace = Pace.measure(extent.rounds)
+                rows = []
+                for row in GROUPS[group](folder, pace, extent):
+                    rows.append(replace(row, met=None) if asked.smallest else row)
+                    _print(cells(rows[-1]))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the other groups are still measured
                 failed = True
                 _print((f"{group}: FAILED", *[""] * (len(COLUMNS) - 1)))
                 traceback.print_exception(error, file=sys.stderr)
+            else:
+                if asked.write:
+                    results.write(group, origin, pace, rows)
     return int(failed)
 
 
@@ -93,57 +127,42 @@ def _arguments() -> argparse.Namespace:
         "measured if --only has its whole name",
     )
     parser.add_argument(
+        "--smallest",
+        action="store_true",
+        help="see that the groups run, once, with a hundredth of nodes, cells and variants; judge no time",
+    )
+    parser.add_argument(
         "--write",
         action="store_true",
-        help="write the tables of `matching` to docs/benchmark-results.md",
+        help="write the tables of the groups, each with its commit, to docs/benchmark-results.md",
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     parser.add_argument("--pairs", type=int, default=5, help="builds that alternate with bake's (default: 5)")
     parser.add_argument(
         "--only", default="", metavar="WORD", help="only groups of rows with WORD in the name"
     )
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.smallest and asked.write:
+        parser.error("--smallest measures nothing that could be written")
+    return asked
 
 
-def _groups(asked: argparse.Namespace) -> dict[str, Group]:
-    """Return the functions that measure rows, by name.
-
-    Planning comes first: memory inherited from a large parent would count for the process.
-    """
-    groups: dict[str, Group] = {
-        "plan": lambda folder, pace: planning.rows(folder, pace, bake=not asked.quick),
-        "start": lambda folder, _: selecting.started(folder, asked.rounds),
-        "probe": lambda *_: probing.rows(asked.rounds),
-        "select": lambda folder, pace: selecting.decided(folder, pace, asked.rounds),
-        "gang": selecting.ganged,
-    }
-    if asked.quick:
-        return groups
-    return groups | {
-        "cell": building.cell,
-        "no-op": building.again,
-        "verify": lambda folder, _: verifying.rows(folder, large=asked.large),
-        "matching": lambda folder, _: matching.rows(folder, write=asked.write),
-        "compression": lambda folder, _: compressing.levels(folder),
-        "layers": lambda folder, _: compressing.layers(folder),
-        "official": lambda folder, _: packaged.pytorch(folder, PULLS),
-        "tensorflow": lambda folder, _: packaged.tensorflow(folder, PULLS),
-        "upgrades": lambda folder, _: upgrading.rows(folder),
-        "prebuilt": lambda folder, _: packaged.prebuilt(folder, PULLS),
-        "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
-        "daemonless": lambda folder, pace: daemonless.rows(folder, pace, asked.rounds),
-        "rootless": lambda folder, _: rootless.rows(folder, asked.pairs),
-        "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
-        "runtime": lambda *_: assigning.rows(asked.rounds),
-        "webhook": lambda folder, _: reviewing.rows(folder),
-        "cluster": scaling.rows,
-        "small": lambda folder, _: building.small(folder, asked.pairs),
-        "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
-    }
+def _extent(asked: argparse.Namespace) -> Extent:
+    if asked.smallest:
+        return Extent(rounds=1, pairs=1, pulls=1, engines=False, smallest=True)
+    return Extent(
+        rounds=asked.rounds, pairs=asked.pairs, pulls=PULLS, engines=not asked.quick, large=asked.large
+    )
 
 
-def _print(cells: Iterable[str]) -> None:
-    padded = (cell.ljust(width) for cell, width in zip(cells, COLUMNS.values(), strict=True))
+def _is_asked(asked: argparse.Namespace, group: str) -> bool:
+    if asked.quick and group not in QUICK:
+        return False
+    return asked.only in group and (group not in LARGE or asked.large or asked.only == group)
+
+
+def _print(row: Iterable[str]) -> None:
+    padded = (cell.ljust(width) for cell, width in zip(row, COLUMNS.values(), strict=True))
     print(f"| {' | '.join(padded)} |", flush=True)
 
 

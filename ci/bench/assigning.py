@@ -14,9 +14,10 @@ from processes import new_folder, remove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from cluster import Node
-    from measure import Row
+    from measure import Extent, Row
 
 BAR = 3.5  # times `python -c pass`, in the whole life of a container
 PROFILE = "milan-a10"
@@ -25,7 +26,7 @@ SERVICE = "bench"
 NOTHING = "/bin/true"
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(_folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of all calls for a container with a GPU, compared with a runc that does nothing.
 
     Engine, task and bundle are real. A real runc takes ten times as long and varies by more than is measured.
@@ -34,7 +35,7 @@ def rows(rounds: int) -> Iterator[Row]:
         container = _ended_task(node)
         runtime = _runtime(node)
         ours, runc = (_life(node, path, container) for path in (runtime, NOTHING))
-        taken = processes({"pass": PASS, "ours": ours, "runc": runc}, rounds)
+        taken = processes({"pass": PASS, "ours": ours, "runc": runc}, extent.rounds)
     yield overhead(
         "the runtime of Swarm's tasks, all calls for a container",
         (taken["ours"].seconds, taken["runc"].seconds),

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import samples
+import yaml
 from measure import Row, duration, overhead, pairs
 
 # Appended, because some modules here have the same names.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_node import GpuNode
-    from measure import Pace
+    from measure import Extent, Pace
 
 PORT = 5099
 VARIANTS = 100
@@ -57,14 +58,15 @@ def new_engine(node: GpuNode | None = None, store: str = "containerd") -> Iterat
         engine.remove()
 
 
-def cell(folder: Path, pace: Pace) -> Iterator[Row]:
+def cell(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the overhead for the build of one cell."""
-    _matrix(folder, "bench-cell", CELLS, salt="ours")
+    cells = extent.part(CELLS)
+    _matrix(folder, "bench-cell", cells, salt="ours")
     theirs = []
     with new_engine() as engine:
         said = engine.imagematrix("build", "--jobs", "1", "--json", cwd=folder)
         ours = median(cell["seconds"] for cell in json.loads(said.stdout)["cells"])
-        for number in range(CELLS):
+        for number in range(cells):
             file = folder / f"Dockerfile.{number}"
             file.write_text(SMALL.replace("{{ number }}", str(number)).replace("{{ salt }}", "theirs"))
             words = ("buildx", "build", "--provenance=false", "--tag", f"bench-bare:{number}", "--file")
@@ -75,24 +77,25 @@ def cell(folder: Path, pace: Pace) -> Iterator[Row]:
     yield overhead(what, taken, "`docker buildx build --tag`", CELL_BAR, pace)
 
 
-def again(folder: Path, pace: Pace) -> Iterator[Row]:
+def again(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of a build that has nothing to do."""
+    variants, rounds = extent.part(VARIANTS), extent.times(ROUNDS)
     ours = ("build", "--push", "--jobs", "4")
     with new_engine() as engine, contextlib.ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)
         image = f"{registry.address}/bench/small"
-        _matrix(folder, image, VARIANTS)
+        _matrix(folder, image, variants)
         run(lambda: engine.imagematrix(*ours, cwd=folder))
-        pushed = _median(lambda: engine.imagematrix(*ours, cwd=folder), ROUNDS)
+        pushed = _median(lambda: engine.imagematrix(*ours, cwd=folder), rounds)
         run(lambda: engine.imagematrix("publish", f"{image}:v1", cwd=folder))
-        published = _median(lambda: engine.imagematrix(*ours, cwd=folder), ROUNDS)
+        published = _median(lambda: engine.imagematrix(*ours, cwd=folder), rounds)
         bake = _bake(engine, folder, "--push")
         run(bake)
-        theirs = _median(bake, 3)
+        theirs = _median(bake, extent.times(3))
     for what, taken in (("pushed", pushed), ("published", published)):
         yield Row(
-            what=f"`build --push` of {VARIANTS} variants that are {what} already",
+            what=f"`build --push` of {variants} variants that are {what} already",
             ours=duration(taken),
             ratio=f"{theirs / taken:.1f} x faster",
             instead=f"`docker buildx bake --push`: {duration(theirs)}",
@@ -101,17 +104,22 @@ def again(folder: Path, pace: Pace) -> Iterator[Row]:
         )
 
 
-def small(folder: Path, count: int) -> Iterator[Row]:
+def small(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of the first build of a dozen small cells."""
-    _matrix(folder, "bench-small", CELLS)
-    yield _beside_bake(f"{CELLS} small cells from an empty cache", folder, count, SMALL_BAR)
+    cells = extent.part(CELLS)
+    _matrix(folder, "bench-small", cells)
+    yield _beside_bake(f"{cells} small cells from an empty cache", folder, extent.pairs, SMALL_BAR)
 
 
-def shipped(folder: Path, count: int) -> Iterator[Row]:
+def shipped(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of the first build of the shipped matrix."""
     shutil.copytree(samples.ROOT / "templates", folder / "templates")
     shutil.copy(samples.ROOT / "matrix.yaml", folder)
-    yield _beside_bake("the shipped matrix from an empty cache", folder, count, SHIPPED_BAR)
+    if extent.smallest:
+        matrix = yaml.safe_load((folder / "matrix.yaml").read_text())
+        matrix["axes"] = {axis: values[:1] for axis, values in matrix["axes"].items()}
+        (folder / "matrix.yaml").write_text(json.dumps(matrix))
+    yield _beside_bake("the shipped matrix from an empty cache", folder, extent.pairs, SHIPPED_BAR)
 
 
 def _beside_bake(what: str, folder: Path, count: int, bar: float) -> Row:

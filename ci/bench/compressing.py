@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Engine
+    from measure import Extent, Pace
 
 __all__ = ["layers", "levels"]
 
-WHEEL = "nvidia-cudnn-cu12==9.10.2.21"
+WHEEL, SMALLEST = "nvidia-cudnn-cu12==9.10.2.21", "nvidia-cuda-runtime-cu12==12.9.79"
 KINDS = (("gzip", 6), *(("zstd", level) for level in (1, 3, 6, 9, 12, 15, 19)))
 PORT = 5097
 COUNTS = (1, 2, 4, 12, 40)
@@ -45,17 +46,18 @@ PIECE = 1 << 20
 CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
-def levels(folder: Path) -> Iterator[Row]:
+def levels(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield for each level the time to compress the layer, its size, and the times to read and to pull it.
 
     The processor time of compressing depends least on other work on the machine.
     """
-    layer = _layer(folder)
+    layer = _layer(folder, extent)
     whole = layer.stat().st_size
+    rounds = {network: extent.times(count) for network, count in PULLS.items()}
     with building.new_engine() as engine, ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)
-        for kind, level in KINDS:
+        for kind, level in KINDS[:2] if extent.smallest else KINDS:
             compression = Compression(type=kind, level=level)
             blob = folder / "blob"
             start, used = time.perf_counter(), time.process_time()
@@ -65,7 +67,7 @@ def levels(folder: Path) -> Iterator[Row]:
             name = _pushed(engine, registry, [(blob, layer)], compression, f"l{compression.level}")
             pulls = [
                 f"{network} {duration(median(_pull(engine, name, network) for _ in range(count)))}"
-                for network, count in PULLS.items()
+                for network, count in rounds.items()
             ]
             yield Row(
                 what=f"{compression}: {blob.stat().st_size / 1e6:.0f} of {whole / 1e6:.0f} MB",
@@ -75,12 +77,13 @@ def levels(folder: Path) -> Iterator[Row]:
             )
 
 
-def layers(folder: Path) -> Iterator[Row]:
+def layers(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the times to pull the same content in one layer and in several, by each image store.
 
     Each layer has an equal part of the content, as one file.
     """
-    content = _layer(folder)
+    content = _layer(folder, extent)
+    counts, rounds = COUNTS[:2] if extent.smallest else COUNTS, extent.times(ROUNDS)
     for store in ("containerd", "classic"):
         with building.new_engine(store=store) as engine, ExitStack() as stack:
             registry = Registry(engine, PORT)
@@ -88,10 +91,10 @@ def layers(folder: Path) -> Iterator[Row]:
             for kind in DEFAULT_LEVELS:
                 compression = Compression(type=kind, level=DEFAULT_LEVELS[kind])
                 taken = {}
-                for count in COUNTS:
+                for count in counts:
                     parts = list(_parts(folder, content, count, compression))
                     name = _pushed(engine, registry, parts, compression, f"n{count}")
-                    taken[count] = median(pulling.docker_pull(engine, name) for _ in range(ROUNDS))
+                    taken[count] = median(pulling.docker_pull(engine, name) for _ in range(rounds))
                 for count, seconds in taken.items():
                     yield Row(
                         what=f"{store} store, {compression}: {count} layers",
@@ -116,9 +119,10 @@ def _parts(folder: Path, content: Path, count: int, compression: Compression) ->
             yield blob, plain
 
 
-def _layer(folder: Path) -> Path:
+def _layer(folder: Path, extent: Extent) -> Path:
     """Return a tar of the files in the wheel."""
-    pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), WHEEL)
+    wanted = SMALLEST if extent.smallest else WHEEL
+    pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), wanted)
     subprocess.run(pip, check=True)
     (wheel,) = folder.glob("*.whl")
     layer = folder / "layer.tar"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from measure import Pace
+    from measure import Extent, Pace
 
 BAR = 0.060  # seconds more than the runtime (see measure.REFERENCE)
 INSTEAD = "`runc run` on the mounted root"
@@ -33,7 +33,7 @@ MATRIX = {
 PROCESS = {"user": {"uid": 0, "gid": 0}, "args": ["true"], "env": ["PATH=/usr/bin:/bin"], "cwd": "/"}
 
 
-def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
+def rows(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of a container that does nothing, from a squashfs or a folder, or as a task."""
     for name in ("templates", "context"):
         (folder / name).mkdir()
@@ -53,7 +53,7 @@ def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         (image,) = ImageStore(store).images()
         with _Mounted(folder, image.root, squashed=kind == "squashfs") as bare:
             for command, ours in (("run --engine oci", launch), ("oci-task", _task(folder, store))):
-                taken = pairs(partial(_wall, ours), partial(_wall, bare.command), rounds)
+                taken = pairs(partial(_wall, ours), partial(_wall, bare.command), extent.rounds)
                 yield overhead(f"`{command}`, warm, from a {kind}", taken, INSTEAD, BAR, pace)
             if kind == "squashfs":
                 yield Row(what="mount of the squashfs, in it", ours=duration(bare.mount_time))

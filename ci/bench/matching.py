@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -25,17 +24,17 @@ from imagematrix.catalog.catalog import Variant
 from imagematrix.facts import marches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from measure import Extent, Pace
     from pulling import Pulled
 
     from imagematrix import Host
 
 ROUNDS = 7
 PULLS = 5
-BEGIN, END = "<!-- what matching gains: begin -->", "<!-- what matching gains: end -->"
-HOW = "docs/benchmark-results.md"
+SMALLEST = "bitsandbytes==0.50.2"  # a wheel with device code, of 60 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +53,20 @@ class Measured:
         return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
-def rows(folder: Path, *, write: bool) -> Iterator[Row]:
-    """Yield what matching gains; with `write` the tables go into docs/benchmark-results.md, too."""
-    host = probe(nvml=False)
-    possible, matched = _marches(host)
+def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
+    """Yield what matching gains."""
+    possible, matched = _marches(probe(nvml=False))
     yield Row(
         what="marches of the matrix that this CPU has",
         ours=f"{matched} fits best",
         instead=" ".join(possible),
     )
-    measured = []
-    for one in _measured(list(compiling.programs(folder, possible))):
-        measured.append(one)
+    programs = compiling.programs(folder, possible)
+    built = [compiling.shipped(folder, possible)] if extent.smallest else list(programs)
+    for one in _measured(built, extent.times(ROUNDS)):
         yield from _rows(one, matched)
-    pulled = pulling.pulled(folder, PULLS)
-    yield _pulled(pulled)
-    if write:
-        _write(_tables(host, measured, pulled, possible, matched))
+    wheel = SMALLEST if extent.smallest else pulling.WHEEL
+    yield _pulled(pulling.pulled(folder, extent.times(PULLS), wheel))
 
 
 def _marches(host: Host) -> tuple[list[str], str]:
@@ -97,14 +93,14 @@ def _marches(host: Host) -> tuple[list[str], str]:
     return possible, str(chosen.selected)
 
 
-def _measured(programs: Sequence[compiling.Program]) -> Iterator[Measured]:
+def _measured(programs: Sequence[compiling.Program], rounds: int) -> Iterator[Measured]:
     """Yield the rates of the programs; variants take turns, each round in another order."""
     processor = max(os.sched_getaffinity(0))
     for program in programs:
         names = list(program.variants)
         rates: dict[str, list[float]] = {name: [] for name in names}
         crashes: dict[str, str] = {}
-        for number in range(ROUNDS):
+        for number in range(rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 if name in crashes:
                     continue
@@ -142,62 +138,3 @@ def _pulled(pulled: Mapping[str, Pulled]) -> Row:
         ratio=f"{seconds[MATCHED] / seconds[FAT]:.2f} x the time",
         instead=f"code for all GPUs: {duration(seconds[FAT])}, {size[FAT]}",
     )
-
-
-def _tables(
-    host: Host,
-    measured: Sequence[Measured],
-    pulled: Mapping[str, Pulled],
-    possible: Sequence[str],
-    matched: str,
-) -> str:
-    others = [march for march in possible if march != BASELINE]
-    shown = [f"**{march}**" if march == matched else march for march in others]
-    rates = [
-        (
-            one.name,
-            f"{median(one.rates[BASELINE]):.4g} {one.unit}",
-            *(
-                one.gain(march) if march in one.rates else one.crashes.get(march, "")
-                for march in (*others, CHOOSES)
-            ),
-        )
-        for one in measured
-    ]
-    starts = [
-        (
-            what,
-            f"{one.size / 1e6:.0f} MB",
-            f"{median(one.seconds):.1f} s ({min(one.seconds):.1f} to {max(one.seconds):.1f})",
-        )
-        for what, one in (("for compute capability 9.0", pulled[MATCHED]), ("for all GPUs", pulled[FAT]))
-    ]
-    today = datetime.now(UTC).date().isoformat()
-    first = (
-        f"On one processor of {host.cpu.model}, {today}, {ROUNDS} rounds. Rates are relative to the "
-        f"same program built for {BASELINE} in the same round: the median (minimum to maximum). "
-        f"`select` chooses {matched} on this machine."
-    )
-    second = (
-        f"The shipped program in an image with the files of `{pulling.WHEEL}`, from a registry on loopback, "
-        f"{PULLS} rounds:"
-    )
-    started = ("image", "to pull", "`imagematrix run` to the first line, cold")
-    programs = _table(("program", BASELINE, *shown, CHOOSES), rates)
-    lines = [first, "", *programs, "", second, "", *_table(started, starts)]
-    return "\n".join(lines)
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
-    for line in (head, ["---"] * len(head), *lines):
-        yield f"| {' | '.join(line)} |"
-
-
-def _write(tables: str) -> None:
-    """Write the tables between the marks in their page."""
-    path = ROOT / HOW
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{HOW} has no place for the tables")
-    path.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}")

@@ -32,6 +32,38 @@ class Row:
     met: bool | None = None
 
 
+MET = {True: "yes", False: "NO", None: ""}
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row: what, ours, the ratio, what is instead, the limit, and whether it is met."""
+    return row.what, row.ours, row.ratio, row.instead, row.bar, MET[row.met]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is measured: fresh processes for a row, builds that alternate with another tool's, and pulls.
+
+    The `smallest` is enough to see that a group of rows still runs: no number in it means anything. Without
+    `engines`, no command that takes minutes is measured beside ours. With `large`, more is downloaded.
+    """
+
+    rounds: int
+    pairs: int
+    pulls: int
+    engines: bool = True
+    large: bool = False
+    smallest: bool = False
+
+    def part(self, number: int) -> int:
+        """Return how many of something there are: a hundredth, and at least one, in the smallest extent."""
+        return max(number // 100, 1) if self.smallest else number
+
+    def times(self, rounds: int) -> int:
+        """Return how often something is done: once in the smallest extent."""
+        return 1 if self.smallest else rounds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """The speed of this machine: the seconds that `python -c pass` takes."""

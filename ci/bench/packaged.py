@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Engine, Registry
+    from measure import Extent, Pace
 
 __all__ = ["prebuilt", "pytorch", "tensorflow"]
 
@@ -87,7 +88,7 @@ class Framework:
         return ("python3", "-c", f"{self.loads}; print({SAID!r}, flush=True)")
 
 
-def pytorch(folder: Path, rounds: int) -> Iterator[Row]:
+def pytorch(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield sizes and cold starts of PyTorch's starter, of its earlier template, and without trimming.
 
     The images of the other two have gzip layers, as other builders write them. The starter that also trims
@@ -95,18 +96,18 @@ def pytorch(folder: Path, rounds: int) -> Iterator[Row]:
     """
     write = partial(_starter, "pytorch")
     node, compute = pulling.NODE, pulling.COMPUTE
-    rivals = (ONE_LAYER, FAT)
+    rivals, weighed = (ONE_LAYER, FAT), () if extent.smallest else (NVIDIA_TOO,)
     framework = Framework(
-        name="pytorch", node=node, compute=compute, write=write, rivals=rivals, weighed=(NVIDIA_TOO,)
+        name="pytorch", node=node, compute=compute, write=write, rivals=rivals, weighed=weighed
     )
     with _published(folder, framework) as (engine, registry, images):
         yield from _sizes(engine, framework, images)
         started = {kind: images[kind] for kind in (MATCHED, *rivals)}
-        taken = pulling.cold_starts(engine, started, framework.command, rounds)
+        taken = pulling.cold_starts(engine, started, framework.command, extent.pulls)
         for rival in rivals:
             yield _cold(taken, rival, LIMITS[rival])
         with pulling.limited(engine, NETWORK):
-            taken = pulling.cold_starts(engine, started, framework.command, rounds)
+            taken = pulling.cold_starts(engine, started, framework.command, extent.pulls)
         size = _size(engine, images[MATCHED], compute)
         for rival in rivals:
             told = f"the network needs {duration(size / RATE)}"
@@ -116,20 +117,20 @@ def pytorch(folder: Path, rounds: int) -> Iterator[Row]:
         selected = engine.imagematrix("select", f"{images[MATCHED]}:v1", "--host", host).stdout.strip()
         with serving.started(engine.inside, registry.address, host) as resolver:
             through = f"{images[MATCHED]}:v1".replace(registry.address, resolver.address)
-            yield serving.resolved_pull(engine, "`docker pull` of it", (through, selected), rounds)
+            yield serving.resolved_pull(engine, "`docker pull` of it", (through, selected), extent.pulls)
 
 
-def tensorflow(folder: Path, rounds: int) -> Iterator[Row]:
+def tensorflow(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield sizes and cold starts of TensorFlow's starter, and without trimming."""
     write = partial(_starter, "tensorflow")
     yield from _rows(
         folder,
-        rounds,
+        extent.pulls,
         Framework(name="tensorflow", node=pulling.NODE, compute=pulling.COMPUTE, write=write),
     )
 
 
-def prebuilt(folder: Path, rounds: int) -> Iterator[Row]:
+def prebuilt(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield sizes and cold starts of llama.cpp as node-llama-cpp compiles it, trimmed and unchanged."""
     libraries = folder / "llama"
     libraries.mkdir()
@@ -148,7 +149,7 @@ def prebuilt(folder: Path, rounds: int) -> Iterator[Row]:
         write=partial(_llama, libraries),
         loads=LOADS,
     )
-    yield from _rows(folder, rounds, framework)
+    yield from _rows(folder, extent.pulls, framework)
 
 
 def _rows(folder: Path, rounds: int, framework: Framework) -> Iterator[Row]:

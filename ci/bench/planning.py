@@ -16,12 +16,12 @@ from imagematrix.planning.planner import Against, plan
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from measure import Pace
+    from measure import Extent, Pace
 
     from imagematrix.planning.backend import Present
 
 TIME_BAR, MEMORY_BAR = 1.0, 150  # seconds (see measure.REFERENCE), MiB
-ROUNDS = 5
+CELLS, ROUNDS = 10_000, 5
 
 
 class Store:
@@ -40,20 +40,21 @@ class Store:
         return {}
 
 
-def rows(folder: Path, pace: Pace, *, bake: bool) -> Iterator[Row]:
+def rows(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the plan, and bake's if it is installed and requested."""
-    matrix = samples.matrix(folder)
+    cells = extent.part(CELLS)
+    matrix = samples.matrix(folder, cells)
     command = Path(sys.executable).with_name("imagematrix")
     taken = processes(
         {
             "library": (sys.executable, __file__, matrix),
             "command": (command, "plan", "-f", matrix, "--json"),
         },
-        ROUNDS,
+        extent.times(ROUNDS),
     )
-    theirs = _bake(folder) if bake and shutil.which("docker") else None
+    theirs = _bake(folder, cells) if extent.engines and shutil.which("docker") else None
     for name, what in (
-        ("library", "plan 10,000 cells: expand, exclude, render, digest"),
+        ("library", f"plan {cells:,} cells: expand, exclude, render, digest"),
         ("command", "`imagematrix plan --json` of them, without an engine"),
     ):
         cost = taken[name]
@@ -67,8 +68,8 @@ def rows(folder: Path, pace: Pace, *, bake: bool) -> Iterator[Row]:
         )
 
 
-def _bake(folder: Path) -> float:
-    command = ("docker", "buildx", "bake", "-f", samples.bake(folder), "--print")
+def _bake(folder: Path, cells: int) -> float:
+    command = ("docker", "buildx", "bake", "-f", samples.bake(folder, cells), "--print")
     return processes({"bake": command}, 1, warm=False)["bake"].seconds
 
 

@@ -72,11 +72,11 @@ class Pulled:
     seconds: tuple[float, ...]
 
 
-def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
+def pulled(folder: Path, rounds: int, wheel: str = WHEEL) -> dict[str, Pulled]:
     """Return MATCHED and FAT: the shipped program with a wheel, trimmed to one GPU and unchanged."""
     wheels = folder / "wheels"
     pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *TAGS, "--dest", str(wheels))
-    subprocess.run([*pip, WHEEL], check=True)
+    subprocess.run([*pip, wheel], check=True)
     trim = (
         sys.executable,
         "-m",
@@ -91,8 +91,8 @@ def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
     with simulated_node(folder) as (engine, registry):
         names = {name: f"{registry.address}/bench/{name}" for name in (MATCHED, FAT)}
         for name, place in ((MATCHED, folder / "trimmed"), (FAT, wheels)):
-            (wheel,) = place.glob("*.whl")
-            project = _project(folder / name, names[name], wheel, engine.node.libcuda)
+            (file,) = place.glob("*.whl")
+            project = _project(folder / name, names[name], file, engine.node.libcuda)
             published(engine, project, f"{names[name]}:v1")
         sizes = {name: int(weighed(engine, f"{image}:v1")["total"]) for name, image in names.items()}
         taken = cold_starts(engine, names, STARTED, rounds)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from measure import Extent, Pace
+
 BAR = 1_000  # reviews per second
 SECONDS = 5.0
 ROUNDS = 5
@@ -50,10 +52,10 @@ REVIEW = {
 }
 
 
-def rows(folder: Path) -> Iterator[Row]:
+def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the row: reviews of a pod for one of five classes of nodes and 1,000 variants."""
     with _webhook(folder) as port:
-        rate = median(asyncio.run(_rate(port)) for _ in range(ROUNDS))
+        rate = median(asyncio.run(_rate(port)) for _ in range(extent.times(ROUNDS)))
     yield Row(
         what=f"reviews of pods per second, {CONNECTIONS} connections with TLS",
         ours=f"{rate:,.0f}",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from conftest import Engine
+    from measure import Extent, Pace
 
 INSTEAD = "`docker run`"
 PORT = 5097
@@ -54,8 +55,9 @@ class _Way:
     store: Path | None = None
 
 
-def rows(folder: Path, rounds: int) -> Iterator[Row]:
+def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield cold starts, warm starts, the reading of many small files, and memory, of every way to run."""
+    rounds = extent.pairs
     with building.new_engine() as engine, contextlib.ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)

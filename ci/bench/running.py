@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Engine
-    from measure import Pace, Row
+    from measure import Extent, Pace, Row
 
 TIME_BAR, PROCESSOR_BAR = 0.080, 0.3  # seconds more than docker's command (see measure.REFERENCE)
 INSTEAD = "`docker run`"
@@ -41,7 +41,7 @@ class Taken:
     processor: float
 
 
-def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
+def rows(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of a container that does nothing, and the CPU time of a container that writes a lot."""
     (folder / "templates").mkdir()
     (folder / "context").mkdir()
@@ -55,13 +55,13 @@ def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         idle = pairs(
             lambda: _taken(engine, (*ours, *NOTHING)).wall,
             lambda: _taken(engine, (*theirs, *NOTHING)).wall,
-            rounds,
+            extent.rounds,
         )
         yield overhead("`run` of a container that does nothing", idle, INSTEAD, TIME_BAR, pace)
         output = pairs(
             lambda: _taken(engine, (*ours, *OUTPUT)).processor,
             lambda: _taken(engine, (*theirs, *OUTPUT)).processor,
-            OUTPUT_ROUNDS,
+            extent.times(OUTPUT_ROUNDS),
         )
         what = f"processor time of `run`, {MEGABYTES} MB of output"
         yield overhead(what, output, INSTEAD, PROCESSOR_BAR, pace)

@@ -23,8 +23,9 @@ ROOT = Path(__file__).parents[2]
 IMAGEMATRIX = ROOT / ".venv" / "bin" / "imagematrix"
 COMPILER = "gcc-14"
 RELEASES = {"11.8": "7.8", "12.2": "8.2", "12.4": "8.4", "12.8": "8.7"}  # CUDA and its PTX ISA
-DRIVERS = ("535.261.03", "550.163.01", "570.195.03", "580.95.05")
-TARGETS = ("52", "70", "80", "86", "89", "90")
+# The first ones fit some of the saved nodes, also where a catalog has only a few variants.
+DRIVERS = ("550.163.01", "535.261.03", "570.195.03", "580.95.05")
+TARGETS = ("90", "52", "70", "80", "86", "89")
 MARCHES = (
     "x86-64-v2",
     "x86-64-v3",
@@ -37,8 +38,10 @@ MARCHES = (
     "znver3",
     "znver4",
 )
+LEAST = "x86-64"
 SIZE = 1_000
-# 10,000 cells, of which the rule drops 200.
+# With the axis `flavour`, 10,000 cells, of which the rule drops 200.
+FEWEST = 50  # cells of the first three axes
 AXES = {
     "cuda": ("11.8", "12.4"),
     "driver": ("535.261.03", "535.274.02", "550.163.01", "570.195.03", "580.95.05"),
@@ -56,7 +59,6 @@ AXES = {
         "tremont",
         "bdver4",
     ),
-    "flavour": tuple(f"f{number}" for number in range(10)),
 }
 PROPERTIES = {
     "cuda": {
@@ -68,28 +70,35 @@ PROPERTIES = {
 EXCLUDE = {"cuda": "11.8", "driver": "580.95.05", "compute": "8.9", "why": "there are no such nodes"}
 
 
-def catalog(folder: Path) -> Path:
-    """Write a catalog of 1,000 variants, all but 40 of them for GPUs, and return its file."""
-    variants = [_gpu(*point) for point in itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)]
-    marches_of_gcc = sorted(
-        march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64"
-    )
-    variants += [_cpu("linux/amd64", march) for march in marches_of_gcc[len(variants) - SIZE + 1 :]]
+def catalog(folder: Path, size: int = SIZE) -> Path:
+    """Write a catalog of `size` variants, of 1,000 all but 40 for GPUs, and return its file."""
+    points = itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)
+    variants = [_gpu(*point) for point in itertools.islice(points, size - 2)]
+    of_gcc = (march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64")
+    least_last = sorted(of_gcc, key=lambda march: (march == LEAST, march))  # every node can run it
+    variants += [_cpu("linux/amd64", march) for march in least_last[len(variants) - size + 1 :]]
     variants.append(_cpu("linux/arm64", "armv8-a"))
     path = folder / "catalog.json"
     path.write_text(dump(Catalog(image="training", version="v1", variants=tuple(variants)).to_json()))
     return path
 
 
-def matrix(folder: Path) -> Path:
-    """Write a matrix of 10,000 cells that uses the shipped template, and return its file."""
+def axes(cells: int) -> dict[str, tuple[str, ...]]:
+    """Return axes with so many cells, such as 100 or 10,000."""
+    marches = AXES["march"][: cells // FEWEST]
+    flavours = tuple(f"f{number}" for number in range(cells // FEWEST // len(marches)))
+    return {**AXES, "march": marches, "flavour": flavours}
+
+
+def matrix(folder: Path, cells: int) -> Path:
+    """Write a matrix that uses the shipped template, and return its file."""
     shutil.copytree(ROOT / "templates", folder / "templates")
     path = folder / "matrix.yaml"
     image = {"version": "v1", "template": "training/Dockerfile.j2", "context": "templates/training"}
     document = {
         "schema": "imagematrix.matrix/v1",
         "images": {"training": image},
-        "axes": AXES,
+        "axes": axes(cells),
         "properties": PROPERTIES,
         "exclude": [EXCLUDE],
     }
@@ -97,18 +106,19 @@ def matrix(folder: Path) -> Path:
     return path
 
 
-def bake(folder: Path) -> Path:
+def bake(folder: Path, cells: int) -> Path:
     """Write the same axes as a bake file, and return it."""
-    axes = "".join(f"    {axis} = {json.dumps(values)}\n" for axis, values in AXES.items())
-    arguments = "".join(f"    {axis.upper()} = {axis}\n" for axis in AXES)
-    name = "-".join(f'${{replace({axis}, ".", "_")}}' for axis in AXES)
-    tag = "-".join(f"${{{axis}}}" for axis in AXES)
+    values = axes(cells)
+    lines = "".join(f"    {axis} = {json.dumps(some)}\n" for axis, some in values.items())
+    arguments = "".join(f"    {axis.upper()} = {axis}\n" for axis in values)
+    name = "-".join(f'${{replace({axis}, ".", "_")}}' for axis in values)
+    tag = "-".join(f"${{{axis}}}" for axis in values)
     path = folder / "docker-bake.hcl"
     path.write_text(
         f"""target "default" {{
   name = "training-{name}"
   matrix = {{
-{axes}  }}
+{lines}  }}
   args = {{
 {arguments}  }}
   tags = ["training:v1-{tag}"]

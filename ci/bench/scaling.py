@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from measure import Pace
+    from measure import Extent, Pace
 
     Object = dict[str, Any]
 
@@ -51,8 +51,9 @@ POLICIES = ",".join(
 )
 
 
-def rows(folder: Path, pace: Pace) -> Iterator[Row]:
+def rows(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the rows: creation of pods with webhook or policy, their memory, a new class, and commands."""
+    count = max(extent.part(NODES), CLASSES)
     data = new_folder()
     release = RELEASES[0]
     release.require()
@@ -60,20 +61,20 @@ def rows(folder: Path, pace: Pace) -> Iterator[Row]:
     cluster = Kubernetes(data, {}, release)
     try:
         cluster.begin()
-        yield _filled(cluster, stages)
+        yield _filled(cluster, stages, count)
         (folder / "catalog.json").write_text(dump(catalog().to_json()))
         listed = folder / "nodes.json"
         listed.write_text(cluster.kubectl("get", "nodes", "-o", "json").stdout)
-        yield from _commands(folder, listed, pace)
-        yield _created(cluster, "neither", {"other": False})
-        yield from _with_policy(cluster, folder)
-        yield from _with_webhook(cluster, folder)
+        yield from _commands(folder, listed, pace, count, extent)
+        yield _created(cluster, "neither", {"other": False}, extent)
+        yield from _with_policy(cluster, folder, extent)
+        yield from _with_webhook(cluster, folder, count, extent)
     finally:
         cluster.remove()
         remove_folder(data)
 
 
-def _filled(cluster: Kubernetes, kwok: Path) -> Row:
+def _filled(cluster: Kubernetes, kwok: Path, count: int) -> Row:
     """Create the nodes, and wait until kwok has made all of them ready."""
     start = time.monotonic()
     config = [word for name in STAGES for word in ("--config", kwok / "stage/node" / name)]
@@ -82,8 +83,8 @@ def _filled(cluster: Kubernetes, kwok: Path) -> Row:
     cluster.control.start(
         "kwok", kwok / "kwok", "--kubeconfig", access, "--manage-all-nodes", *lease, *config
     )
-    made = [_offering(each) for each in nodes(NODES)]
-    for number in range(0, NODES, BATCH):
+    made = [_offering(each) for each in nodes(count)]
+    for number in range(0, count, BATCH):
         given = json.dumps({"apiVersion": "v1", "kind": "List", "items": made[number : number + BATCH]})
         cluster.kubectl("create", "-f", "-", "-o", "name", input=given)
     ready = '{range .items[*].status.conditions[?(@.type=="Ready")]}{.status} {end}'
@@ -91,11 +92,11 @@ def _filled(cluster: Kubernetes, kwok: Path) -> Row:
     def all_ready() -> bool:
         time.sleep(5)  # a list of so many nodes takes the API server's time
         told = str(cluster.kubectl("get", "nodes", "-o", f"jsonpath={ready}").stdout)
-        return told.split() == ["True"] * NODES
+        return told.split() == ["True"] * count
 
     cluster.wait(all_ready, 1200)
     return Row(
-        what=f"{NODES:,} nodes in {CLASSES} classes are created and ready",
+        what=f"{count:,} nodes in {CLASSES} classes are created and ready",
         ours=duration(time.monotonic() - start),
     )
 
@@ -105,7 +106,7 @@ def _offering(made: Object) -> Object:
     return {**made, "status": {"capacity": capacity, "allocatable": capacity}}
 
 
-def _commands(folder: Path, listed: Path, pace: Pace) -> Iterator[Row]:
+def _commands(folder: Path, listed: Path, pace: Pace, count: int, extent: Extent) -> Iterator[Row]:
     """Yield the rows of the commands that read a saved list of the nodes."""
     pods = folder / "pods.json"
     requests = {"resources": {"requests": {"nvidia.com/gpu": str(GPUS // 2)}}}
@@ -117,7 +118,7 @@ def _commands(folder: Path, listed: Path, pace: Pace) -> Iterator[Row]:
             "spec": {"nodeName": f"n{number}", "containers": [{"name": "main", "image": OTHER, **requests}]},
             "status": {"phase": "Running"},
         }
-        for number in range(NODES)
+        for number in range(count)
     ]
     pods.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": running}))
     base = ("sh", "-c", NOTHING_FITS, "sh", IMAGEMATRIX, "kubernetes")
@@ -125,9 +126,9 @@ def _commands(folder: Path, listed: Path, pace: Pace) -> Iterator[Row]:
         "classes": (*base, "classes", "--nodes", listed, "--catalog", folder / "catalog.json"),
         "gpus": (*base, "gpus", "--nodes", listed, "--pods", pods),
     }
-    for name, cost in processes(commands, LIST_ROUNDS).items():
+    for name, cost in processes(commands, extent.times(LIST_ROUNDS)).items():
         yield Row(
-            what=f"`kubernetes {name}` of a saved list of {NODES:,} nodes",
+            what=f"`kubernetes {name}` of a saved list of {count:,} nodes",
             ours=duration(cost.seconds),
             ratio=f"{cost.seconds / pace.seconds:.0f} x pass",
             instead=f"memory: {cost.memory:.0f} MiB",
@@ -136,7 +137,7 @@ def _commands(folder: Path, listed: Path, pace: Pace) -> Iterator[Row]:
         )
 
 
-def _with_policy(cluster: Kubernetes, folder: Path) -> Iterator[Row]:
+def _with_policy(cluster: Kubernetes, folder: Path, extent: Extent) -> Iterator[Row]:
     """Yield the rows with the admission policy in force."""
     before = _memory(cluster, "kube-apiserver")
     taken, policies = _rendered(cluster, folder)
@@ -144,7 +145,7 @@ def _with_policy(cluster: Kubernetes, folder: Path) -> Iterator[Row]:
     cluster.apply(*policies)
     _served(cluster, DECIDED)
     served = time.monotonic() - start
-    yield _created(cluster, "the policy", {"ours": True, "other": False})
+    yield _created(cluster, "the policy", {"ours": True, "other": False}, extent)
     after = _memory(cluster, "kube-apiserver")
     yield Row(
         what="memory of the API server with the policy",
@@ -169,23 +170,24 @@ def _rendered(cluster: Kubernetes, folder: Path) -> tuple[float, list[Object]]:
     return time.monotonic() - start, list(yaml.safe_load_all(written))
 
 
-def _with_webhook(cluster: Kubernetes, folder: Path) -> Iterator[Row]:
+def _with_webhook(cluster: Kubernetes, folder: Path, count: int, extent: Extent) -> Iterator[Row]:
     """Yield the rows with the webhook, which follows the nodes."""
     with _webhook(cluster, folder):
-        yield _created(cluster, "the webhook", {"ours": True, "other": False})
+        yield _created(cluster, "the webhook", {"ours": True, "other": False}, extent)
         taken = []
-        for number in range(ROUNDS):
+        rounds = extent.times(ROUNDS)
+        for number in range(rounds):
             pool = f"{NEW_POOL}-{number}"
-            made = _offering(node(NODES + number, pool, DRIVERS[0], COMPUTES[number], NEW_MARCH))
+            made = _offering(node(count + number, pool, DRIVERS[0], COMPUTES[number], NEW_MARCH))
             taken.append(_served(cluster, pool, made))
         yield Row(
             what="until the webhook serves the class of a new node, from its creation",
             ours=duration(median(taken)),
-            instead=f"of {ROUNDS}, at most {duration(max(taken))}",
+            instead=f"of {rounds}, at most {duration(max(taken))}",
         )
         peak = _memory(cluster, "imagematrix", "VmHWM")
         yield Row(
-            what=f"memory of the webhook with {NODES:,} nodes",
+            what=f"memory of the webhook with {count:,} nodes",
             ours=f"{_memory(cluster, 'imagematrix'):.0f} MiB",
             instead=f"at most: {peak:.0f} MiB",
         )
@@ -231,19 +233,20 @@ def _webhook(cluster: Kubernetes, folder: Path) -> Iterator[None]:
         cluster.uninstall()
 
 
-def _created(cluster: Kubernetes, beside: str, changed: Mapping[str, bool]) -> Row:
+def _created(cluster: Kubernetes, beside: str, changed: Mapping[str, bool], extent: Extent) -> Row:
     """Return the row of pods that are created beside the policy, the webhook or neither.
 
     `changed` says which pods they change.
     """
     images = {"ours": NAME, "other": OTHER}
+    creations = extent.part(CREATIONS)
     pods = {name: pod(name, images[name], nodeSelector={POOL: DECIDED}) for name in changed}
-    asked = {"pods": pods, "rounds": CREATIONS, "warm": WARM, "changed": changed}
+    asked = {"pods": pods, "rounds": creations, "warm": WARM, "changed": changed}
     taken = json.loads(_asked(cluster, asked))
     first, *others = (_percentiles(taken[name]) for name in changed)
     instead = f"a pod that it does not touch: {others[0]}" if others else ""
     return Row(
-        what=f"creation of a pod with {beside}, p50 and p99 of {CREATIONS:,}", ours=first, instead=instead
+        what=f"creation of a pod with {beside}, p50 and p99 of {creations:,}", ours=first, instead=instead
     )
 
 

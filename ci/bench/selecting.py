@@ -22,7 +22,7 @@ from imagematrix.selection.select import Selector, select_many
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from measure import Pace
+    from measure import Extent, Pace
 
     from imagematrix.node.host import Host
 
@@ -41,22 +41,21 @@ ALIKE = ("genoa-h200", "sapphirerapids-h100")
 PARSE = "import json, sys; json.loads(open(sys.argv[1], 'rb').read())"
 
 
-def started(folder: Path, rounds: int) -> Iterator[Row]:
+def started(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of a fresh interpreter, and of the command."""
-    catalog = samples.catalog(folder)
+    size = extent.part(samples.SIZE)
+    catalog = samples.catalog(folder, size)
     command = Path(sys.executable).with_name("imagematrix")
     options = ("--catalog", catalog, "--host", samples.saved()["genoa-h200"])
-    taken = processes(
-        {
-            "pass": PASS,
-            "parse": (sys.executable, "-c", PARSE, catalog),
-            "library": (sys.executable, "-c", LIBRARY, catalog),
-            "docker": (sys.executable, "-c", "import docker"),
-            "command": (command, "select", "training:v1", *options),
-            "typer": (sys.executable, "-c", "import typer"),
-        },
-        rounds,
-    )
+    ours = {
+        "pass": PASS,
+        "parse": (sys.executable, "-c", PARSE, catalog),
+        "library": (sys.executable, "-c", LIBRARY, catalog),
+        "command": (command, "select", "training:v1", *options),
+    }
+    rivals = () if extent.smallest else ("docker", "typer")
+    theirs = {name: (sys.executable, "-c", f"import {name}") for name in rivals}
+    taken = processes({**ours, **theirs}, extent.rounds)
     seconds = {name: cost.seconds for name, cost in taken.items()}
 
     def row(what: str, name: str, instead: str = "", bar: int | None = None) -> Row:
@@ -70,27 +69,30 @@ def started(folder: Path, rounds: int) -> Iterator[Row]:
             met=times <= bar if bar else None,
         )
 
-    docker = f"`import docker` alone: {duration(seconds['docker'])}"
-    typer = f"`import typer` alone: {duration(seconds['typer'])}"
+    def alone(name: str) -> str:
+        return f"`import {name}` alone: {duration(seconds[name])}" if name in seconds else ""
+
     yield row("`python -c pass`", "pass")
-    yield row("json alone: load it, and the catalog of 1,000 variants", "parse")
-    yield row("import, probe, load 1,000 variants, select", "library", docker, LIBRARY_BAR)
-    yield row("`imagematrix select --catalog FILE --host FILE`", "command", typer, COMMAND_BAR)
+    yield row(f"json alone: load it, and the catalog of {size:,} variants", "parse")
+    yield row(f"import, probe, load {size:,} variants, select", "library", alone("docker"), LIBRARY_BAR)
+    yield row("`imagematrix select --catalog FILE --host FILE`", "command", alone("typer"), COMMAND_BAR)
 
 
-def ganged(folder: Path, pace: Pace) -> Iterator[Row]:
+def ganged(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of the command for a gang, with the reading of its hosts."""
-    catalog = samples.catalog(folder)
+    catalog = samples.catalog(folder, extent.part(samples.SIZE))
+    size, kinds = extent.part(GANG), extent.part(KINDS)
     command = Path(sys.executable).with_name("imagematrix")
     for what, nodes in (
-        (f"of {KINDS} kinds", samples.fleet(GANG, KINDS, ALIKE)),
-        ("that all differ", samples.differing(GANG, ALIKE)),
+        (f"of {kinds} kinds", samples.fleet(size, kinds, ALIKE)),
+        ("that all differ", samples.differing(size, ALIKE)),
     ):
         path = samples.hosts(folder, nodes)
         options = ("--catalog", catalog, "--gang", path, "--alike", "cuda")
-        seconds = processes({"": (command, "select", "training:v1", *options)}, PROCESSES)[""].seconds
+        rounds = extent.times(PROCESSES)
+        seconds = processes({"": (command, "select", "training:v1", *options)}, rounds)[""].seconds
         yield Row(
-            what=f"`imagematrix select --gang` of {GANG:,} nodes {what}",
+            what=f"`imagematrix select --gang` of {size:,} nodes {what}",
             ours=duration(seconds),
             ratio=f"{seconds / pace.seconds:.0f} x pass",
             bar=pace.told(GANG_BAR),
@@ -98,21 +100,23 @@ def ganged(folder: Path, pace: Pace) -> Iterator[Row]:
         )
 
 
-def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
+def decided(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the time of a decision in a process that has loaded the catalog."""
-    catalog = open_catalog(samples.catalog(folder))
+    catalog = open_catalog(samples.catalog(folder, extent.part(samples.SIZE)))
+    size, gang, kinds = map(extent.part, (FLEET, GANG, KINDS))
+    rounds = extent.rounds
     selector = Selector(catalog)
     new = iter(samples.models(rounds * 10))
     model = samples.models(1)[0]
     selector.explain(model)
-    nodes = samples.fleet(FLEET, KINDS)
+    nodes = samples.fleet(size, kinds)
     gc.collect()
 
     def many() -> None:
         # A new catalog, for which nothing is cached yet.
         select_many(nodes, Catalog(image="training", version="v1", variants=catalog.variants))
 
-    gangs = {f"of {KINDS} kinds": nodes[:GANG], "that all differ": samples.differing(GANG)}
+    gangs = {f"of {kinds} kinds": nodes[:gang], "that all differ": samples.differing(gang)}
 
     def together(some: list[Host], alike: str | None) -> None:
         # No variant fits all: the largest gang is found.
@@ -124,11 +128,12 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     yield _timed(
         "a known kind of node", calls(lambda: selector.explain(model), rounds * 100), KNOWN_BAR, pace
     )
-    yield _timed(f"{FLEET:,} nodes of {KINDS} kinds", calls(many, 3), FLEET_BAR, pace)
-    for kinds, some in gangs.items():
+    often = extent.times(3)
+    yield _timed(f"{size:,} nodes of {kinds} kinds", calls(many, often), FLEET_BAR, pace)
+    for which, some in gangs.items():
         for what, alike in (("one variant", None), ("alike variants", "cuda")):
-            seconds = calls(partial(together, some, alike), 3)
-            yield _timed(f"{what} for {GANG:,} nodes {kinds}", seconds, GANG_BAR, pace)
+            seconds = calls(partial(together, some, alike), often)
+            yield _timed(f"{what} for {gang:,} nodes {which}", seconds, GANG_BAR, pace)
 
 
 def _timed(what: str, seconds: float, bar: float | None = None, pace: Pace | None = None) -> Row:

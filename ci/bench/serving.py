@@ -28,6 +28,8 @@ from imagematrix.oci.registry import Registry as Client
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from measure import Extent, Pace
+
 PORT = 5097
 HOST = ROOT / "tests" / "hosts" / "laptop.json"
 PULL_BAR = 1.15  # times a pull from the registry
@@ -47,15 +49,15 @@ MATRIX = {
 TEMPLATE = "FROM debian:trixie\nCOPY payload /payload\nRUN echo {{ march }} > /march\n"
 
 
-def rows(folder: Path, count: int) -> Iterator[Row]:
+def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the rows: `docker pull` in pairs, many pulls at once, the rate of blobs, and memory."""
     with contextlib.ExitStack() as stack:
         registry = Registry(SimpleNamespace(inside=[]), PORT)
         stack.callback(registry.remove)
         resolver = stack.enter_context(started([], registry.address, HOST))
-        yield _at_once(folder, registry.address, resolver.address)
-        yield from _large(folder, registry.address, resolver)
-    yield _pulls(folder, count)
+        yield _at_once(folder, registry.address, resolver.address, extent)
+        yield from _large(folder, registry.address, resolver, extent)
+    yield _pulls(folder, extent)
 
 
 class Resolver:
@@ -86,7 +88,8 @@ def started(inside: list[str], upstream: str, host: Path) -> Iterator[Resolver]:
             process.terminate()
 
 
-def _pulls(folder: Path, count: int) -> Row:
+def _pulls(folder: Path, extent: Extent) -> Row:
+    payload = extent.part(PAYLOAD)
     with building.new_engine() as engine, contextlib.ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)
@@ -95,15 +98,15 @@ def _pulls(folder: Path, count: int) -> Row:
         for made in ("templates", "context"):
             (folder / made).mkdir()
         (folder / "templates" / "image.j2").write_text(TEMPLATE)
-        (folder / "context" / "payload").write_bytes(os.urandom(PAYLOAD))
+        (folder / "context" / "payload").write_bytes(os.urandom(payload))
         described = {image: {"version": "v1", "template": "image.j2", "context": "context"}}
         (folder / "matrix.yaml").write_text(json.dumps({**MATRIX, "images": described}))  # JSON is YAML
         building.run(lambda: engine.imagematrix("build", "--push", cwd=folder))
         building.run(lambda: engine.imagematrix("publish", f"{image}:v1"))
         selected = engine.imagematrix("select", f"{image}:v1", "--host", HOST).stdout.strip()
         resolver = stack.enter_context(started(engine.inside, registry.address, HOST))
-        what = f"`docker pull` of an image of {PAYLOAD / 1e6:.0f} MB and its base"
-        return resolved_pull(engine, what, (f"{resolver.address}/{name}:v1", selected), count)
+        what = f"`docker pull` of an image of {payload / 1e6:.0f} MB and its base"
+        return resolved_pull(engine, what, (f"{resolver.address}/{name}:v1", selected), extent.pairs)
 
 
 def resolved_pull(engine: Engine, what: str, names: tuple[str, str], count: int) -> Row:
@@ -120,24 +123,25 @@ def resolved_pull(engine: Engine, what: str, names: tuple[str, str], count: int)
     )
 
 
-def _at_once(folder: Path, direct: str, resolved: str) -> Row:
+def _at_once(folder: Path, direct: str, resolved: str, extent: Extent) -> Row:
     """Return the row of many clients that make an engine's requests, with a layer of 1 MiB."""
+    clients = extent.part(CLIENTS)
     digest, size = _pushed(folder, direct, PIECE)
     tag = _image(folder, direct, digest, size)
 
     def all_of(address: str) -> float:
-        return asyncio.run(_clients(address, tag, digest))
+        return asyncio.run(_clients(address, tag, digest, clients))
 
-    taken = pairs(lambda: all_of(resolved), lambda: all_of(direct), ROUNDS)
+    taken = pairs(lambda: all_of(resolved), lambda: all_of(direct), extent.times(ROUNDS))
     return Row(
-        what=f"{CLIENTS} clients at once: tag, manifest, and a layer of 1 MiB",
+        what=f"{clients} clients at once: tag, manifest, and a layer of 1 MiB",
         ours=duration(taken[0]),
         ratio=f"{taken[0] / taken[1]:.2f} x direct",
         instead=f"from the registry: {duration(taken[1])}",
     )
 
 
-async def _clients(address: str, tag: str, digest: str) -> float:
+async def _clients(address: str, tag: str, digest: str, count: int) -> float:
     base = f"http://{address}/v2/bench/blobs"
     accept = {"Accept": ", ".join(MANIFESTS)}
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -152,13 +156,13 @@ async def _clients(address: str, tag: str, digest: str) -> float:
                 await answer.read()
 
         start = time.perf_counter()
-        await asyncio.gather(*(pull() for _ in range(CLIENTS)))
+        await asyncio.gather(*(pull() for _ in range(count)))
         return time.perf_counter() - start
 
 
-def _large(folder: Path, direct: str, resolver: Resolver) -> Iterator[Row]:
+def _large(folder: Path, direct: str, resolver: Resolver, extent: Extent) -> Iterator[Row]:
     """Yield the rate of a large layer, and the memory that the resolver takes for it."""
-    digest, size = _pushed(folder, direct, LARGE)
+    digest, size = _pushed(folder, direct, extent.part(LARGE))
     resolver.memory()
     before = resolver.memory()
     peaks = []
@@ -169,9 +173,9 @@ def _large(folder: Path, direct: str, resolver: Resolver) -> Iterator[Row]:
             peaks.append(resolver.memory())
         return taken
 
-    taken = pairs(lambda: read(resolver.address), lambda: read(direct), ROUNDS)
+    taken = pairs(lambda: read(resolver.address), lambda: read(direct), extent.times(ROUNDS))
     yield Row(
-        what=f"a layer of {size / 1e9:.0f} GB, to one client",
+        what=f"a layer of {size / 1e9:.2g} GB, to one client",
         ours=f"{size / taken[0] / 1e6:.0f} MB/s",
         ratio=f"{taken[0] / taken[1]:.2f} x the time",
         instead=f"from the registry: {size / taken[1] / 1e6:.0f} MB/s",

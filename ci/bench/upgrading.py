@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Engine
+    from measure import Extent, Pace
 
 __all__ = ["rows"]
 
@@ -48,18 +49,18 @@ UPGRADES = {
 OTHERS = ("vllm", "tensorflow")  # starters
 
 
-def rows(folder: Path) -> Iterator[Row]:
+def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the bytes to pull for upgrades of PyTorch's image, and for other frameworks beside it.
 
     One engine would need more than 80 GB of disk space for all of them.
     """
     with _node(folder / "upgrades") as (engine, project, prefix, first):
-        for version, upgrade in UPGRADES.items():
+        for version, upgrade in [*UPGRADES.items()][: extent.times(len(UPGRADES))]:
             name = f"{prefix}/pytorch:{version}"
             _published(engine, project / version, "pytorch", name, upgrade)
             yield _row(engine, name, first, upgrade.what)
     with _node(folder / "others") as (engine, project, prefix, first):
-        for template in OTHERS:
+        for template in OTHERS[: extent.times(len(OTHERS))]:
             name = f"{prefix}/{template}:v1"
             _published(engine, project / template, template, name)
             yield _row(engine, name, first, f"{template} beside it")

@@ -19,11 +19,14 @@ from measure import Row, duration, processes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from measure import Extent, Pace
+
+SMALLEST = "nvidia-cuda-runtime-cu12==12.9.79"
 # Most have code for several architectures.
 WHEELS = (
     "bitsandbytes==0.50.2",
     "nvidia-cuda-nvrtc-cu12==12.9.86",
-    "nvidia-cuda-runtime-cu12==12.9.79",
+    SMALLEST,
     "nvidia-cusparse-cu12==12.5.10.65",
     "nvidia-nccl-cu12==2.27.3",
 )
@@ -60,11 +63,12 @@ main()
 """
 
 
-def rows(folder: Path, *, large: bool) -> Iterator[Row]:
+def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
     """Yield the rate and memory of `verify` on an image of real wheels, one layer each."""
     wheels = folder / "wheels"
     pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *TAGS, "--dest", str(wheels))
-    subprocess.run([*pip, *WHEELS, *(LARGE if large else ())], check=True)
+    wanted = (SMALLEST,) if extent.smallest else (*WHEELS, *LARGE) if extent.large else WHEELS
+    subprocess.run([*pip, *wanted], check=True)
     layout = folder / "layout"
     unpacked = _layout(layout, sorted(wheels.glob("*.whl")))
     layers = sorted(
@@ -80,7 +84,7 @@ def rows(folder: Path, *, large: bool) -> Iterator[Row]:
             "ours": (*fresh, "-m", "imagematrix", *words),
             "again": (*fresh[:2], sys.executable, "-m", "imagematrix", *words),
         },
-        ROUNDS,
+        extent.times(ROUNDS),
         warm=0,
     )
     ours, reading, read = taken["ours"], taken["reading"], taken["read"]
