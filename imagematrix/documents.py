@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
@@ -59,8 +60,8 @@ def parse(raw: bytes | str, where: str) -> object:
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r:.80}")
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"duplicate key {next(key for key in counts if counts[key] > 1)!r:.80}")
     return found
 
 

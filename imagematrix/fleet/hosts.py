@@ -171,7 +171,8 @@ def _kind(parts: Sequence[bytes]) -> Kind:
         host = Host.from_json(data)
     except UsageError:
         return UNKNOWN
-    found = Counter(fact for fact in _facts(host) if fact in {*known})
+    own = {*known}
+    found = Counter(fact for fact in _facts(host) if fact in own)
     flags = data["cpu"].get("flags") if isinstance(data, dict) else None
     return (host, tuple(known)) if found == Counter(known) and flags == [] else UNKNOWN
 

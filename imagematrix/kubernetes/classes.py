@@ -207,12 +207,13 @@ def _named(hardware: Iterable[Kind], nodes: Mapping[str, ClusterNode]) -> tuple[
     by_label: dict[str, list[ClusterNode]] = {}
     for name in sorted(nodes):
         by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
+    class_of = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
     named = [
         Class(
             name=name,
             nodes=tuple(nodes[host] for host in sorted(hosts)),
             kind=kind,
-            strays=tuple(node for node in by_label.get(name, ()) if node.name not in set(hosts)),
+            strays=tuple(node for node in by_label.get(name, ()) if class_of[node.name] != name),
         )
         for name, (kind, hosts) in by_name.items()
     ]
