@@ -52,6 +52,10 @@ WITH_HEREDOCS = ("add", "copy", "run")
 GOES_ON = re.compile(r"\\[ \t]*$")
 UNCLEAR = re.compile(r"\\\\[ \t]*$")
 BLANKS = re.compile(r"[\t\v\f\r ]+")
+SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+BETWEEN_WORDS = re.compile(f"[{SPACE}]+")
+QUOTED = re.compile(r"""["'\\]""")
+PLAIN_WORD = re.compile(rf"""[^{SPACE}"'\\]*(?=[{SPACE}]|\Z)""")
 FLAG_VALUE = r"""(?:(?<=--mount=)|(?<=--mount=["'])|(?<![^\s,"'-]))from=["']?({})(?=[\s,"'\\]|$)"""
 # Sources of ADD that are fetched. A git repository is one by its scheme, or as USER@HOST:PATH.
 SCHEMES = ("http://", "https://", "git://", "ssh://")
@@ -311,6 +315,9 @@ def _flags(text: str) -> tuple[list[str], str]:
 
 def _flag(text: str) -> tuple[str, str]:
     """Return the flag at the beginning of `text`, and the rest."""
+    plain = PLAIN_WORD.match(text)
+    if plain:  # almost every flag
+        return plain[0], text[plain.end() :]
     word, quote, at = "", "", 0
     while at < len(text) and (quote or text[at] not in SPACE):
         char = text[at]
@@ -349,6 +356,8 @@ def _is_json(arguments: str) -> bool:
 
 def _words(text: str, *, raw: bool) -> list[str]:
     """Return the words of a line, with quotes and escapes kept if `raw`; empty if a quote is not closed."""
+    if not QUOTED.search(text):  # almost every line
+        return [word for word in BETWEEN_WORDS.split(text) if word]
     words = [""]
     quote, at = "", 0
     while at < len(text):

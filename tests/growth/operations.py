@@ -13,9 +13,11 @@ from distribution import Server
 from growing import DRIVERS
 from publishing import labels_of, tag
 
+from imagematrix import documents
 from imagematrix.catalog.index import IndexEntry
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.cli import front
+from imagematrix.errors import UsageError
 from imagematrix.fleet.hosts import load_hosts
 from imagematrix.gang.gang import NothingFitsAll
 from imagematrix.gang.select import select_gang
@@ -294,6 +296,18 @@ def _verify_layers(layers: int, folder: Path) -> Callable[[], None]:
     return command("verify", growing.image(folder, layers, 2), "--json")
 
 
+def _refused_document(keys: int, folder: Path) -> Callable[[], object]:
+    path = folder / "document.json"
+    members = [f'"key{number}": 1' for number in [*range(keys), keys - 1]]
+    path.write_text(f"{{{', '.join(members)}}}")
+
+    def run() -> None:
+        with suppress(UsageError):
+            documents.read(path)
+
+    return run
+
+
 VARIETY = "24 variants for four drivers and six compute capabilities"
 DIFFERENT = "hosts that all differ"
 OPERATIONS = (
@@ -331,6 +345,9 @@ OPERATIONS = (
     ),
     Operation(name="ls", grows="variants", fixed="a file", n=100, prepare=_ls),
     Operation(name="ls, registry", grows="variants", fixed="one version", n=50, prepare=_published),
+    Operation(
+        name="refuse a document", grows="keys", fixed="the last key twice", n=1000, prepare=_refused_document
+    ),
     Operation(name="load_hosts", grows=DIFFERENT, fixed="two GPUs each", n=300, prepare=_load_hosts),
     Operation(name="coverage", grows=DIFFERENT, fixed=VARIETY, n=300, prepare=_coverage),
     Operation(
