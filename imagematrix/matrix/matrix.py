@@ -148,7 +148,7 @@ class Cell:
         """The axes that are not about hardware, with their values, sorted."""
         return tuple(sorted((axis, value) for axis, value in self.axes.items() if axis not in HARDWARE))
 
-    @property
+    @cached_property
     def cuda(self) -> str | None:
         """The CUDA release, or None in a CPU-only cell."""
         value = self.axes.get("cuda")

@@ -9,11 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import growing
+from building import FakeBackend, Silent
 from distribution import Server
 from growing import DRIVERS
 from publishing import labels_of, tag
 
 from imagematrix import documents
+from imagematrix.audit.layers import Layers
+from imagematrix.builder.build import build
+from imagematrix.builder.result import failure
 from imagematrix.catalog.index import IndexEntry
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.cli import front
@@ -105,6 +109,32 @@ def _lock(bases: int, folder: Path) -> Callable[[], object]:
         if len(lock.read(path)) != bases:
             raise RuntimeError(f"{path} does not have all bases")
 
+    return run
+
+
+def _build(cells: int, folder: Path) -> Callable[[], object]:
+    """Return a build of all cells, on an engine that only keeps images."""
+    matrix, backend = growing.matrix(folder, cells), FakeBackend(folder)
+
+    def run() -> None:
+        results = build(
+            plan(load(matrix), Against(resolve=backend.resolve, store=backend)),
+            backend,
+            backend,
+            jobs=1,
+            logs=folder / "logs",
+            reporter=Silent(),
+            layers=Layers(),
+        )
+        if failure(results):
+            raise RuntimeError(failure(results))
+
+    return run
+
+
+def _built(cells: int, folder: Path) -> Callable[[], object]:
+    run = _build(cells, folder)
+    run()
     return run
 
 
@@ -320,6 +350,8 @@ OPERATIONS = (
     Operation(name="plan --for", grows=DIFFERENT, fixed="eight cells", n=200, prepare=_planned_for),
     Operation(name="render", grows="cells", fixed="the template", n=200, prepare=_render),
     Operation(name="lock", grows="base images", fixed="four cells for each", n=50, prepare=_lock),
+    Operation(name="build", grows="cells", fixed="the template", n=40, prepare=_build),
+    Operation(name="build, nothing to do", grows="cells", fixed="the template", n=100, prepare=_built),
     Operation(name="report", grows="cells", fixed="four shards", n=200, prepare=_report),
     Operation(
         name="load and index a catalog",
