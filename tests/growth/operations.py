@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import growing
 from building import FakeBackend, Silent
@@ -114,7 +114,8 @@ def _lock(bases: int, folder: Path) -> Callable[[], object]:
 
 def _build(cells: int, folder: Path) -> Callable[[], object]:
     """Return a build of all cells, on an engine that only keeps images."""
-    matrix, backend = growing.matrix(folder, cells), FakeBackend(folder)
+    matrix = growing.matrix(folder, cells)
+    backend: Any = FakeBackend(folder)
 
     def run() -> None:
         results = build(
