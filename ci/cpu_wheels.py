@@ -28,6 +28,8 @@ import frameworks
 import imagematrix as im
 from imagematrix.facts import marches
 from imagematrix.record import replace
+from imagematrix.selection.rules import cpu
+from imagematrix.selection.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,18 +121,17 @@ def _tried(
     subprocess.run([*pip, *downloaded, *wheel.get("needs", ())], check=True)
     catalog = frameworks.adopted(folder, downloaded)
     (variant,) = catalog.variants
-    answers = {model: _answer(catalog, model) for model in MODELS}
+    answers = {model: _answer(variant, model) for model in MODELS}
     outcomes = {model: _outcome(environment / "bin/python", model, wheel["runs"]) for model in MODELS}
     return variant, answers, outcomes
 
 
-def _answer(catalog: im.Catalog, model: str) -> str:
-    """Return whether the image fits a host with such CPUs and nothing else."""
+def _answer(variant: im.Variant, model: str) -> str:
+    """Return what the rule `cpu` says of such a CPU; some wheels also have device code."""
     flags = marches.required(model.lower(), "gcc-14") or frozenset()
     host = im.Host.load(frameworks.HOST)
-    cpu = replace(host.cpu, flags=flags, level=marches.level(flags))
-    selection = im.explain(replace(host, cpu=cpu, driver=None, gpus=(), accelerators=()), catalog)
-    return FITS if selection.variant else REFUSED
+    target = Target(host=replace(host, cpu=replace(host.cpu, flags=flags)), gpus=())
+    return FITS if cpu.RULE.holds(target, variant) else REFUSED
 
 
 def _outcome(python: Path, model: str, code: str) -> str:
