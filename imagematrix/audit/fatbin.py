@@ -55,6 +55,7 @@ ZSTD = 1 << 15  # flag: compressed with Zstandard
 ALIGNED = 8  # fatbins of a section begin at multiples of this
 PIECE = 1 << 16
 NOTES = 16  # cubins of a section whose notes are read for the release: one compiler made nearly all
+TRIED = 4  # entries of a fatbin that are read for the names of its kernels
 MOST = 100_000  # entries of a fatbin; cuBLAS has a few hundred
 # Only comments and empty lines come before these directives.
 DIRECTIVES = re.compile(
@@ -147,13 +148,12 @@ def _names(window: Window, entries: Iterable[FatbinEntry]) -> bytes | None:
 
     All its code has the same kernels, and cubins are the quickest to read.
     """
-    for entry in sorted(entries, key=lambda entry: entry.code[0].kind != CUBIN):
+    for entry in sorted(entries, key=lambda entry: entry.code[0].kind != CUBIN)[:TRIED]:
         payload = _payload(window, entry)
-        packed = payload.at(0, PIECE)
         zstandard = bool(entry.flags & ZSTD)
-        head = packed
+        head = payload.at(0, PIECE if zstandard else 2 * kernels.MOST)
         if zstandard or entry.flags & LZ4:
-            head = cubin.unpacked(packed, kernels.MOST, zstandard=zstandard)
+            head = cubin.unpacked(head, kernels.MOST, zstandard=zstandard)
         if kernels.readable(head):
             return kernels.names(head)
     return b""
