@@ -113,8 +113,8 @@ def test_the_kind_of_kernel_modules_is_part_of_the_remedy(make, remedy):
     )
     new = by_host(make, cubins=("100",), cuda="12.8", ptx=[("100", "9.0")])
     fix, change = remedy(make.host(make.gpu(**B200), driver="470.256.02", kind="proprietary"), new)
-    assert fix == "driver 525.60.13 or newer with the open kernel modules"
-    assert change == {"driver": {"version": "525.60.13", "kind": "open"}}
+    assert fix == "driver 570.0 or newer with the open kernel modules"
+    assert change == {"driver": {"version": "570.0", "kind": "open"}}
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_an_unknown_release_has_no_nearest_one(make, refusal):
 
 def test_a_change_must_not_make_another_variant_nearest_that_is_refused_for_more(make, remedy):
     """With only GPU 1 passed, the other variant would be the nearest, and be refused for its driver."""
-    host = make.host(make.gpu(0, **K80), make.gpu(1, compute="8.0"), driver="418.39", kind="open")
+    host = make.host(make.gpu(0, **K80), make.gpu(1, compute="7.5"), driver="418.39", kind="open")
     near = by_host(make, reference="t:near", cubins=("37",), cuda="10.2")
-    exact = make.umd("exact", "390.157")
-    other = make.variant("t:other", cubins=("80",), cuda="10.2", driver=exact)
+    exact = make.umd("exact", "410.129")
+    other = make.variant("t:other", cubins=("75",), cuda="10.2", driver=exact)
     first = explain(host, make.catalog(near, other)).candidates[0]
     assert (first.reference, first.failing[0].fix) == ("t:near", "pass --gpus device=1")
     fix, change = remedy(host, near, other)

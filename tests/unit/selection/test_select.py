@@ -200,7 +200,7 @@ def test_nearest_variant_for_each_rule(make):
 
 
 def test_missing_hardware_is_farther_than_another_driver(make):
-    driver = make.variant("t:z", driver=make.umd("exact", "470.256.02"), cuda="11.0")
+    driver = make.variant("t:z", driver=make.umd("exact", "535.261.03"), cuda="11.0")
     code = make.variant("t:a", cubins=("90",))
     assert nearest(make.host(make.gpu()), driver, code) == "t:z"
 
