@@ -5,10 +5,12 @@ Files whose code no known GPU can tell apart are one entry.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+import posixpath
+from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from imagematrix.audit.device_code import DeviceCode
-from imagematrix.catalog.catalog import Code, FilePart, Ptx
+from imagematrix.catalog.catalog import Code, FilePart, Ptx, UseGuard, literal
 from imagematrix.errors import AuditError
 from imagematrix.facts import device_code, versions
 from imagematrix.record import replace
@@ -16,6 +18,7 @@ from imagematrix.record import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+    from typing import Any
 
     from imagematrix.audit.device_code import Fatbins
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "common_cubins",
     "common_ptx",
+    "covering",
     "entry",
     "joined",
     "lacking",
@@ -37,10 +41,13 @@ __all__ = [
 MOST = 16  # entries: labels and annotations have limits
 MOST_OPTIONAL = 4  # of these
 MOST_PARTS = 32  # kinds of parts of an entry
+MOST_GLOBS = 16  # of an entry
 CUBIN, PTX = 0, 1
 
 
-def entry(name: str, code: DeviceCode, *, files: int = 1, optional: bool = False) -> Code:
+def entry(
+    name: str, code: DeviceCode, *, files: int = 1, optional: bool = False, guard: UseGuard | None = None
+) -> Code:
     """Return the entry of one file, or of several that share their code, of which `name` is the first.
 
     PTX counts only if it can run all of the file's code.
@@ -52,6 +59,7 @@ def entry(name: str, code: DeviceCode, *, files: int = 1, optional: bool = False
         cubins=cubins,
         ptx=() if code.scattered else texts,
         optional=optional,
+        guard=None if optional else guard,
         parts=_parts(_part(part.count, _targets(part)) for part in code.parts),
     )
 
@@ -84,9 +92,10 @@ def joined(codes: Iterable[Code]) -> tuple[Code, ...]:
     that both have. No GPU is added by that.
     """
     listed = list(codes)
-    optional = _fewer(_alike((code for code in listed if code.optional), _told_apart), MOST_OPTIONAL)
+    names = frozenset(code.name for code in listed)
+    optional = _fewer(_alike((code for code in listed if code.optional), _told_apart, names), MOST_OPTIONAL)
     deciding = _fewer(
-        _alike((code for code in listed if not code.optional), _told_apart), MOST - len(optional)
+        _alike((code for code in listed if not code.optional), _told_apart, names), MOST - len(optional)
     )
     return tuple(sorted((*deciding, *optional), key=lambda code: (code.optional, code.name)))
 
@@ -143,7 +152,7 @@ def lacking(code: Code, promised: Sequence[Code]) -> tuple[str, ...]:
     """
     return tuple(
         compute
-        for index, compute in enumerate(_computes())
+        for index, compute in enumerate(device_code.capabilities())
         if _exceeds(_verdicts(code)[index], [_verdicts(other)[index] for other in promised])
     )
 
@@ -155,21 +164,15 @@ def _exceeds(own: Match, promised: Sequence[Match]) -> bool:
     return own is None or own > max(served, default=(CUBIN, ()))
 
 
-@cache
-def _computes() -> tuple[str, ...]:
-    """Return the known capabilities, and one that is newer than all of them."""
-    plain = {word.rstrip("af") for word in device_code.known()}
-    newest = max(versions.order(capability)[0] for capability in plain)
-    return (*sorted(plain, key=versions.order), f"{newest + 1}.0")
-
-
 @lru_cache(maxsize=1024)
 def _verdicts(code: Code) -> tuple[Match, ...]:
     """Return for each capability what runs there: a cubin, PTX with its ISA version, or None for nothing."""
-    return tuple(_verdict(code, compute) for compute in _computes())
+    return tuple(_verdict(code, compute) for compute in device_code.capabilities())
 
 
 def _verdict(code: Code, compute: str) -> Match:
+    if code.guard and code.guard.exempts(compute):
+        return CUBIN, ()
     if any(device_code.cubin_runs(cubin, compute) for cubin in code.cubins):
         return CUBIN, ()
     isas = [versions.order(ptx.isa) for ptx in code.ptx if device_code.ptx_runs(ptx.target, compute)]
@@ -179,7 +182,7 @@ def _verdict(code: Code, compute: str) -> Match:
 def _matches(code: Code) -> tuple[tuple[Match, int], ...]:
     """Return the verdicts, each with the distance of the nearest cubin."""
     matches = []
-    for compute, verdict in zip(_computes(), _verdicts(code), strict=True):
+    for compute, verdict in zip(device_code.capabilities(), _verdicts(code), strict=True):
         running = [cubin for cubin in code.cubins if device_code.cubin_runs(cubin, compute)]
         nearest = min((device_code.distance(cubin, compute) for cubin in running), default=0)
         matches.append((verdict, nearest))
@@ -187,21 +190,76 @@ def _matches(code: Code) -> tuple[tuple[Match, int], ...]:
 
 
 def _told_apart(code: Code) -> Hashable:
-    """Return what ranks a file on each GPU, and its parts: equal files are one entry."""
-    return _matches(code), code.parts
+    """Return what ranks a file on each GPU, its parts, and on which it is not used: equal ones are joined."""
+    return _matches(code), code.parts, code.guard and code.guard.unless
 
 
-def _alike(codes: Iterable[Code], key: Callable[[Code], Hashable]) -> list[Code]:
+def _alike(
+    codes: Iterable[Code], key: Callable[[Code], Hashable], names: frozenset[str] = frozenset()
+) -> list[Code]:
+    """Join the entries with equal keys; `names` are those of all files, if globs are to be found."""
     groups: dict[object, list[Code]] = {}
     for code in sorted(codes, key=lambda code: code.name):
         groups.setdefault(key(code), []).append(code)
-    return [_one(group) for group in groups.values()]
+    return [_one(group, names) for group in groups.values()]
 
 
-def _one(group: Sequence[Code]) -> Code:
-    """Return one entry for entries that no GPU tells apart."""
+def _one(group: Sequence[Code], names: frozenset[str]) -> Code:
+    """Return one entry for entries that no GPU tells apart; `names` are those of all files."""
     shortest = min(group, key=lambda code: (len(code.targets), code.targets))
-    return replace(shortest, files=sum(code.files for code in group), name=group[0].name)
+    whole = replace(shortest, name=group[0].name, guard=group[0].guard, **_files(group))
+    if names and len(group) == whole.files > 1:
+        own = [code.name for code in group]
+        whole = replace(whole, globs=_limited(covering(own, names - {*own})))
+    return whole
+
+
+def _files(codes: Sequence[Code]) -> dict[str, Any]:
+    """Return the number of the files of some entries, and the globs that match these."""
+    files = sum(code.files for code in codes)
+    known = all(code.globs or code.files == 1 for code in codes)
+    globs = [glob for code in codes for glob in code.globs or (code.glob,)]
+    return {"files": files, "globs": _limited(globs) if known and files > 1 else ()}
+
+
+def _limited(globs: Sequence[str]) -> tuple[str, ...]:
+    """Return the globs, or none if they are too many for a label."""
+    return tuple(dict.fromkeys(globs)) if len(globs) <= MOST_GLOBS else ()
+
+
+def covering(names: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return few globs that match all of some names and none of the others.
+
+    Names in a folder at the top that share a beginning and an end are one glob, if that matches nothing else.
+    """
+    by_top: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        by_top.setdefault(_top(name), []).append(name)
+    return [
+        glob
+        for top, own in by_top.items()
+        for glob in _covering(own, [other for other in others if _top(other) == top])
+    ]
+
+
+def _top(name: str) -> str:
+    return "/".join(name.split("/")[: 2 if name.startswith("/") else 1])
+
+
+def _covering(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    if len(names) == 1:
+        return [literal(names[0])]
+    start = posixpath.commonprefix(names)
+    rests = [name[len(start) :] for name in names]
+    end = posixpath.commonprefix([rest[::-1] for rest in rests])[::-1]
+    glob = f"{literal(start)}*{literal(end)}"
+    left = [other for other in others if other.startswith(start)]
+    if not any(fnmatchcase(other, glob) for other in left):
+        return [glob]
+    by_letter: dict[str, list[str]] = {}
+    for name, rest in zip(names, rests, strict=True):
+        by_letter.setdefault(rest[:1], []).append(name)
+    return [glob for own in by_letter.values() for glob in _covering(own, left)]
 
 
 def _fewer(codes: list[Code], most: int) -> list[Code]:
@@ -214,7 +272,7 @@ def _fewer(codes: list[Code], most: int) -> list[Code]:
         if at is None:
             index += 1
         else:
-            left[at] = replace(left[at], files=left[at].files + own.files)
+            left[at] = replace(left[at], **_files([left[at], own]))
             del left[index]
     while len(left) > most:
         *left, before, last = left
@@ -226,10 +284,11 @@ def _common(first: Code, other: Code) -> Code:
     codes = [DeviceCode(cubins=frozenset(each.cubins), ptx=_pairs(each)) for each in (first, other)]
     return replace(
         first,
-        files=first.files + other.files,
+        **_files([first, other]),
         parts=(),
         cubins=tuple(common_cubins(codes)),
         ptx=tuple(Ptx(target=target, isa=isa) for target, isa in common_ptx(codes)),
+        guard=None if first.guard != other.guard else first.guard,
     )
 
 
@@ -237,18 +296,25 @@ def _pairs(code: Code) -> frozenset[tuple[str, str]]:
     return frozenset((ptx.target, ptx.isa) for ptx in code.ptx)
 
 
-def common_cubins(codes: Sequence[DeviceCode]) -> list[str]:
-    """Return the cubin targets that hold for all files: a GPU that runs one runs some cubin of every file."""
+def common_cubins(codes: Sequence[DeviceCode], guards: Sequence[UseGuard | None] = ()) -> list[str]:
+    """Return the cubin targets that hold for all files: a GPU that runs one runs some cubin of every file.
+
+    A file with a guard, from the list of these for all files, counts only on GPUs that the guard leaves.
+    """
     listed = {target for code in codes for target in code.cubins}
+    pairs = list(zip(codes, guards or [None] * len(codes), strict=True))
     return sorted(
-        (target for target in listed if not any(lacks(code, target) for code in codes)), key=device_code.order
+        (target for target in listed if not any(lacks(code, target, guard) for code, guard in pairs)),
+        key=device_code.order,
     )
 
 
-def lacks(code: DeviceCode, target: str) -> bool:
-    """Whether a GPU that runs cubins for `target` exists for which `code` has no cubin."""
+def lacks(code: DeviceCode, target: str, guard: UseGuard | None = None) -> bool:
+    """Whether a GPU that runs cubins for `target` exists for which `code` has no cubin, and needs one."""
     return any(
-        not any(device_code.cubin_runs(own, compute) for own in code.cubins) for compute in _covered(target)
+        not any(device_code.cubin_runs(own, compute) for own in code.cubins)
+        for compute in _covered(target)
+        if not (guard and guard.exempts(compute))
     )
 
 

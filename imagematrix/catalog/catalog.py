@@ -6,7 +6,7 @@ import re
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.facts.versions import DRIVER, RELEASE
+from imagematrix.facts.versions import DRIVER, RELEASE, order
 from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST, names_registry, split
 
@@ -23,14 +23,17 @@ __all__ = [
     "HARDWARE",
     "PROBABLE",
     "SCHEMA",
+    "SOURCE",
     "TABLE",
     "UNKNOWN",
     "Catalog",
     "Code",
     "FilePart",
     "Ptx",
+    "UseGuard",
     "UserModeDriver",
     "Variant",
+    "literal",
     "own_axes",
     "preference",
 ]
@@ -39,14 +42,16 @@ SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
 # The source of a need: read from the image's bytes; claimed by labels; CPU flags for which most of a file is
 # compiled, though nothing proves that they are needed; read from the bytes with the shipped table of files
-# that some GPUs do not use; or unknown.
-BYTES, CLAIM, PROBABLE, TABLE, UNKNOWN = SOURCES = "bytes", "claim", "probable", "table", "unknown"
+# that some GPUs do not use, or with the sources of the package that uses them; or unknown.
+SOURCES = "bytes", "claim", "probable", "table", "source", "unknown"
+BYTES, CLAIM, PROBABLE, TABLE, SOURCE, UNKNOWN = SOURCES
 # The hardware axes of a variant. All others are the image's own, and describe its contents.
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # The criteria of the order, in the usual order; see selection/order.py.
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
 PLATFORM = re.compile(r"[a-z0-9._-]+(?:/[A-Za-z0-9._-]+){1,2}")  # system, architecture, variant
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
+COMPUTE = re.compile(r"\d{1,2}\.\d", re.ASCII)
 # The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
@@ -83,12 +88,39 @@ class FilePart(Record):
         return {"count": self.count, "cubins": list(self.cubins), "ptx": [ptx.to_json() for ptx in self.ptx]}
 
 
+class UseGuard(Record):
+    """The question for the capability that a package's own sources ask before they use a file.
+
+    `path` is the module in the package and `line` the line that asks. `unless` are the capabilities on which
+    the package does not use the file, as pairs of the lowest and the highest; the highest of all is None.
+    """
+
+    path: str
+    line: int
+    unless: tuple[tuple[str, str | None], ...]
+
+    def exempts(self, compute: str) -> bool:
+        """Whether the package does not use the file on GPUs of this capability."""
+        own = order(compute)
+        return any(order(low) <= own and (high is None or own <= order(high)) for low, high in self.unless)
+
+    @property
+    def words(self) -> str:
+        """The capabilities on which the package does not use the file, in words."""
+        return ", ".join([_range(low, high) for low, high in self.unless])
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `guard` of an element of `device_code`."""
+        return {"path": self.path, "line": self.line, "unless": [list(pair) for pair in self.unless]}
+
+
 class Code(Record):
     """Files of a variant with the same device code: how many they are, and the path of one of them.
 
     `cubins` and `ptx` are as in a Variant. Where files are `optional`, the image also runs on GPUs for which
-    they have no code. `parts` are those of a file whose parts differ in their targets: on a GPU for which
-    `cubins` or `ptx` have code, some of them may have none.
+    they have no code; where they have a `guard`, on the GPUs that it exempts. `parts` are those of a file
+    whose parts differ in their targets: on a GPU for which `cubins` or `ptx` have code, some of them may have
+    none. `globs` match all of several files, and no other file with device code.
     """
 
     files: int
@@ -97,6 +129,12 @@ class Code(Record):
     ptx: tuple[Ptx, ...] = ()
     optional: bool = False
     parts: tuple[FilePart, ...] = ()
+    guard: UseGuard | None = None
+    globs: tuple[str, ...] = ()
+
+    def decides(self, compute: str) -> bool:
+        """Whether these files have to run on GPUs of a capability."""
+        return not self.optional and not (self.guard and self.guard.exempts(compute))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -106,7 +144,7 @@ class Code(Record):
     @property
     def glob(self) -> str:
         """The glob that states the file as optional, and matches no other name."""
-        return "".join([f"[{letter}]" if letter in "*?[" else letter for letter in self.name])
+        return literal(self.name)
 
     def to_json(self) -> dict[str, object]:
         """Return one element of a variant's `device_code`."""
@@ -117,7 +155,20 @@ class Code(Record):
             "ptx": [ptx.to_json() for ptx in self.ptx],
             **({"optional": True} if self.optional else {}),
             **({"parts": [part.to_json() for part in self.parts]} if self.parts else {}),
+            **({"guard": self.guard.to_json()} if self.guard else {}),
+            **({"globs": list(self.globs)} if self.globs else {}),
         }
+
+
+def _range(low: str, high: str | None) -> str:
+    if high is None:
+        return f"{low} and later"
+    return low if low == high else f"{low} to {high}"
+
+
+def literal(name: str) -> str:
+    """Return the glob that matches a name and no other."""
+    return "".join([f"[{letter}]" if letter in "*?[" else letter for letter in name])
 
 
 class UserModeDriver(Record):
@@ -194,7 +245,7 @@ class Variant(Record):
         return (Code(files=0, name="", cubins=self.cubins, ptx=self.ptx),)
 
     def source(self, fact: str) -> str:
-        """Return where a fact comes from: "bytes", "claim", "probable", "table" or "unknown"."""
+        """Return where a fact comes from, one of SOURCES."""
         return dict(self.facts).get(fact, CLAIM)
 
     def to_json(self) -> dict[str, object]:
@@ -392,6 +443,8 @@ def _device_code(fields: Fields, key: str) -> tuple[Code, ...]:
             ptx=_ptx(item, "ptx"),
             optional=item.boolean("optional"),
             parts=_parts(item, "parts"),
+            guard=_guard(item),
+            globs=item.texts("globs") if item.present("globs") else (),
         )
         for item in fields.objects(key)
     )
@@ -409,6 +462,29 @@ def _count(fields: Fields, key: str) -> int:
     if number < 1:
         raise fields.fail(key, f"{number} is not a number of parts")
     return number
+
+
+def _guard(fields: Fields) -> UseGuard | None:
+    guard = fields.object_or_none("guard")
+    if guard is None:
+        return None
+    pairs = guard.data.get("unless")
+    if not isinstance(pairs, list) or not all(map(_is_range, pairs)):
+        raise guard.fail("unless", 'it is not a list of pairs such as ["7.5", "8.9"] or ["10.0", null]')
+    unless = tuple([(low, high) for low, high in pairs])
+    return UseGuard(path=guard.text("path"), line=guard.integer("line"), unless=unless)
+
+
+def _is_range(pair: object) -> bool:
+    """Whether a value is a pair of capabilities, the second of which may be None."""
+    if not isinstance(pair, list) or len(pair) != 2:  # noqa: PLR2004
+        return False
+    low, high = pair
+    return _is_compute(low) and (high is None or _is_compute(high))
+
+
+def _is_compute(word: object) -> bool:
+    return isinstance(word, str) and COMPUTE.fullmatch(word) is not None
 
 
 def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:

@@ -120,6 +120,7 @@ def _lines(judged: _Judged) -> list[str]:
         ("device code", _code(audit)),
         *(("optional", line) for line in _optional(audit)),
         *(("not counted", line) for line in _uncounted(audit)),
+        *(("guarded", line) for line in _guarded(audit)),
         *(("driver", line) for line in _drivers(audit)),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
@@ -157,6 +158,16 @@ def _uncounted(audit: Audit) -> Iterator[str]:
             paths.setdefault(found.uncounted, []).append(found.path)
     for why, listed in paths.items():
         yield f"{shortened(listed, SHOWN)}: {why}"
+
+
+def _guarded(audit: Audit) -> Iterator[str]:
+    for code in audit.device_code:
+        if code.guard:
+            more = f" and {code.files - 1} more" if code.files > 1 else ""
+            asked = f"{code.guard.path}:{code.guard.line}"
+            unused = f"not used on {code.guard.words} by {asked}"
+            told = unused if code.guard.unless else f"{asked} cannot be evaluated"
+            yield f"{code.name}{more}: {', '.join(code.targets)}; {told}"
 
 
 def _drivers(audit: Audit) -> Iterator[str]:

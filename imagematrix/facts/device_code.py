@@ -13,6 +13,7 @@ from imagematrix.facts import _data, cuda, versions
 
 __all__ = [
     "bounds",
+    "capabilities",
     "capability",
     "cubin_runs",
     "distance",
@@ -52,6 +53,14 @@ def known() -> tuple[str, ...]:
     """Return the capability words for which any CUDA release has a target, in order."""
     targets = {target for release in cuda.releases().values() for target in release.targets}
     return tuple(capability(target) + _suffix(target) for target in sorted(targets, key=order))
+
+
+@cache
+def capabilities() -> tuple[str, ...]:
+    """Return the capabilities of known GPUs, and one that is newer than all of them, in order."""
+    plain = {word.rstrip("af") for word in known()}
+    newest = max(versions.order(capability)[0] for capability in plain)
+    return (*sorted(plain, key=versions.order), f"{newest + 1}.0")
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from imagematrix.catalog.catalog import Code, FilePart, Variant
+    from imagematrix.catalog.catalog import Code, FilePart, UseGuard, Variant
     from imagematrix.node.host import Gpu
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
@@ -52,7 +52,7 @@ def need(variant: Variant) -> Hashable:
 
 
 def holds(target: Target, variant: Variant) -> bool:
-    """Whether all files with device code have some for every GPU passed, apart from optional ones.
+    """Whether all files with device code that are used on the GPUs passed have some for each of them.
 
     A CPU-only image fits a target without accelerators, or one whose user allows that they go unused.
     """
@@ -85,13 +85,18 @@ def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | No
     """
     if not variant.device_code:  # the only entry is the variant's own
         return _match(variant, gpu, driver)
-    matches = [_match(code, gpu, driver) for code in variant.code]
+    matches = [_match(code, gpu, driver) for code in _deciding(variant, gpu)]
     return None if None in matches else max(filter(None, matches), default=None)
+
+
+def _deciding(variant: Variant, gpu: Gpu) -> list[Code]:
+    """Return the code of the files that have to run on a GPU."""
+    return [code for code in variant.code if gpu.compute is None or code.decides(gpu.compute)]
 
 
 def partial_code(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
     """Whether some parts of a file that has to run have no code for a GPU."""
-    return any(_without(code, gpu, driver) for code in variant.code)
+    return any(_without(code, gpu, driver) for code in _deciding(variant, gpu))
 
 
 def _without(code: Code, gpu: Gpu, driver: str | None) -> int:
@@ -120,7 +125,7 @@ def served(variant: Variant) -> tuple[str, ...]:
         [
             target
             for target in sorted(targets, key=order)
-            if all(_reaches(code, target) for code in variant.code)
+            if all(_reaches(code, target) for code in variant.code if code.decides(capability(target)))
         ]
     )
 
@@ -140,13 +145,22 @@ def turns(variant: Variant) -> Turns:
     if not variant.gpu:
         return {"accelerators": ()}
     targets = {target for code in variant.code for target in code.targets}
+    guarded = {bound for code in variant.code if code.guard for bound in _guarded(code.guard)}
     isas = {ptx.isa for code in variant.code for ptx in code.ptx}
     compiling = {driver for isa in isas for driver in cuda.changes(partial(_knows, isa=isa))}
     return {
         "gpus.state": USABLE,
-        "gpus.compute": sorted({bound for target in targets for bound in bounds(target)}),
+        "gpus.compute": sorted(guarded.union(*(bounds(target) for target in targets))),
         **({"driver.version": sorted(compiling)} if isas and not drivers.own(variant) else {}),
     }
+
+
+def _guarded(guard: UseGuard) -> Iterator[str]:
+    """Yield the capabilities at which a package begins or ceases to use a file."""
+    for low, high in guard.unless:
+        yield low
+        if high:
+            yield "{}.{}".format(*divmod(int(high.replace(".", "")) + 1, 10))  # 9.0 follows 8.9
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
@@ -187,6 +201,7 @@ def _nearest(variant: Variant, gpu: Gpu) -> Gap:
     nearest = (
         min((drivers.between(capability(target), gpu.compute) for target in code.targets), default=far)
         for code in variant.code
+        if gpu.compute is None or code.decides(gpu.compute)
     )
     return max(nearest, default=far)
 
@@ -195,7 +210,7 @@ def warn(target: Target, variant: Variant) -> Iterator[str]:
     """Yield which parts of files have no code for a GPU: only what is in them fails there."""
     driver = drivers.effective(target, variant)
     for compute, gpu in {gpu.compute: gpu for gpu in target.gpus}.items():
-        for code in variant.code:
+        for code in _deciding(variant, gpu):
             if _without(code, gpu, driver):
                 yield f"{_parts(code, gpu, driver)} no code for {compute}"
 
@@ -207,7 +222,7 @@ def _parts(code: Code, gpu: Gpu, driver: str | None) -> str:
 
 
 def _unused(target: Target, variant: Variant) -> str:
-    """Return in words which optional files have no code for a GPU."""
+    """Return in words which files have no code for a GPU and are optional, or not used on it."""
     driver = drivers.effective(target, variant)
     words = []
     for code in variant.device_code:
@@ -215,6 +230,14 @@ def _unused(target: Target, variant: Variant) -> str:
         if lacking:
             text = _compilable(code, lacking[0], driver) or "no code"
             words.append(f"; {_files([code])}, optional: for {_computes(lacking)} {text}")
+        guard = code.guard
+        spared = [gpu for gpu in target.gpus if guard and gpu.compute and guard.exempts(gpu.compute)]
+        without = [gpu for gpu in spared if not _match(code, gpu, driver)]
+        if guard and without:
+            where = f"by {guard.path}:{guard.line}"
+            words.append(
+                f"; {_files([code])}, without code for {_computes(without)}, is not used there {where}"
+            )
     return "".join(words)
 
 
@@ -272,7 +295,9 @@ def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[st
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
     same = spec([other for other in unserved if other.compute == gpu.compute])
     advice = f"build a variant for compute {gpu.compute}, and pass --gpus {same}"
-    lacking = [code for code in variant.code if _match(code, gpu, driver) is None]
+    lacking = [
+        code for code in variant.code if code.decides(gpu.compute) and _match(code, gpu, driver) is None
+    ]
     without = [code for code in lacking if not _compilable(code, gpu, driver)]
     unless = _unless(variant, lacking, gpu, driver)
     if lacking and not without:
@@ -302,10 +327,23 @@ def _unless(variant: Variant, lacking: list[Code], gpu: Gpu, driver: str | None)
     """Return the options for files without code for a GPU, if others of their packages have some."""
     if not lacking or not all(_partly(variant, code, gpu, driver) for code in lacking):
         return ""
-    options = " ".join(f"--optional {_quoted(code.glob)}" for code in lacking)
-    others = sum(code.files - 1 for code in lacking)
+    globs = dict.fromkeys(glob for code in lacking for glob in code.globs or (code.glob,))
+    options = " ".join(f"--optional {_quoted(glob)}" for glob in globs)
+    others = sum(code.files - 1 for code in lacking if not code.globs)
     more = f", and the same for {others} more that `imagematrix verify --json` lists" if others else ""
-    return f"; if the image does not use this on such GPUs, pass {options} to `imagematrix adopt`{more}"
+    asked = "".join(_asked(code, gpu) for code in lacking)
+    unused = "if the image does not use this on such GPUs"
+    return f"{asked}; {unused}, pass {options} to `imagematrix adopt`{more}"
+
+
+def _asked(code: Code, gpu: Gpu) -> str:
+    """Return in words what the package's own sources say about files that have no code for a GPU."""
+    if code.guard is None:
+        return ""
+    where = f"{code.guard.path}:{code.guard.line}"
+    if not code.guard.unless:
+        return f"; {where} asks for the capability in a way that cannot be evaluated"
+    return f"; by {where}, {_files([code])} is used on {gpu.compute}"
 
 
 def _quoted(word: str) -> str:

@@ -1,13 +1,14 @@
 """The exact device code of an image: for every GPU, the answer is that of the single files."""
 
 import itertools
+from fnmatch import fnmatchcase
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from imagematrix.audit import entries
 from imagematrix.audit.device_code import DeviceCode, Fatbins
-from imagematrix.catalog.catalog import Code, FilePart, Ptx, Variant
+from imagematrix.catalog.catalog import Code, FilePart, Ptx, UseGuard, Variant
 from imagematrix.facts import cuda, device_code, versions
 from imagematrix.node.host import Gpu
 from imagematrix.record import replace
@@ -26,8 +27,18 @@ CODES = st.builds(
 )
 
 
-def variant(codes):
-    listed = [entries.entry(f"f{number}", code) for number, code in enumerate(codes)]
+UNLESS = [(), (("8.0", "8.9"),), (("7.5", "7.5"), ("10.0", None))]
+GUARDS = st.none() | st.builds(
+    UseGuard, path=st.just("p.py"), line=st.integers(1, 2), unless=st.sampled_from(UNLESS)
+)
+
+
+def variant(codes, guards=()):
+    guards = guards or [None] * len(codes)
+    listed = [
+        entries.entry(f"f{number}", code, guard=guard)
+        for number, (code, guard) in enumerate(zip(codes, guards, strict=True))
+    ]
     return Variant(
         reference="t:x",
         digest=None,
@@ -83,7 +94,7 @@ def test_narrowed_code_runs_equally_well_on_its_gpus(code, computes, driver):
 def test_files_that_no_gpu_tells_apart_are_one_entry():
     one, two = DeviceCode(cubins=frozenset({"80", "86"})), DeviceCode(cubins=frozenset({"80"}))
     assert variant([one, one, two]).device_code == (
-        Code(files=2, name="f0", cubins=("80", "86")),
+        Code(files=2, name="f0", cubins=("80", "86"), globs=("f0", "f1")),
         Code(files=1, name="f2", cubins=("80",)),
     )
 
@@ -163,3 +174,60 @@ def test_narrowed_parts_are_those_of_the_gpus_in_question():
     own = entries.entry("f", divided((2, "75", "80", "90"), (3, "80", "90")))
     assert entries.narrowed(own, ["9.0"]).parts == ()
     assert entries.narrowed(own, ["7.5"]).parts == (FilePart(count=3), FilePart(count=2, cubins=("75",)))
+
+
+@given(
+    st.lists(st.tuples(CODES, GUARDS), min_size=1, max_size=4),
+    st.sampled_from(COMPUTES),
+    st.sampled_from(DRIVERS),
+)
+def test_guarded_files_decide_on_all_gpus_that_are_not_exempt(files, compute, driver):
+    codes, guards = zip(*files, strict=True)
+    own = variant(codes, guards)
+    deciding = [code for code, guard in files if not (guard and guard.exempts(compute))]
+    gpu = Gpu(index=0, uuid="GPU-0", compute=compute)
+    expected = bool(deciding) and all(runs(code, compute, driver) for code in deciding)
+    assert (rule.code(own, gpu, driver) is not None) == expected
+    common = entries.common_cubins(codes, guards)
+    if any(device_code.cubin_runs(cubin, compute) for cubin in common):
+        assert all(runs(code, compute, None) for code in deciding)
+
+
+NAMES = (
+    "p/_a1_C.so",
+    "p/_a2_C.so",
+    "p/_b_C.so",
+    "p/k[1].so",
+    "p/sm90/x.so",
+    "p/sm80/x.so",
+    "q/_a_C.so",
+    "/opt/a/x",
+    "/opt/b/y",
+)
+
+
+@given(st.sets(st.sampled_from(NAMES), min_size=1))
+def test_globs_match_all_of_some_names_and_no_others(own):
+    others = {*NAMES} - own
+    globs = entries.covering(sorted(own), others)
+    assert all(any(fnmatchcase(name, glob) for glob in globs) for name in own)
+    assert not any(fnmatchcase(name, glob) for name in others for glob in globs)
+    assert len(globs) <= len(own)
+
+
+def test_few_globs_suffice():
+    assert entries.covering(["v/_fa2_C.so", "v/_fa3_C.so"], ["v/_C.so"]) == ["v/_fa*_C.so"]
+    assert entries.covering(["v/_fa2_C.so", "w/_fa3_C.so"], []) == ["v/_fa2_C.so", "w/_fa3_C.so"]
+    names = ["v/a1.so", "v/a2.so", "v/b1.so", "v/b2.so"]
+    assert entries.covering(names, ["v/c1.so"]) == ["v/a*.so", "v/b*.so"]
+
+
+def test_entries_of_several_files_have_the_globs_of_all():
+    codes = [DeviceCode(cubins=frozenset({target})) for target in ("80", "90a", "90a")]
+    joined = entries.joined(
+        entries.entry(name, code)
+        for name, code in zip(("v/_C.so", "v/_f1.so", "v/_f2.so"), codes, strict=True)
+    )
+    assert [(code.files, code.globs) for code in joined] == [(1, ()), (2, ("v/_f*.so",))]
+    many = [entries.entry(f"v/{n}{n % 7}.so", codes[n % 2]) for n in range(100)]
+    assert [code.globs for code in entries.joined(many)] == [(), ()]

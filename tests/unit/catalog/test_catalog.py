@@ -163,7 +163,7 @@ def test_newer_schema_version_has_a_remedy():
         ({"platform": True}, "platform: expected a string, found true or false"),
         (
             {"facts": {"cuda": "guess"}},
-            "facts: cuda: 'guess' is not one of bytes, claim, probable, table, unknown",
+            "facts: cuda: 'guess' is not one of bytes, claim, probable, table, source, unknown",
         ),
         ({"facts": {"cuda": 1}}, "facts: cuda: expected a string, found a number"),
         ({"facts": []}, "facts: expected an object, found a list"),
@@ -320,3 +320,42 @@ def test_a_variant_is_known_without_its_registry(make):
     catalog = of_registry(*variants)
     for name in ("training:v1-b", f"ml/training@sha256:{'b' * 64}"):
         assert catalog.known_as(name).variants == (variants[1],)
+
+
+GUARDED = {"files": 2, "name": "p/_a.so", "cubins": ["90"], "ptx": [], "globs": ["p/_*.so"]}
+
+
+def test_guard_of_an_entry_is_read_and_written():
+    guard = {"path": "p/it.py", "line": 3, "unless": [["7.5", "8.9"], ["10.0", None]]}
+    (variant,) = parsed(ENTRY | {"device_code": [GUARDED | {"guard": guard}]}).variants
+    (code,) = variant.to_json()["device_code"]
+    assert code == GUARDED | {"guard": guard}
+    own = variant.device_code[0].guard
+    assert [one for one in ("7.0", "7.5", "8.9", "9.0", "10.0", "15.0") if own.exempts(one)] == [
+        "7.5",
+        "8.9",
+        "10.0",
+        "15.0",
+    ]
+    assert own.words == "7.5 to 8.9, 10.0 and later"
+
+
+@pytest.mark.parametrize(
+    "unless",
+    [
+        None,
+        {},
+        "8.0",
+        ["8.0"],
+        [["8.0"]],
+        [["8.0", "8.9", "9.0"]],
+        [[8.0, 8.9]],
+        [["8.0", "9"]],
+        [[None, "8.9"]],
+        [["8.0", 0]],
+    ],
+)
+def test_invalid_guard_is_rejected(unless):
+    guard = {"path": "p/it.py", "line": 3, "unless": unless}
+    with pytest.raises(UsageError, match=r"guard: unless: it is not a list of pairs such as"):
+        parsed(ENTRY | {"device_code": [GUARDED | {"guard": guard}]})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.catalog.catalog import Code, FilePart, Ptx
+from imagematrix.catalog.catalog import Code, FilePart, Ptx, UseGuard
 from imagematrix.node.host import Accelerator
 from imagematrix.record import replace
+from imagematrix.selection.rules.device_code import served
 from imagematrix.selection.select import explain
 
 
@@ -250,6 +251,45 @@ def test_refusal_counts_all_files_without_code(judge, make):
     assert why.endswith(f"pass {options}, and the same for 2 more that `imagematrix verify --json` lists")
     late = replace(TEXT, name="vllm/a.so", ptx=(Ptx(target="80", isa="8.7"),))
     assert "in vllm/_flashmla_C.abi3.so runs" in judge("device-code", node, exact(make, MAIN, late, MLA)).why
+
+
+def test_refusal_names_all_files_by_their_globs(judge, make):
+    node = make.host(make.gpu(compute="8.0"), driver="550.54.14")
+    both = replace(MLA, files=2, globs=("vllm/_flashmla*",))
+    why = judge("device-code", node, exact(make, MAIN, both)).why
+    assert why.endswith("pass --optional 'vllm/_flashmla*' to `imagematrix adopt`")
+
+
+def test_guarded_entry_decides_only_where_it_is_used(judge, make):
+    guard = UseGuard(path="vllm/ops/mla.py", line=56, unless=(("7.5", "8.9"), ("10.0", None)))
+    variant = exact(
+        make, replace(MAIN, cubins=("80", "90", "100")), replace(MLA, cubins=("103a",), guard=guard)
+    )
+    for compute, fits in (("8.0", True), ("9.0", False), ("10.0", True), ("12.1", False), ("7.5", False)):
+        result = judge("device-code", make.host(make.gpu(compute=compute), driver="580.95.05"), variant)
+        assert result.ok == fits, compute
+        told = (
+            f"vllm/_flashmla_C.abi3.so, without code for {compute}, is not used there by vllm/ops/mla.py:56"
+        )
+        assert (told in result.why) == fits
+    assert (
+        "by vllm/ops/mla.py:56, vllm/_flashmla_C.abi3.so is used on 9.0"
+        in judge("device-code", make.host(make.gpu(compute="9.0"), driver="580.95.05"), variant).why
+    )
+    assert served(variant) == ("80", "100", "103a")
+
+
+def test_nothing_decides_where_every_entry_is_exempt(judge, make):
+    guard = UseGuard(path="p.py", line=1, unless=(("7.5", None),))
+    node = make.host(make.gpu(compute="9.0"), driver="580.95.05")
+    assert not judge("device-code", node, exact(make, replace(MLA, guard=guard))).ok
+
+
+def test_question_that_cannot_be_evaluated_is_named(judge, make):
+    guard = UseGuard(path="vllm/ops/mla.py", line=56, unless=())
+    node = make.host(make.gpu(compute="8.0"), driver="580.95.05")
+    why = judge("device-code", node, exact(make, MAIN, replace(MLA, guard=guard))).why
+    assert "; vllm/ops/mla.py:56 asks for the capability in a way that cannot be evaluated; if" in why
 
 
 def test_optional_entry_with_ptx_that_is_too_new_says_so(judge, make):
