@@ -17,7 +17,6 @@ from imagematrix.catalog.catalog import (
     BYTES,
     CLAIM,
     PROBABLE,
-    TABLE,
     UNKNOWN,
     Catalog,
     Ptx,
@@ -170,7 +169,7 @@ def _unlabelled(audited: Audit, cpu_flags: frozenset[str] | None) -> tuple[Varia
 
 
 def sources(audited: Audit) -> dict[str, str]:
-    """Return the source of each need of an image without labels: bytes, probable, table, claim or unknown.
+    """Return the source of each need of an image without labels, one of `catalog.SOURCES`.
 
     An image for CPUs only has no CUDA release and no driver, and the bytes prove that it has no device code.
     """
@@ -179,8 +178,7 @@ def sources(audited: Audit) -> dict[str, str]:
     runtime = any(library.name == RUNTIME for library in audited.libraries)
     facts = {"cpu_flags": cpu_source(audited, UNKNOWN), "cubins": BYTES}
     if release or _driver(audited) or coded or runtime or doubts.for_gpus(audited):
-        shown = TABLE if audited.guarded else BYTES
-        facts |= {"cubins": shown if coded else UNKNOWN, "cuda": source, "driver": BYTES}
+        facts |= {"cubins": audited.source if coded else UNKNOWN, "cuda": source, "driver": BYTES}
     return facts
 
 

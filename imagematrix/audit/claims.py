@@ -230,7 +230,7 @@ def _unseen(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
 def _exact(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield the files without code for GPUs that all entries of the exact device code serve."""
     for found in audited.gpu_code if variant.device_code else ():
-        own = entries.entry(found.name, found.code)
+        own = entries.entry(found.name, found.code, guard=found.guard)
         computes = entries.lacking(own, variant.code)
         if computes:
             texts = tuple(f"PTX {ptx.target} ISA {ptx.isa}" for ptx in own.ptx)
@@ -281,11 +281,11 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         broken = [
             target
             for target in variant.cubins
-            if entries.lacks(code, target) or device_code.capability(target) not in present
+            if entries.lacks(code, target, found.guard) or device_code.capability(target) not in present
         ]
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.order))
-            optional = _optional(audited, entries.entry(unit.name, code), runs)
+            optional = _optional(audited, entries.entry(unit.name, code, guard=unit.guard), runs)
             yield Contradiction(
                 fact="cubins", claimed=tuple(broken), found=actual, path=unit.path, optional=optional
             )

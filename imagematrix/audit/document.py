@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.audit.catalog import cpu_source, sources
 from imagematrix.audit.host_code import HostCode
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import BYTES, CLAIM, TABLE
+from imagematrix.catalog.catalog import BYTES, CLAIM
 from imagematrix.facts import versions
 
 TYPE_CHECKING = False
@@ -98,9 +98,8 @@ def document(
 
 
 def _facts(audit: Audit) -> dict[str, str]:
-    shown = TABLE if audit.guarded else BYTES
     facts = {
-        "cubins": shown if any(True for _ in audit.coded) else CLAIM,
+        "cubins": audit.source if any(True for _ in audit.coded) else CLAIM,
         "cpu_flags": cpu_source(audit, CLAIM),
         "driver": BYTES,
         "cuda": CLAIM,

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import posixpath
 import re
 from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["APK", "DEB", "GENERIC", "PYPI", "RPM", "Database", "Installed", "checked", "of_apk", "of_dpkg"]
+__all__ = [
+    "APK",
+    "DEB",
+    "GENERIC",
+    "PYPI",
+    "RECORD",
+    "RPM",
+    "Database",
+    "Installed",
+    "checked",
+    "of_apk",
+    "of_dpkg",
+    "recorded",
+]
 
 # The types of packages in package URLs.
 DEB, RPM, APK, PYPI, GENERIC = "deb", "rpm", "apk", "pypi", "generic"
@@ -18,6 +33,7 @@ VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_~:^!*-]{0,199}", re.ASCII)
 ARCH = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 # The metadata of Python packages, with the lists of their files.
 METADATA_FILES = re.compile(r"/.*\.(?:dist-info/(?:METADATA|RECORD)|egg-info(?:/PKG-INFO)?)")
+RECORD = "RECORD"  # the list of a Python package's files
 SOURCE = re.compile(r"(\S+)(?: \((\S+)\))?")  # of dpkg: NAME, or NAME (VERSION)
 LONGEST_LICENSE = 500  # characters; longer ones are texts of licenses, not their names
 
@@ -101,6 +117,17 @@ def of_apk(fields: Mapping[str, str]) -> Installed | None:
         source=fields.get("o"),
         license=fields.get("L"),
     )
+
+
+def recorded(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the paths in a RECORD, which are in its first column, with the hashes in the second."""
+    lines = record.decode("utf-8", "replace").splitlines()
+    try:
+        for row in csv.reader(lines):
+            if row:
+                yield posixpath.normpath(posixpath.join(folder, row[0])), "".join(row[1:2])
+    except csv.Error:
+        return
 
 
 def _valid(pattern: re.Pattern[str], text: str | None) -> str | None:

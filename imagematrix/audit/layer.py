@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import posixpath
 import re
 import tarfile
 import tempfile
@@ -13,7 +14,8 @@ from typing import Self
 
 from imagematrix.audit import archives, elf, loading, nvidia_names, objects, packages
 from imagematrix.audit.cpu.scan import decodable, scan_later
-from imagematrix.audit.installed import METADATA_FILES, Database
+from imagematrix.audit.guards.kept import PackageSources
+from imagematrix.audit.installed import METADATA_FILES, RECORD, Database, recorded
 from imagematrix.audit.objects import HEAD, File
 from imagematrix.audit.window import Window
 from imagematrix.errors import AuditError
@@ -101,11 +103,11 @@ def read(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) ->
     texts = 0
     try:
         expanded = Expanded(stream)
-        with open_tar(expanded) as archive, _Decoding(start_scan) as decoding:
+        with open_tar(expanded) as archive, _Decoding(start_scan) as decoding, PackageSources() as sources:
             for member in members(archive):
                 path = found.path_of(member)
                 if path and path != "/":
-                    entry = found.link(member) or _entry(archive, member, path, digest, decoding)
+                    entry = found.link(member) or _entry(archive, member, path, digest, decoding, sources)
                     found.put(path, entry, alike=(OTHER,))
                     texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
                     if texts > ALL_TEXTS:
@@ -114,6 +116,9 @@ def read(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) ->
             for path, kept, file in decoding.decoded():
                 if found.entries.get(path) == Plain(file=kept, layer=digest):  # no later one has replaced it
                     found.entries[path] = Plain(file=file, layer=digest)
+            for path, text in sources.needed(_of_packages(found.entries)):
+                if found.entries.get(path) == OTHER:
+                    found.entries[path] = Plain(text=text, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
     return Layer(
@@ -134,11 +139,19 @@ def renamed(layer: Layer, digest: str) -> Layer:
 
 
 def _entry(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str, decoding: _Decoding
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    path: str,
+    digest: str,
+    decoding: _Decoding,
+    sources: PackageSources,
 ) -> Folder | Plain:
     if member.isdir():
         return FOLDER
     file = archive.extractfile(member) if member.isfile() else None
+    if file and not TEXTS.fullmatch(path) and sources.keeps(path, member.size):
+        sources.keep(path, file)
+        return OTHER
     return _plain(file, path, member, digest, decoding) if file else OTHER
 
 
@@ -166,6 +179,18 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, dec
         if examined and headers:
             decoding.keep(path, examined, headers, window)
     return Plain(file=examined, layer=digest) if examined else OTHER
+
+
+def _of_packages(entries: Mapping[str, object]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield for each Python package in a layer the paths of its files, and those of them with device code."""
+    for path, entry in entries.items():
+        if isinstance(entry, Plain) and entry.text is not None and path.endswith(f".dist-info/{RECORD}"):
+            listed = [own for own, _ in recorded(posixpath.dirname(posixpath.dirname(path)), entry.text)]
+            yield listed, [own for own in listed if _has_code(entries.get(own))]
+
+
+def _has_code(entry: object) -> bool:
+    return isinstance(entry, Plain) and entry.file is not None and bool(entry.file.code)
 
 
 def _recorded(window: Window) -> str:

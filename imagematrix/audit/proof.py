@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.audit import entries
 from imagematrix.audit.claims import MACHINES
-from imagematrix.catalog.catalog import BYTES, CLAIM, PROBABLE, TABLE, Ptx
+from imagematrix.catalog.catalog import BYTES, CLAIM, PROBABLE, Ptx
 from imagematrix.facts import cuda, device_code, marches
 from imagematrix.record import replace
 
@@ -29,7 +29,7 @@ def proven(audited: Audit, variant: Variant) -> tuple[tuple[str, str], ...]:
         return (*flags, ("cubins", CLAIM if variant.gpu else BYTES), driver)
     if not variant.gpu:
         return (*flags, driver)
-    return (*flags, ("cubins", TABLE if audited.guarded else BYTES), driver)
+    return (*flags, ("cubins", audited.source), driver)
 
 
 def with_flags(audited: Audit, variant: Variant) -> Variant:
@@ -73,7 +73,11 @@ def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
     runs = all(entries.serves(entry, computes, newest) for entry in exact if not entry.optional)
     if not runs or not (trimmed or native):
         return variant
-    cubins = tuple(cubin for cubin in variant.cubins if not any(entries.lacks(code, cubin) for code in codes))
+    cubins = tuple(
+        cubin
+        for cubin in variant.cubins
+        if not any(entries.lacks(unit.code, cubin, unit.guard) for unit in audited.gpu_code)
+    )
     ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx) if trimmed else ()
     joined = entries.joined(exact)
     told = [(entry.cubins, entry.ptx, entry.parts) for entry in joined]

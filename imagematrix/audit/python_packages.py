@@ -5,17 +5,16 @@ Their metadata is in a folder, NAME.dist-info or NAME.egg-info, or in a file of 
 
 from __future__ import annotations
 
-import csv
 import posixpath
 import re
 from dataclasses import dataclass
 
-from imagematrix.audit.installed import METADATA_FILES
+from imagematrix.audit.installed import METADATA_FILES, RECORD, recorded
 from imagematrix.facts import guarded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from imagematrix.audit.layer import Plain
     from imagematrix.oci.tree import ImageTree
@@ -28,7 +27,7 @@ STACKS = re.compile(
     r"|onnxruntime-gpu|bitsandbytes|triton|vllm|flash-attn|xformers|sglang|sgl-kernel|flashinfer-python"
     r"|tensorrt(?:-cu\d+)?|faiss-gpu(?:-cu\d+)?|llama-cpp-python|ctranslate2|numba-cuda|cudf-cu\d+|cuml-cu\d+"
 )
-METADATA, RECORD = "METADATA", "RECORD"
+METADATA = "METADATA"
 REQUIRES = "Requires-Dist"
 # A license of several lines is its text, not its name.
 HEADER = re.compile(
@@ -102,7 +101,7 @@ def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
                 name=name,
                 version=headers["Version"],
                 folder=folder,
-                files=dict(_files(folder, files.get(RECORD, ("", b""))[1])),
+                files=dict(recorded(folder, files.get(RECORD, ("", b""))[1])),
                 metadata=path,
                 license=_license(headers),
                 for_cuda=any([FOR_CUDA.fullmatch(name), *map(REQUIRES_CUDA.match, requirements)]),
@@ -146,14 +145,3 @@ def _license(headers: Mapping[str, str]) -> str | None:
         return stated
     named = CLASSIFIER.fullmatch(headers.get("Classifier", ""))
     return named[1] if named else None
-
-
-def _files(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the paths in a RECORD, which are in its first column, with the hashes in the second."""
-    lines = record.decode("utf-8", "replace").splitlines()
-    try:
-        for row in csv.reader(lines):
-            if row:
-                yield posixpath.normpath(posixpath.join(folder, row[0])), "".join(row[1:2])
-    except csv.Error:
-        return

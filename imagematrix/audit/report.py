@@ -13,7 +13,9 @@ from imagematrix.audit.driver_file import DriverLibrary
 from imagematrix.audit.loader import Loader
 from imagematrix.audit.python_packages import STACKS, packages, stack, version
 from imagematrix.audit.roles import DECIDES, OPTIONAL, TESTS, UNUSED, Coded, roles
+from imagematrix.audit.source_guards import PackagedCode, source_guards
 from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import BYTES, SOURCE, TABLE
 from imagematrix.facts import guarded, marches, user_mode
 from imagematrix.oci.tree import ImageTree
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.objects import File
     from imagematrix.audit.python_packages import Package
     from imagematrix.audit.roles import Roles
-    from imagematrix.catalog.catalog import Code
+    from imagematrix.catalog.catalog import Code, UseGuard
 
 __all__ = ["Audit", "DriverFile", "Found", "Stack", "Unit", "audit", "needs_level"]
 
@@ -53,8 +55,9 @@ class Found:
     """An examined file with its path and its layer. `nvidia` says why it is NVIDIA's, or None.
 
     `package` is the Python package that installed it. `name` is its path in that package or in the archive
-    that contains it, or else `path`. `role` says whether its device code counts; see `roles`. `guarded`: it
-    is in the table of files that some GPUs do not use, see `facts.guarded`.
+    that contains it, or else `path`. `role` says whether its device code counts; see `roles`. `listed`: it is
+    in the table of files that some GPUs do not use, see `facts.guarded`. `guard` is the question that its
+    package's sources ask before they use it.
     """
 
     path: str
@@ -64,7 +67,8 @@ class Found:
     name: str
     package: str | None = None
     role: str = DECIDES
-    guarded: bool = False
+    listed: bool = False
+    guard: UseGuard | None = None
 
     @property
     def own(self) -> bool:
@@ -97,6 +101,7 @@ class Unit:
     code: DeviceCode
     role: str
     files: int = 1
+    guard: UseGuard | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +165,11 @@ class Audit:
         return (unit for unit in self.units if unit.role == DECIDES)
 
     @property
-    def guarded(self) -> bool:
-        """Whether the table of files that some GPUs do not use decides about one of these files."""
-        return any(found.guarded and found.file.code.cuda for found in self.coded)
+    def source(self) -> str:
+        """What tells which files each GPU needs: the bytes alone, packages' sources, or the table."""
+        if any(unit.guard and unit.guard.unless for unit in self.gpu_code):
+            return SOURCE
+        return TABLE if any(found.listed and found.file.code.cuda for found in self.coded) else BYTES
 
     @property
     def toolkits(self) -> dict[str, str]:
@@ -265,9 +272,15 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         replace(found, role=own.by_path[found.path]) if found.path in own.by_path else found
         for found in files
     ]
+    needed = {posixpath.basename(name) for found in files for name in found.file.needed}
+    guards = source_guards(
+        [_packaged(found, owners) for found in files if _may_be_guarded(found)], needed, tree
+    )
+    files = [replace(found, guard=guards.get(found.path)) for found in files]
     used = [*filter(_counts, files)]
     units = tuple(_units(found for found in used if found.file.code.cuda))
-    deciding = [unit.code for unit in units if unit.role == DECIDES]
+    deciding = [unit for unit in units if unit.role == DECIDES]
+    codes = [unit.code for unit in deciding]
     drivers = tuple(_drivers(tree, files, image.environment))
     return Audit(
         image=image,
@@ -279,10 +292,12 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         stacks=tuple(
             sorted(_stacks(installed, files, tree), key=lambda framework: (framework.name, framework.version))
         ),
-        cubins=tuple(entries.common_cubins(deciding)),
-        ptx=tuple(entries.common_ptx(deciding)),
+        cubins=tuple(entries.common_cubins(codes, [unit.guard for unit in deciding])),
+        ptx=tuple(entries.common_ptx(codes)),
         device_code=entries.joined(
-            entries.entry(unit.name, unit.code, files=unit.files, optional=unit.role == OPTIONAL)
+            entries.entry(
+                unit.name, unit.code, files=unit.files, optional=unit.role == OPTIONAL, guard=unit.guard
+            )
             for unit in units
         ),
         release=own.release,
@@ -331,7 +346,7 @@ def _named(found: Found, owners: Mapping[str, Package]) -> Found:
     rows = guarded.rows(package.name, package.version) if found.file.recorded else ()
     known = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)
     nvidia = f"the package {package.name} installed it" if _of_nvidia(found.path, package) else found.nvidia
-    return replace(found, name=name, package=package.name, nvidia=nvidia, guarded=known)
+    return replace(found, name=name, package=package.name, nvidia=nvidia, listed=known)
 
 
 def _of_nvidia(path: str, package: Package) -> bool:
@@ -347,10 +362,16 @@ def _counts(found: Found) -> bool:
 def _units(coded: Iterable[Found]) -> Iterator[Unit]:
     loose: dict[tuple[str, str], list[Found]] = {}
     for found in coded:
-        if found.package and found.name.endswith(LOOSE):
-            loose.setdefault((found.package, found.role), []).append(found)
+        if _is_loose(found):
+            loose.setdefault((found.package or "", found.role), []).append(found)
         else:
-            yield Unit(path=found.path, name=found.name, code=found.file.code.deciding, role=found.role)
+            yield Unit(
+                path=found.path,
+                name=found.name,
+                code=found.file.code.deciding,
+                role=found.role,
+                guard=found.guard,
+            )
     for (_, role), cubins in loose.items():
         first, code = cubins[0], merged(found.file.code for found in cubins)
         yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins))
@@ -386,12 +407,31 @@ def _roles(files: Iterable[Found], listed: Iterable[Library], optional: Sequence
             package=found.package,
             toolkits=found.file.code.toolkits,
             test=found.test,
-            guarded=found.guarded,
+            listed=found.listed,
         )
         for found in files
         if found.own and _loadable(found.file) and found.file.code.cuda
     ]
     return roles(coded, libraries.runtimes(listed), optional)
+
+
+def _may_be_guarded(found: Found) -> bool:
+    """Whether a file's device code decides on which GPUs the image runs, unless its package asks first."""
+    return _counts(found) and found.file.code.cuda and found.role == DECIDES and not _is_loose(found)
+
+
+def _is_loose(found: Found) -> bool:
+    """Whether a file is one of a package's cubins, which are alternatives."""
+    return found.package is not None and found.name.endswith(LOOSE)
+
+
+def _packaged(found: Found, owners: Mapping[str, Package]) -> PackagedCode:
+    return PackagedCode(
+        path=found.path,
+        package=owners.get(found.path),
+        code=found.file.code.deciding,
+        soname=found.file.soname,
+    )
 
 
 def _loadable(file: File) -> bool:

@@ -26,7 +26,7 @@ DECIDES, OPTIONAL, UNUSED, TESTS = "decides", "optional", "unused", "tests"
 class Coded:
     """A file with device code: its path, its short name, its package, and the compilers of its cubins.
 
-    `test`: it is test data of the package. `guarded`: it is in the table of files that some GPUs do not use.
+    `test`: it is test data of the package. `listed`: it is in the table of files that some GPUs do not use.
     """
 
     path: str
@@ -34,7 +34,7 @@ class Coded:
     package: str | None
     toolkits: frozenset[str]
     test: bool = False
-    guarded: bool = False
+    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def roles(files: Sequence[Coded], runtimes: Iterable[str], globs: Sequence[str] 
         by_path.update(dict.fromkeys(group.keys() - kept, UNUSED))
         chosen.update(group[path] for path in kept)
     matched = {glob: [file.path for file in used if _matches(file, glob)] for glob in globs}
-    by_path.update((file.path, OPTIONAL) for file in used if file.guarded)
+    by_path.update((file.path, OPTIONAL) for file in used if file.listed)
     by_path.update((path, OPTIONAL) for paths in matched.values() for path in paths)
     return Roles(
         by_path=by_path,

@@ -1,8 +1,9 @@
 """Files of Python packages with device code that are used on some GPUs only: guarded.json.
 
-The sources of each package ask for the GPU's capability before they use the file, or no other module imports
-the one that loads it, so only a program that asks for its functions does. A row holds for the versions whose
-sources were read, and for files that are as in the wheel: the audit compares them with the package's RECORD.
+The audit reads most such questions in a package's own sources. The table has those that it does not see: they
+stand far from where the file is loaded, or only a program that asks for a file's functions uses it. A row
+holds for the versions whose sources were read, and for files that are as in the wheel: the audit compares
+them with the package's RECORD.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class GuardedFile(Record):
     """A file at `path` in a package of the versions `first` to `last`.
 
     `text` is a line in the module `source` of the package that shows who uses the file: one that asks for the
-    capability, or, if `only_importer`, the import in the only module that names the file.
+    capability or calls the file's functions, or, if `only_importer`, the import in the only module that names
+    the file.
     """
 
     package: str

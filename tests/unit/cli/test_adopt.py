@@ -384,9 +384,11 @@ def test_optional_files_are_named_and_never_decide(cli, tmp_path, profiles):
 
 def vllm(version="0.11.0", recorded=None):
     """Return the members of a layer with a made vLLM: `_C` for 8.0, and FlashMLA for 9.0a."""
-    files = {"_C": CUBIN[1], "_flashmla_C": (DATA / "90a.cubin").read_bytes()}
-    own = base64.urlsafe_b64encode(hashlib.sha256(files["_flashmla_C"]).digest()).decode().rstrip("=")
-    hashes = {"_C": "", "_flashmla_C": f"sha256={own}" if recorded is None else recorded}
+    files = {"_C": CUBIN[1], "_flashmla_extension_C": (DATA / "90a.cubin").read_bytes()}
+    own = (
+        base64.urlsafe_b64encode(hashlib.sha256(files["_flashmla_extension_C"]).digest()).decode().rstrip("=")
+    )
+    hashes = {"_C": "", "_flashmla_extension_C": f"sha256={own}" if recorded is None else recorded}
     record = "".join(f"vllm/{name}.abi3.so,{hashes[name]},1\n" for name in files)
     info = f"{SITE}/vllm-{version}.dist-info"
     yield f"{info}/METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
@@ -404,7 +406,7 @@ def test_files_that_the_table_knows_are_optional(cli, adopt, tmp_path, profiles)
     shown = json.loads(cli("explain", *words, "--json").out)["candidates"][0]["rules"]
     (rule,) = [one for one in shown if one["rule"] == "device-code"]
     assert rule["source"] == "table"
-    assert "vllm/_flashmla_C.abi3.so, optional: for 8.0 no code" in rule["why"]
+    assert "vllm/_flashmla_extension_C.abi3.so, optional: for 8.0 no code" in rule["why"]
     assert json.loads(cli("verify", tmp_path / "oci0", "--json").out)["facts"]["cubins"] == "table"
 
 
@@ -422,6 +424,87 @@ def test_files_that_the_table_knows_are_optional(cli, adopt, tmp_path, profiles)
 def test_files_that_are_not_as_in_the_table_decide(adopt, members):
     (variant,) = adopt(Parts(tar(*members)))
     assert (variant["cubins"], variant["facts"]["cubins"]) == ([], "bytes")
+
+
+INTERFACE = b"""
+try:
+    from . import _flash_C
+    AVAILABLE = True
+except ImportError:
+    AVAILABLE = False
+
+
+def is_supported():
+    return AVAILABLE and torch.cuda.get_device_capability()[0] == 9
+"""
+
+
+def flash(source=INTERFACE, folder="flash"):
+    """Return the members of a layer with a package: `_C` for 8.0, `_flash_C` for 9.0a, and a source."""
+    files = {"_C.so": CUBIN[1], "_flash_C.so": (DATA / "90a.cubin").read_bytes(), "interface.py": source}
+    record = "".join(f"{folder}/{name},,1\n" for name in files)
+    info = f"{SITE}/flash-1.0.dist-info"
+    yield f"{info}/METADATA", b"Metadata-Version: 2.1\nName: flash\nVersion: 1.0\n"
+    yield f"{info}/RECORD", record.encode()
+    yield from ((f"{SITE}/flash/{name}", text) for name, text in files.items())
+
+
+def test_question_in_the_sources_of_a_package_decides(cli, adopt, tmp_path, profiles):
+    (variant,) = adopt(Parts(tar(*flash())))
+    assert (variant["cubins"], variant["facts"]["cubins"]) == (["80"], "source")
+    (guarded,) = (one for one in variant["device_code"] if "guard" in one)
+    assert guarded["name"] == "flash/_flash_C.so"
+    assert guarded["guard"] == {
+        "path": "flash/interface.py",
+        "line": 10,
+        "unless": [["8.0", "8.6"], ["8.8", "8.9"]],
+    }
+    (tmp_path / "c.json").write_text(cli("adopt", tmp_path / "oci0", "--as", "t:v1").out)
+    words = ("t:v1", "--catalog", tmp_path / "c.json", "--host")
+    assert cli("select", *words, profiles["rome-a100"]).code == 0
+    shown = cli("explain", *words, profiles["rome-a100"], "--json").out
+    assert "flash/_flash_C.so, without code for 8.0, is not used there by flash/interface.py:10" in shown
+    # On 9.0, the other file has no code, so this one decides there, too.
+    assert cli("select", *words, profiles["genoa-h200"]).code == 3
+    verified = cli("verify", tmp_path / "oci0")
+    told = (
+        "guarded        flash/_flash_C.so: 90a; not used on 8.0 to 8.6, 8.8 to 8.9 by flash/interface.py:10"
+    )
+    assert told in verified.out
+    assert json.loads(cli("verify", tmp_path / "oci0", "--json").out)["facts"]["cubins"] == "source"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        flash(source=b"from . import _flash_C\n"),
+        flash(source=INTERFACE.replace(b"_flash_C", b"_other_C")),
+        flash(source=INTERFACE + b"\xff"),
+        flash(source=INTERFACE + b"#" * (600 << 10)),
+        flash(folder="other"),
+        (one for one in flash() if "dist-info" not in one[0]),
+        (one for one in flash() if "/_C.so" not in one[0]),
+    ],
+    ids=["no question", "other file", "not text", "too long", "not in RECORD", "no package", "only file"],
+)
+def test_files_without_a_question_decide(adopt, members):
+    (variant,) = adopt(Parts(tar(*members)))
+    assert variant["facts"]["cubins"] == "bytes"
+    assert all("guard" not in one for one in variant["device_code"])
+
+
+def test_question_that_cannot_be_evaluated_is_named_in_the_refusal(cli, tmp_path, profiles):
+    source = INTERFACE.replace(b"AVAILABLE and", b"").replace(b"    from . import _flash_C", b"    pass")
+    source += (
+        b"def run():\n    if torch.cuda.get_device_capability() > least():\n        from . import _flash_C\n"
+    )
+    path = layout(tmp_path / "x", Parts(tar(*flash(source=source))))
+    (tmp_path / "c.json").write_text(cli("adopt", path, "--as", "t:v1").out)
+    host = ("--catalog", tmp_path / "c.json", "--host", profiles["rome-a100"])
+    result = cli("explain", "t:v1", *host, "--json").out
+    assert "flash/interface.py:12 asks for the capability in a way that cannot be evaluated" in result
+    assert "--optional 'flash/_flash_C.so'" in result
+    assert "flash/interface.py:12 cannot be evaluated" in cli("verify", path).out
 
 
 def test_optional_files_in_labels_are_named_by_verify(cli, tmp_path):

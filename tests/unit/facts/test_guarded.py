@@ -14,14 +14,14 @@ def paths(package, version):
 @pytest.mark.parametrize(
     ("version", "found"),
     [
-        ("0.10.1", set()),
-        ("0.10.2", {"_flashmla_C", "_vllm_fa2_C", "_vllm_fa3_C"}),
-        ("0.11.0", {"_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C", "_vllm_fa3_C"}),
-        ("0.11.2+cu129", {"_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C", "_vllm_fa3_C"}),
-        ("0.11.2.post1", set()),
-        ("0.11.3", set()),
-        ("0.11.1rc2", set()),
-        ("0.11.1.dev3+g1", set()),
+        ("0.10.2", set()),
+        ("0.11.0", {"_flashmla_extension_C"}),
+        ("0.11.0+cu129", {"_flashmla_extension_C"}),
+        ("0.11.0.post1", set()),
+        ("0.11.0rc2", set()),
+        ("0.11.0.dev3+g1", set()),
+        ("0.11.2", set()),
+        ("0.33.0", {"_qutlass_C"}),
         ("later", set()),
     ],
 )
@@ -30,7 +30,8 @@ def test_rows_hold_for_the_versions_whose_sources_were_read(version, found):
 
 
 def test_other_packages_have_no_rows():
-    assert paths("sgl-kernel", "0.3.21") == {"flash_ops", "flashmla_ops"}
+    assert paths("sgl-kernel", "0.3.21") == {"flashmla_ops"}
+    assert paths("sglang-kernel", "0.4.10") == {"flashmla_ops", "infllm_ops"}
     assert paths("xformers", "0.0.32.post1") == {"_C"}
     assert paths("xformers", "0.0.32") == set()
     assert paths("torch", "2.8.0") == set()

@@ -1,0 +1,97 @@
+"""On which GPUs a package uses its files with device code, as its own Python sources say.
+
+A module that loads a file in a function uses it where that place can be reached. Importing an extension at
+the top of a module runs none of its device code, so there the module's functions tell: those that say whether
+the file is supported, or else those that read what the import has bound. A question that stands elsewhere, or
+that cannot be evaluated, is no guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.audit.guards import modules
+from imagematrix.audit.guards.evaluation import ExhaustedError, StepBudget
+from imagematrix.audit.guards.reading import ModuleReading, stem
+from imagematrix.audit.guards.values import ComputeCapability, Line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from imagematrix.audit.guards.reading import Use
+
+__all__ = ["STEPS", "SourceGuard", "StepBudget", "guards"]
+
+STEPS = 8_000_000  # of all packages of an image, which take some 20 s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceGuard:
+    """The first question for the capability that decides about a file, and the capabilities that use it.
+
+    If these are all, the question could not be evaluated.
+    """
+
+    line: Line
+    used: frozenset[str]
+
+
+def guards(
+    sources: Mapping[str, bytes],
+    files: Iterable[str],
+    capabilities: Sequence[str],
+    budget: StepBudget,
+) -> dict[str, SourceGuard]:
+    """Return the guards of a package's files with device code, by their paths from the folder of packages.
+
+    `sources` are the package's modules by such paths: those that name one of the files, load any, or answer
+    questions for these. `capabilities` are such as "9.0".
+    """
+    package = _SourcedPackage(sources, sorted(files), capabilities, budget)
+    found = ((path, package.guard(path)) for path in package.files)
+    return {path: guard for path, guard in found if guard}
+
+
+class _SourcedPackage:
+    """The sources of a package, and its files with device code."""
+
+    def __init__(
+        self, sources: Mapping[str, bytes], files: list[str], capabilities: Sequence[str], budget: StepBudget
+    ) -> None:
+        self.files = files
+        self._capabilities = [ComputeCapability(*map(int, one.split("."))) for one in capabilities]
+        read = {path: modules.parsed(path, raw) for path, raw in sorted(sources.items())}
+        self._modules = {module.name: module for module in read.values() if module}
+        # Modules that cannot be read may load what they name.
+        self._unread = [sources[path] for path, module in read.items() if module is None]
+        self._readings: dict[str, ModuleReading] = {}
+        for name, module in self._modules.items():
+            try:
+                self._readings[name] = ModuleReading(module, self._modules, files, self._capabilities, budget)
+            except ExhaustedError:
+                self._unread.append(sources[module.path])
+
+    def guard(self, path: str) -> SourceGuard | None:
+        """Return the guard of a file, or None if there is none."""
+        word = modules.word(frozenset([stem(path)]))
+        if any(word.search(raw) for raw in self._unread):
+            return None
+        found = {name: reading.use(path) for name, reading in self._readings.items()}
+        uses = {name: use for name, use in found.items() if use}
+        deciding = [use for name, use in uses.items() if not self._carries(name, uses)]
+        if not deciding:
+            return None
+        used = [any(each) for each in zip(*(use.used for use in deciding), strict=True)]
+        lines = [use.doubt if all(used) else use.line for use in deciding]
+        first = next(filter(None, lines), None)
+        own = frozenset(one.dotted for one, is_used in zip(self._capabilities, used, strict=True) if is_used)
+        return SourceGuard(line=first, used=own) if first else None
+
+    def _carries(self, name: str, uses: Mapping[str, Use]) -> bool:
+        """Whether a module asks nothing, and only modules that load the file on their own import it."""
+        if not all(uses[name].used) or modules.asking(modules.mentioned(self._modules[name].tree)):
+            return False
+        importers = {other.name for other in self._modules.values() if name in modules.imported(other)}
+        importers.discard(name)
+        return bool(importers) and importers <= uses.keys()

@@ -1,0 +1,339 @@
+"""What an expression in a Python source may be, as far as the source alone shows it.
+
+Only constants, texts and capabilities are followed. A text has an asterisk for each part that is not known.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+__all__ = [
+    "ANY",
+    "UNKNOWN_VALUE",
+    "ComputeCapability",
+    "ConstantTable",
+    "Line",
+    "PossibleValue",
+    "calculated",
+    "compared",
+    "constant",
+    "item",
+    "joined",
+    "names",
+    "table",
+    "text",
+    "truth",
+    "tupled",
+    "unknown",
+    "vague",
+]
+
+MOST = 8  # values that are told apart
+LONGEST = 512  # characters of a text
+WIDEST = 32  # elements of a tuple
+WITHIN = 8  # elements of a tuple in another, which has none in it
+LARGEST = 1 << 63
+COMBINED = 30  # from here on, a number that a capability is compared with is 10 * major + minor
+
+
+class Line(NamedTuple):
+    """A line in a module, which is named by its path in the package."""
+
+    path: str
+    line: int
+
+
+class ComputeCapability(NamedTuple):
+    """The compute capability of a GPU, as programs get it."""
+
+    major: int
+    minor: int
+
+    @property
+    def number(self) -> int:
+        """The capability as one number, such as 90 for 9.0."""
+        return 10 * self.major + self.minor
+
+    @property
+    def dotted(self) -> str:
+        """The capability as a text, such as 9.0."""
+        return f"{self.major}.{self.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Any:
+    """An unknown element of a tuple."""
+
+
+ANY = _Any()
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantTable:
+    """A dictionary of constants."""
+
+    items: tuple[tuple[Any, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleValue:
+    """What an expression may be: one of its `options`, or anything if they are None.
+
+    `asked` is the line of the first question for the capability on which it depends. `hints` are the texts
+    from which an unknown value was made.
+    """
+
+    options: frozenset[Any] | None = None
+    asked: Line | None = None
+    hints: frozenset[str] = field(default=frozenset())
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The texts that it may be or contain."""
+        found = [text for option in self.options or () for text in _texts(option)]
+        return self.hints.union(found)
+
+
+UNKNOWN_VALUE = PossibleValue()
+
+
+def constant(option: object, asked: Line | None = None) -> PossibleValue:
+    """Return the value that is one constant."""
+    return PossibleValue(frozenset([option]), asked)
+
+
+def unknown(*sources: PossibleValue) -> PossibleValue:
+    """Return an unknown value that was made from others."""
+    hints: frozenset[str] = frozenset().union(*(source.texts for source in sources))
+    asked = next((source.asked for source in sources if source.asked), None)
+    return PossibleValue(
+        None, asked, hints if len(hints) <= MOST * 4 else frozenset(sorted(hints)[: MOST * 4])
+    )
+
+
+def joined(values: Iterable[PossibleValue]) -> PossibleValue:
+    """Return the value that is one of several."""
+    listed = list(values)
+    if any(value.options is None for value in listed):
+        return unknown(*listed)
+    options: frozenset[Any] = frozenset().union(*(value.options or () for value in listed))
+    if not options or len(options) > MOST:
+        return unknown(*listed)
+    return replace(unknown(*listed), options=options)
+
+
+def tupled(values: Iterable[PossibleValue]) -> PossibleValue:
+    """Return a tuple of values; those with several options are unknown elements."""
+    listed = list(values)
+    if len(listed) > WIDEST:
+        return unknown(*listed)
+    elements = tuple([_only(value) for value in listed])
+    return replace(unknown(*listed), options=frozenset([elements]))
+
+
+def _only(value: PossibleValue) -> object:
+    """Return the single constant of a value as an element; what nests deeper is unknown."""
+    if value.options is None or len(value.options) != 1:
+        return ANY
+    (option,) = value.options
+    nested = isinstance(option, tuple) and (
+        len(option) > WITHIN or any(isinstance(one, tuple) for one in option)
+    )
+    return ANY if nested or isinstance(option, ConstantTable) else option
+
+
+def table(keys: Sequence[PossibleValue], elements: Sequence[PossibleValue]) -> PossibleValue:
+    """Return a dictionary; unknown if a key or an element is."""
+    pairs = [(_only(key), _only(element)) for key, element in zip(keys, elements, strict=True)]
+    if len(pairs) > WIDEST or any(ANY in pair for pair in pairs):
+        return unknown(*elements)
+    return replace(unknown(*elements), options=frozenset([ConstantTable(tuple(pairs))]))
+
+
+def item(value: PossibleValue, index: object) -> PossibleValue:
+    """Return the element of a tuple or table at an index."""
+    found = [_item(option, index) for option in value.options or ()]
+    if not found or ANY in found:
+        return unknown(value)
+    return joined([constant(option, value.asked) for option in found])
+
+
+def _item(option: Any, index: Any) -> object:
+    try:
+        if isinstance(option, ConstantTable):
+            return dict(option.items).get(index, ANY)
+        return option[index] if isinstance(option, tuple | str) else ANY
+    except (TypeError, IndexError):
+        return ANY
+
+
+def truth(value: PossibleValue) -> bool | None:
+    """Return whether a value counts as true, None if it may be either."""
+    if value.options is None:
+        return None
+    found = {None if option is ANY else bool(option) for option in value.options}
+    return found.pop() if len(found) == 1 else None
+
+
+def text(value: PossibleValue) -> list[str]:
+    """Return the texts of a value in another text."""
+    if value.options is None:
+        return ["*"]
+    return [
+        "*" if isinstance(option, tuple | ConstantTable | _Any) else str(option) for option in value.options
+    ]
+
+
+def _texts(option: object) -> list[str]:
+    if isinstance(option, str):
+        return [option]
+    if isinstance(option, tuple):
+        return [text for element in option for text in _texts(element)]
+    if isinstance(option, ConstantTable):
+        return [text for _, element in option.items for text in _texts(element)]
+    return []
+
+
+def _combined(
+    first: PossibleValue, other: PossibleValue, function: Callable[[Any, Any], object]
+) -> PossibleValue:
+    """Return the results of a function of two constants, for all pairs of options."""
+    made = unknown(first, other)
+    if first.options is None or other.options is None:
+        return made
+    results = {function(*pair) for pair in product(first.options, other.options)}
+    if ANY in results or len(results) > MOST:
+        return made
+    return replace(made, options=frozenset(results), hints=frozenset())
+
+
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "Div": operator.truediv,
+}
+
+
+def calculated(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
+    """Return the result of an operation, by its name in `ast`. A slash also joins paths."""
+    if name == "Div" and any(isinstance(one, str) for side in (first, other) for one in side.options or ()):
+        made = [f"{left.rstrip('/')}/{right}" for left in text(first) for right in text(other)]
+        return _written(made, first, other)
+    if name == "Add" and any(isinstance(one, str) for side in (first, other) for one in side.options or ()):
+        made = [left + right for left in text(first) for right in text(other)]
+        return _written(made, first, other)
+    return _combined(first, other, lambda left, right: _calculated(name, left, right))
+
+
+def _written(texts: list[str], *sources: PossibleValue) -> PossibleValue:
+    """Return the value that is one of some texts; unknown if they are too many or too long."""
+    made = unknown(*sources)
+    if len(texts) > MOST or any(len(one) > LONGEST for one in texts):
+        return made
+    return replace(made, options=frozenset(texts), hints=frozenset())
+
+
+def _calculated(name: str, left: Any, right: Any) -> object:
+    left, right = (one.number if isinstance(one, ComputeCapability) else one for one in (left, right))
+    if name == "Add" and isinstance(left, tuple) and isinstance(right, tuple):
+        return left + right if len(left) + len(right) <= WITHIN else ANY
+    if name not in OPERATIONS or not all(isinstance(one, int | float) for one in (left, right)):
+        return ANY
+    try:
+        result = OPERATIONS[name](left, right)
+    except (ArithmeticError, ValueError):
+        return ANY
+    return result if abs(result) < LARGEST else ANY
+
+
+def compared(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
+    """Return the result of a comparison, by its name in `ast`."""
+    return _combined(first, other, lambda left, right: _compared(name, left, right))
+
+
+ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+}
+NEGATED = {"NotIn": "In", "IsNot": "Is", "NotEq": "Eq"}
+
+
+MIRRORED = {"Lt": "Gt", "LtE": "GtE", "Gt": "Lt", "GtE": "LtE"}
+SINGLE = (None, True, False)  # what programs compare with `is`
+
+
+def _compared(name: str, left: Any, right: Any) -> object:
+    if name in NEGATED:
+        result = _compared(NEGATED[name], left, right)
+        return result if result is ANY else not result
+    if name in ("Is", "In"):
+        known = left in SINGLE or right in SINGLE
+        return _contains(right, left) if name == "In" else left is right if known else ANY
+    if isinstance(right, ComputeCapability) and not isinstance(left, ComputeCapability):
+        return _compared(MIRRORED.get(name, name), right, left)
+    if isinstance(left, ComputeCapability) and not isinstance(right, tuple):
+        return _compared_capability(name, left, right)
+    return _ordered(name, left, right)
+
+
+def _ordered(name: str, left: Any, right: Any) -> object:
+    if vague(left) or vague(right) or name not in ORDERS:
+        return ANY
+    try:
+        return bool(ORDERS[name](left, right))
+    except TypeError:
+        return ANY
+
+
+def _compared_capability(name: str, own: ComputeCapability, other: object) -> object:
+    """Compare a capability with what one program or another makes of it."""
+    if isinstance(other, str):
+        words = {own.dotted, *(f"{prefix}{own.number}" for prefix in ("", "sm", "sm_", "compute_"))}
+        return other in words if name == "Eq" and "*" not in other else ANY
+    if isinstance(other, float):
+        return ORDERS[name](float(own.dotted), other)
+    if isinstance(other, int) and other >= COMBINED:
+        return ORDERS[name](own.number, other)
+    return False if other is None and name == "Eq" else ANY
+
+
+def _contains(container: object, own: object) -> object:
+    if isinstance(container, ConstantTable):
+        container = tuple(key for key, _ in container.items)
+    if isinstance(container, str) and isinstance(own, str):
+        return ANY if "*" in container + own else own in container
+    if not isinstance(container, tuple):
+        return ANY
+    found = [_compared("Eq", own, element) for element in container]
+    return True if True in found else ANY if ANY in found else False
+
+
+def vague(option: object) -> bool:
+    """Whether a part of a constant is unknown."""
+    if isinstance(option, tuple):
+        return any(map(vague, option))
+    return option is ANY or (isinstance(option, str) and "*" in option)
+
+
+def names(pattern: str, path: str) -> bool:
+    """Whether a text names a file by its path, or by the end of its path."""
+    folder, _, name = pattern.rpartition("/")
+    if not name.strip("*"):
+        return False
+    return fnmatchcase(path, pattern if folder else f"*/{name}") or fnmatchcase(path, f"*/{pattern}")

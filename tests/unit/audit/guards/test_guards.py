@@ -1,0 +1,372 @@
+"""On which GPUs a package uses its files with device code, by its own sources."""
+
+import textwrap
+
+import pytest
+
+from imagematrix.audit.guards.guards import STEPS, StepBudget, guards
+
+EVERY = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0", "13.0")
+HOPPER = "pkg/_hopper_C.abi3.so"
+FILES = (HOPPER, "pkg/_other_C.abi3.so", "pkg/sm90/ops.so", "pkg/sm80/ops.so")
+CAPABILITY = "torch.cuda.get_device_capability()"
+MAJOR = f"{CAPABILITY}[0]"
+
+
+def told(sources, file=HOPPER):
+    """Return the guard of a file in a package with these modules."""
+    texts = {f"pkg/{name}": textwrap.dedent(text).encode() for name, text in sources.items()}
+    return guards(texts, FILES, EVERY, StepBudget(STEPS)).get(file)
+
+
+def used(source, file=HOPPER, **others):
+    """Return the capabilities that use a file, None if no question guards it."""
+    guard = told({"it.py": source, **{f"{name}.py": text for name, text in others.items()}}, file)
+    return guard and sorted(guard.used, key=EVERY.index)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("torch.cuda.get_device_capability() == (9, 0)", ["9.0"]),
+        ("torch.cuda.get_device_capability(device)[0] == 9", ["9.0"]),
+        ("torch.cuda.get_device_capability() >= (9, 0)", ["9.0", "10.0", "12.0", "13.0"]),
+        ("(9, 0) <= torch.cuda.get_device_capability() < (10, 0)", ["9.0"]),
+        ("torch.cuda.get_device_capability()[0] in (9, 10)", ["9.0", "10.0"]),
+        ("torch.cuda.get_device_capability() in [(8, 6), (8, 9)]", ["8.6", "8.9"]),
+        ("torch.cuda.get_device_capability()[0] not in {8}", ["7.5", "9.0", "10.0", "12.0", "13.0"]),
+        ("current_platform.has_device_capability(90)", ["9.0", "10.0", "12.0", "13.0"]),
+        ("current_platform.has_device_capability((8, 9))", ["8.9", "9.0", "10.0", "12.0", "13.0"]),
+        ("current_platform.is_device_capability(90)", ["9.0"]),
+        ("current_platform.is_device_capability_family(100)", ["10.0"]),
+        ("current_platform.get_device_capability().to_int() == 90", ["9.0"]),
+        ("current_platform.get_device_capability().major == 9", ["9.0"]),
+        ("torch.cuda.get_device_properties(0).major == 9", ["9.0"]),
+        ("pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0] == 9", ["9.0"]),
+        ("cupy.cuda.Device().compute_capability == '90'", ["9.0"]),
+        ("int(cupy.cuda.Device().compute_capability) >= 90", ["9.0", "10.0", "12.0", "13.0"]),
+        ("cuda.get_current_device().compute_capability >= (9, 0)", ["9.0", "10.0", "12.0", "13.0"]),
+        ("float(jax.devices()[0].compute_capability) >= 9.0", ["9.0", "10.0", "12.0", "13.0"]),
+        ("get_sm_version() == 90", ["9.0"]),
+        ("is_sm90_supported()", ["9.0"]),
+        ("is_sm100a_supported(device)", ["10.0"]),
+        ("cuda_capability_geq(9, 0)", ["9.0", "10.0", "12.0", "13.0"]),
+        ("torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9", ["9.0"]),
+        ("torch.cuda.get_device_capability()[0] == 9 and torch.version.cuda >= '12.3'", ["9.0"]),
+        ("not torch.cuda.get_device_capability() < (9, 0)", ["9.0", "10.0", "12.0", "13.0"]),
+        # Inverted, or too wide: there the file decides.
+        ("torch.cuda.get_device_capability() < (9, 0)", ["7.5", "8.0", "8.6", "8.9"]),
+        ("torch.cuda.get_device_capability()[0] != 9", ["7.5", "8.0", "8.6", "8.9", "10.0", "12.0", "13.0"]),
+        ("torch.cuda.get_device_capability()[0] >= 8", [*EVERY[1:]]),
+    ],
+)
+def test_load_in_a_function_is_reached_where_its_condition_holds(condition, expected):
+    assert used(f"def use():\n    if {condition}:\n        from pkg import _hopper_C\n") == expected
+    assert used(f"if {condition}:\n    from pkg import _hopper_C\n") == expected
+    assert (
+        used(f"def use():\n    if not ({condition}):\n        return None\n    import pkg._hopper_C\n")
+        == expected
+    )
+    assert used(f"def use():\n    assert {condition}\n    from . import _hopper_C\n") == expected
+    helper = f"def _is():\n    return {condition}\n"
+    assert used(f"{helper}def use():\n    if _is():\n        from . import _hopper_C\n") == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+        def use():
+            major, minor = torch.cuda.get_device_capability()
+            if major == 9:
+                from . import _hopper_C
+        """,
+        """
+        def use():
+            properties = torch.cuda.get_device_properties(0)
+            capability = properties.major * 10 + properties.minor
+            if capability == 90:
+                from . import _hopper_C
+        """,
+        """
+        def use():
+            match = "sm" + "".join(map(str, torch.cuda.get_device_capability()))
+            if match == "sm90":
+                from . import _hopper_C
+        """,
+        """
+        HOPPER = (9, 0)
+        def _check():
+            if torch.cuda.get_device_capability() != HOPPER:
+                raise RuntimeError("only on Hopper")
+        def use():
+            _check()
+            from . import _hopper_C
+        """,
+        """
+        import functools
+        class Kernels:
+            def __init__(self):
+                self.hopper = torch.cuda.get_device_capability() == (9, 0)
+            def run(self):
+                if self.hopper:
+                    self._load()
+            def _load(self):
+                from . import _hopper_C
+        """,
+        """
+        def _name(backend):
+            if backend == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+                raise ValueError(backend)
+            return "hopper" if torch.cuda.get_device_capability() == (9, 0) else "plain"
+        class Kernels:
+            def __init__(self, backend):
+                self.backend = _name(backend)
+                if self.backend == "hopper":
+                    import pkg._hopper_C
+        """,
+        """
+        def use():
+            name = {(8, 0): "_ampere_C", (9, 0): "_hopper_C"}.get(torch.cuda.get_device_capability())
+            if name:
+                return importlib.import_module(f"pkg.{name}")
+        """,
+        """
+        def use():
+            for device in devices:
+                if torch.cuda.get_device_capability(device)[0] != 9:
+                    continue
+                with context(device):
+                    torch.ops.load_library(os.path.join(os.path.dirname(__file__), "_hopper_C.abi3.so"))
+        """,
+        """
+        def use():
+            return _hopper() if torch.cuda.get_device_capability()[0] == 9 else None
+        def _hopper():
+            return ctypes.CDLL(str(Path(__file__).parent / "_hopper_C.abi3.so"))
+        """,
+        """
+        try:
+            if torch.cuda.get_device_capability() != (9, 0):
+                raise ImportError
+            from . import _hopper_C
+        except ImportError:
+            _hopper_C = None
+        """,
+    ],
+)
+def test_ways_to_ask(source):
+    assert used(source) == ["9.0"]
+
+
+AVAILABLE = """
+try:
+    from . import _hopper_C
+    AVAILABLE = True
+except ImportError:
+    AVAILABLE = False
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        """
+        def is_supported():
+            if not AVAILABLE:
+                return False, "not built"
+            if torch.cuda.get_device_capability()[0] != 9:
+                return False, "only on Hopper"
+            return True, None
+        def run(x):
+            return torch.ops._hopper_C.run(x)
+        """,
+        """
+        def _available():
+            return (AVAILABLE, None)
+        def is_supported():
+            built, why = _available()
+            if not built:
+                return False, why
+            if not current_platform.is_device_capability_family(90):
+                return False, "only on Hopper"
+            return True, None
+        """,
+        """
+        class Kernels:
+            def __init__(self):
+                self.hopper = is_cuda() and current_platform.is_device_capability_family(90)
+            def why(self):
+                if not self.hopper:
+                    return "only on Hopper"
+                elif not AVAILABLE:
+                    return "not built"
+        """,
+        """
+        def run(x):
+            if torch.cuda.get_device_capability()[0] != 9:
+                raise RuntimeError("only on Hopper")
+            return _hopper_C.run(x)
+        """,
+        """
+        def is_supported():
+            return torch.version.cuda >= "12.3" and torch.cuda.get_device_capability()[0] == 9
+        def run(x):
+            if not is_supported():
+                raise NotImplementedError
+            return torch.ops.own.run(x)
+        """,
+    ],
+)
+def test_functions_tell_of_an_extension_that_is_imported_at_the_top(function):
+    assert used(AVAILABLE + textwrap.dedent(function)) == ["9.0"]
+
+
+@pytest.mark.parametrize("folder", ["sm90", "sm80"])
+def test_folder_is_chosen_by_the_capability(folder):
+    source = """
+    def _load():
+        capability = torch.cuda.get_device_capability()
+        folder = "sm90" if capability == (9, 0) else "sm80"
+        pattern = str(Path(__file__).parent / folder / "ops.*")
+        spec = importlib.util.spec_from_file_location("ops", sorted(glob.glob(pattern))[0])
+        return importlib.util.module_from_spec(spec)
+    ops = _load()
+    """
+    expected = ["9.0"] if folder == "sm90" else [one for one in EVERY if one != "9.0"]
+    assert used(source, f"pkg/{folder}/ops.so") == expected
+    formatted = """
+    def load():
+        major, minor = torch.cuda.get_device_capability()
+        path = os.path.join(os.path.dirname(__file__), f"sm{major}{minor}", "ops.so")
+        torch.ops.load_library(path)
+    """
+    assert used(formatted, f"pkg/{folder}/ops.so") == [f"{folder[2]}.{folder[3]}"]
+
+
+def test_function_of_another_module_answers():
+    source = """
+    from pkg.arch import is_hopper
+    def use():
+        if is_hopper():
+            from . import _hopper_C
+    """
+    arch = "def is_hopper():\n    return torch.cuda.get_device_capability()[0] == 9\n"
+    assert used(source, arch=arch) == ["9.0"]
+    assert used(source, arch="def is_hopper():\n    return read_settings()\n") is None
+    assert used(source) is None
+
+
+LOADED = "def use():\n    from . import _hopper_C\n"
+GUARDED = f"def use():\n    if {MAJOR} == 9:\n        from . import _hopper_C\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOADED,
+        "from . import _hopper_C\n",
+        f"def use():\n    if {MAJOR} == 9:\n        from . import _other_C\n    from . import _hopper_C\n",
+        f"def use():\n    # if {MAJOR} == 9:\n    from . import _hopper_C\n",
+        f"def use():\n    'if {MAJOR} == 9: raise'\n    from . import _hopper_C\n",
+        f"def use():\n    from . import _hopper_C\n    if {MAJOR} != 9:\n        raise RuntimeError\n",
+        f"from . import _hopper_C\nif {MAJOR} != 9:\n    raise ImportError\n",
+        f"{LOADED}def other():\n    if {MAJOR} != 9:\n        raise RuntimeError\n",
+        f"{GUARDED}def other():\n    from . import _hopper_C\n",
+        f"def use():\n    if {MAJOR} == 9:\n        pass\n    from . import _hopper_C\n",
+        f"""
+def use():
+    try:
+        if {MAJOR} != 9:
+            raise ValueError
+    except ValueError:
+        pass
+    from . import _hopper_C
+""",
+        f"def use():\n    if {MAJOR} == 9:\n        return 'pkg._hopper_C'\n",
+        f"{AVAILABLE}def tile():\n    return 256 if {MAJOR} == 9 else 128\n",
+        f"{AVAILABLE}def has_bf16():\n    return {MAJOR} == 9\ndef run(x):\n    return _hopper_C.run(x)\n",
+        f"{AVAILABLE}def run(x):\n    _hopper_C.run(x)\n    if {MAJOR} != 9:\n        raise RuntimeError\n",
+    ],
+)
+def test_what_is_no_guard(source):
+    assert used(source) is None
+
+
+def test_question_in_another_module_is_no_guard():
+    assert used(LOADED, other=GUARDED.replace("_hopper_C", "_other_C")) is None
+    assert used(LOADED, other=GUARDED) is None
+    assert used("from . import _hopper_C\n", other=f"if {MAJOR} == 9:\n    from . import it\n") is None
+
+
+def test_module_that_only_guarded_modules_import_asks_nothing_itself():
+    guarded = (
+        AVAILABLE
+        + f"""
+def is_supported():
+    return AVAILABLE and {MAJOR} == 9
+if AVAILABLE:
+    from pkg.it import run
+"""
+    )
+    carrier = "import pkg._hopper_C\ndef run(x):\n    return torch.ops._hopper_C.run(x)\n"
+    assert used(carrier, interface=guarded) == ["9.0"]
+    assert used(carrier, interface=guarded, third="import pkg.it\n") is None
+
+
+def test_first_question_is_named():
+    guard = told({"it.py": GUARDED})
+    assert guard.line == ("pkg/it.py", 2)
+    source = f"import torch\n{AVAILABLE}\ndef is_supported():\n    return AVAILABLE and {MAJOR} == 9\n"
+    assert told({"it.py": source}).line == ("pkg/it.py", source[: source.index(CAPABILITY)].count("\n") + 1)
+
+
+@pytest.mark.parametrize("condition", [f"{CAPABILITY} >= lowest()", f"{MAJOR} == 9 or forced"])
+def test_question_that_cannot_be_evaluated_is_named_and_guards_nothing(condition):
+    source = f"def use():\n    if {condition}:\n        from . import _hopper_C\n"
+    guard = told({"it.py": source})
+    assert (guard.line, guard.used) == (("pkg/it.py", 2), frozenset(EVERY))
+
+
+def test_file_that_nothing_names_has_no_guard():
+    assert told({"it.py": GUARDED}, "pkg/_other_C.abi3.so") is None
+    assert guards({}, FILES, EVERY, StepBudget(STEPS)) == {}
+
+
+HOSTILE = [
+    "(" * 10_000,
+    "-" * 50_000 + "1",
+    "x = " + "1+" * 50_000 + "1",
+    "x" + ".a" * 50_000,
+    "x = " + "[" * 150 + "]" * 150,
+    "if a:\n" + "".join(" " * n + "if a:\n" for n in range(1, 90)) + " " * 90 + "pass",
+    "x = '_hopper_C' * 10 ** 10 ** 10",
+    "x = 1\n" + "x = x + x\n" * 5_000,
+    "x = 'a'\n" + "x = x + x\n" * 5_000,
+    "x = (1,)\n" + "x = (x, x)\n" * 200,
+    "def f(x):\n    return f(f(f(f(x))))\nf(f)",
+    "def f(g):\n    return g(f)\n" * 50 + "f(f)",
+    "".join(f"def f{n}():\n    f{n + 1}(); f{n + 1}(); f{n + 1}()\n" for n in range(40)) + "f0()",
+    "while True:\n    pass",
+    "class A(A):\n    a = A.a\n    def __init__(self): self.a = A()",
+    "from . import it\nfrom .it import *\nfrom ....... import x",
+    "lambda: (yield)",
+    "match x:\n    case {'a': [*_, A(b=c)], **d}: pass",
+    "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
+    "a = 1\0",
+    "\N{BYTE ORDER MARK}x = 1",
+    "x = {}[" + "{}[" * 100 + "1" + "]" * 100 + "]",
+    "import importlib\n" + "importlib.import_module('*' * 3)\n" * 20,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_sources_end_and_guard_nothing(text):
+    """A module that cannot be read, or takes too many steps, may load whatever it names."""
+    named = f"from . import _hopper_C\nCAP = {CAPABILITY}\n{text}\n"
+    assert used(named, other=GUARDED) is None
+    assert told({"it.py": text, "other.py": GUARDED}) is not None or "_hopper_C" in text
+
+
+def test_steps_are_limited_for_all_packages_together():
+    assert guards({"pkg/it.py": GUARDED.encode()}, FILES, EVERY, StepBudget(10)) == {}
