@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -154,11 +155,14 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 def _run(command: Sequence[str | Path]) -> Cost:
     environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}  # no engine is used
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    _, status, usage = os.wait4(process.pid, 0)
-    taken = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))} exited with {process.returncode}")
+    with tempfile.TemporaryFile("w+") as said:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        taken = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            words = " ".join(map(str, command))
+            raise SystemExit(f"{words} exited with {process.returncode}: {said.read()[-2000:]}")
     return Cost(seconds=taken, memory=usage.ru_maxrss / KIB)
