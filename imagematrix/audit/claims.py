@@ -281,7 +281,7 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         broken = [
             target
             for target in variant.cubins
-            if entries.lacks(code, target, found.guard) or device_code.capability(target) not in present
+            if entries.lacks(code, target, unit.guard) or device_code.capability(target) not in present
         ]
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.order))

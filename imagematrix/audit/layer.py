@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.cpu.scan import StartScan
     from imagematrix.audit.elf import Elf
-    from imagematrix.audit.objects import File
     from imagematrix.oci.expanded import ByteStream
 
 __all__ = [
@@ -117,8 +116,9 @@ def read(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) ->
                 if found.entries.get(path) == Plain(file=kept, layer=digest):  # no later one has replaced it
                     found.entries[path] = Plain(file=file, layer=digest)
             for path, text in sources.needed(_of_packages(found.entries)):
-                if found.entries.get(path) == OTHER:
-                    found.entries[path] = Plain(text=text, layer=digest)
+                listed = found.entries.get(path)
+                if isinstance(listed, Plain):  # no link or folder has replaced it
+                    found.entries[path] = replace(listed, text=text, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
     return Layer(
@@ -149,10 +149,15 @@ def _entry(
     if member.isdir():
         return FOLDER
     file = archive.extractfile(member) if member.isfile() else None
-    if file and not TEXTS.fullmatch(path) and sources.keeps(path, member.size):
-        sources.keep(path, file)
-        return OTHER
+    if file and path.endswith(loading.SOURCE) and not TEXTS.fullmatch(path):
+        text = file.read(loading.LONGEST)
+        sources.keep(path, text)
+        return _names_cuda(member, digest) if loading.sources_load(text) else OTHER
     return _plain(file, path, member, digest, decoding) if file else OTHER
+
+
+def _names_cuda(member: tarfile.TarInfo, digest: str) -> Plain:
+    return Plain(file=File(size=member.size, names_cuda=True), layer=digest)
 
 
 def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding) -> Plain:
@@ -161,10 +166,6 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, dec
         return Plain(database=database, layer=digest) if database != NOTHING else OTHER
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)
-    if path.endswith(loading.SOURCE):
-        if not loading.sources_load(file):
-            return OTHER
-        return Plain(file=objects.File(size=member.size, names_cuda=True), layer=digest)
     head = file.read(HEAD)
     if not objects.interesting(path, head):
         return OTHER

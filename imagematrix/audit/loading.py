@@ -11,9 +11,8 @@ import re
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import IO
 
-__all__ = ["SOURCE", "loads", "sources_load"]
+__all__ = ["LONGEST", "SOURCE", "loads", "sources_load"]
 
 SOURCE = ".py"
 LIBRARY = r"lib(?:cuda|nvrtc|nvJitLink|nvvm)\.so(?:\.\d+)*"
@@ -23,7 +22,7 @@ NAMED = re.compile(
     % LIBRARY.encode(),
     re.MULTILINE,
 )
-LONGEST = 4 << 20  # bytes of a source
+LONGEST = 4 << 20  # bytes of a source that are read
 
 
 def loads(needed: Iterable[str]) -> bool:
@@ -31,6 +30,6 @@ def loads(needed: Iterable[str]) -> bool:
     return any(map(NEEDED.fullmatch, needed))
 
 
-def sources_load(file: IO[bytes]) -> bool:
+def sources_load(text: bytes) -> bool:
     """Whether a Python source names libcuda or a compiler, or imports NVIDIA's bindings for them."""
-    return NAMED.search(file.read(LONGEST)) is not None
+    return NAMED.search(text) is not None

@@ -18,7 +18,7 @@ from imagematrix.scratch import disk
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from typing import IO, BinaryIO
+    from typing import BinaryIO
 
 __all__ = ["PackageSources"]
 
@@ -44,13 +44,15 @@ class PackageSources:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def keeps(self, path: str, size: int) -> bool:
-        """Whether a file of this size may be a source to keep."""
-        return min(size, modules.LONGEST) < WHOLE - self._end and SITE.fullmatch(path) is not None
+    def keep(self, path: str, text: bytes) -> None:
+        """Keep the text of a source, if it is one of a package and there is room.
 
-    def keep(self, path: str, file: IO[bytes]) -> None:
-        """Keep the text of a source. Of one that is too long, it is the beginning, which is no module."""
-        text = file.read(modules.LONGEST + 1)
+        Of one that is too long, it keeps the beginning, which is no module.
+        """
+        text = text[: modules.LONGEST + 1]
+        if SITE.fullmatch(path) is None or len(text) > WHOLE - self._end:
+            self._places.pop(path, None)
+            return
         self._file.seek(self._end)
         self._file.write(text)
         self._places[path] = self._end, len(text)
