@@ -90,11 +90,16 @@ def _chosen(sources: Mapping[str, bytes], stems: frozenset[str]) -> list[str]:
     )
     chosen = dict.fromkeys(path for path, text in sources.items() if naming.search(text))
     names = {path: modules.dotted(path.partition("-packages/")[2]) for path in sources}
-    silent = {
-        names[path].rpartition(".")[2] for path in chosen if not questions.QUESTION.search(sources[path])
-    }
+    loading = re.compile(rb"^[ \t]*(?:from|import)\b.*" + naming.pattern, re.MULTILINE)
+    silent = [
+        names[path].encode()
+        for path in chosen
+        if not path.endswith("/__init__.py")
+        and loading.search(sources[path])
+        and not questions.QUESTION.search(sources[path])
+    ]
     if silent:
-        importing = modules.word(frozenset(silent))
+        importing = re.compile(rb"\b(?:" + b"|".join(map(re.escape, silent)) + rb")\b")
         chosen |= dict.fromkeys(path for path, text in sources.items() if importing.search(text))
     asked = {
         name.decode().rpartition(".")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -83,12 +84,17 @@ class ModuleReading:
         self._marks: dict[str, dict[str, str]] = {}  # by file: the names that its load binds
         self._runs: Sequence[_Run] = ()
         direct = {*map(stem, files), *LOADERS}
-        if (
-            modules.imported(module) & {*map(modules.dotted, files)}
-            or modules.mentioned(module.tree) & LOADERS.keys()
-        ):
+        if modules.imported(module) & {*map(modules.dotted, files)} or self._names_a_file():
             self._marks = {path: self._bound(path) for path in files}
             self._runs = self._evaluated(direct)
+
+    def _names_a_file(self) -> bool:
+        """Whether the module loads files, and a text in it has a file's name up to the first digit."""
+        beginnings = [re.split(r"(?<=\w{3})\d", stem(path))[0] for path in self._files]
+        texts = [one.value for one in ast.walk(self.module.tree) if isinstance(one, ast.Constant)]
+        written = [one for one in texts if isinstance(one, str)]
+        loading = bool(modules.mentioned(self.module.tree) & LOADERS.keys())
+        return loading and any(beginning in one for one in written for beginning in beginnings)
 
     def use(self, path: str) -> Use | None:
         """Return the use of a file, or None if the module does not load it."""
