@@ -1,7 +1,6 @@
 """Which Python sources of a layer are kept for the reading of guards."""
 
-import io
-
+from imagematrix.audit.guards import kept
 from imagematrix.audit.guards.kept import PackageSources
 
 SITE = "/usr/lib/python3/site-packages/"
@@ -11,7 +10,7 @@ def needed(texts, coded=("pkg/_a_C.so", "pkg/_b_C.so")):
     """Return the names of the modules that are kept of a package with these files."""
     with PackageSources() as sources:
         for name, text in texts.items():
-            sources.keep(f"{SITE}pkg/{name}.py", io.BytesIO(text))
+            sources.keep(f"{SITE}pkg/{name}.py", text)
         listed = [f"{SITE}pkg/{name}.py" for name in texts]
         found = sources.needed([(listed, [SITE + path for path in coded])])
         return [path.rpartition("/")[2].removesuffix(".py") for path, _ in found]
@@ -39,7 +38,19 @@ def test_package_with_one_such_file_has_no_other_to_use_instead():
 
 
 def test_only_modules_of_installed_packages_are_kept():
+    text = b"from pkg import _a_C\n"
+    coded = [f"{SITE}pkg/_a_C.so", f"{SITE}pkg/_b_C.so"]
     with PackageSources() as sources:
-        assert sources.keeps(f"{SITE}pkg/it.py", 1)
-        assert not sources.keeps("/app/it.py", 1)
-        assert not sources.keeps(f"{SITE}pkg/it.so", 1)
+        paths = [f"{SITE}pkg/it.py", "/app/it.py", f"{SITE}pkg/it.so"]
+        for path in paths:
+            sources.keep(path, text)
+        assert [*sources.needed([(paths, coded)])] == [(paths[0], text)]
+
+
+def test_a_source_for_which_there_is_no_room_is_not_kept(monkeypatch):
+    monkeypatch.setattr(kept, "WHOLE", 30)
+    path, coded = f"{SITE}pkg/it.py", [f"{SITE}pkg/_a_C.so", f"{SITE}pkg/_b_C.so"]
+    with PackageSources() as sources:
+        sources.keep(path, b"from pkg import _a_C\n")
+        sources.keep(path, b"from pkg import _b_C\n")  # a later entry of the same path
+        assert [*sources.needed([([path], coded)])] == []
