@@ -110,6 +110,7 @@ def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
     return listed.last_branch if listed else _last_branches().get(compute)
 
 
+@lru_cache(maxsize=256)
 def first_branch(compute: str | None) -> int:
     """Return the first driver branch that supports any GPU of a capability or a newer one; 0 if unknown."""
     own = versions.order(compute) if compute else ()

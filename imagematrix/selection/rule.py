@@ -118,8 +118,8 @@ class Rule(Record):
     `fact` the name in its `facts` that says where the need comes from. An unknown fact of a host never counts
     in favour of a variant; an unknown need of a variant never counts against it.
 
-    `warn` is called only if the rule holds. It returns sentences about what is assumed or will not work, and
-    why that is no refusal.
+    `warn` is called only if the rule holds. It returns sentences about what is assumed, or will not work; a
+    rule without it has no warnings.
 
     `turns` returns what `holds` compares: for each fact that the verdict for a variant depends on, the values
     at which the verdict may change. Between two of them, in the order of versions, all values have the same
@@ -138,7 +138,7 @@ class Rule(Record):
     turns: Callable[[Variant], Turns]
     reason: Tell
     gap: Callable[[Target, Variant], Gap]
-    warn: Callable[[Target, Variant], Iterable[str]] = lambda *_: ()
+    warn: Callable[[Target, Variant], Iterable[str]] | None = None
 
     def result(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
@@ -157,8 +157,8 @@ class Rule(Record):
         return self.need(variant) is not None or variant.source(self.fact) == UNKNOWN
 
     def warnings(self, target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
-        """Return the warnings about a variant for which the rule holds; none if it does not apply."""
-        if self.need(variant) is None or not self.holds(target, variant):
+        """Return the warnings about a variant for which the rule holds, or does not apply."""
+        if self.warn is None or self.need(variant) is None:
             return ()
         return tuple([RuleWarning(kind=self.name, text=text) for text in self.warn(target, variant)])
 

@@ -93,7 +93,11 @@ def test_ptx_that_the_image_s_own_driver_does_not_compile_contradicts(labelled):
 
 
 def test_exact_code_that_says_nothing_more_is_left_out(labelled):
-    assert labelled(NATIVE + TEXT, exact=True) == []
+    assert labelled(fat(entry(target=89), entry(PTX, 80)), exact=True) == []
+
+
+def test_parts_of_a_file_that_differ_are_told(labelled):
+    assert labelled(NATIVE + TEXT, exact=True) == [("/opt/0.fatbin", ("89",), [])]
 
 
 def test_exact_code_is_only_that_for_the_gpus_of_the_cell(labelled):
