@@ -40,8 +40,8 @@ hostname "$name"; echo "$name" > /tmp/boot-$$; mount --bind /tmp/boot-$$ /proc/s
 QUICK = """
 import sys
 from imagematrix.image_store import holder, locks
-holder.DEAD_S, locks.BEAT_S = 3.0, 0.2
-holder.Holder.alive.__defaults__ = (3.0, None)
+holder.DEAD_S, locks.BEAT_S = 12.0, 0.2  # more than a start takes on a busy machine
+holder.Holder.alive.__defaults__ = (12.0, None)
 from imagematrix.cli import main
 main()
 """
