@@ -273,7 +273,7 @@ def test_matrices(outcome, project, monkeypatch, backend, tmp_path):
         outcome.run(place, "render", "-f", file, "--only", "march=znver4,cuda=12.4,compute=8.9,python=3.13")
         for target in ("bake", "github", "gitlab"):
             outcome.run(place, "export", target, "-f", file)
-        outcome.run(place, "build", "-f", file, "--secret", "id=token,env=HOME")
+        outcome.run(place, "build", "-f", file, "--secret", "id=token,env=PATH")
 
 
 def test_builds(outcome, tmp_path, monkeypatch):

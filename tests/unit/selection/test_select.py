@@ -500,6 +500,7 @@ def test_an_unknown_user_mode_driver_of_the_node_is_a_warning(make, conforms):
         (listed,) = document["candidates"]
         assert [one["kind"] for one in listed.get("warnings", ())] == kinds
     assert select(node, make.catalog(make.cpu_variant()), allow_cpu=True).warnings == ()
+    assert explain(node, make.catalog(make.cpu_variant())).warnings == ()  # nothing is chosen
 
 
 def test_hosts_of_one_kind_share_the_choice_of_gpus(make):

@@ -7,7 +7,7 @@ import pytest
 from imagematrix.catalog.catalog import Code, FilePart, Ptx, UseGuard
 from imagematrix.node.host import Accelerator
 from imagematrix.record import replace
-from imagematrix.selection.rules.device_code import served
+from imagematrix.selection.rules.device_code import RULE, served
 from imagematrix.selection.select import explain
 
 
@@ -393,3 +393,13 @@ def test_whole_files_rank_before_those_with_parts_that_lack_code(make):
 
     assert ranked("7.5") == ["t:z", "t:a", "t:b"]
     assert ranked("8.6") == ["t:a", "t:b"]
+
+
+def test_the_bounds_of_a_guard_are_those_of_the_verdict(make):
+    guard = UseGuard(path="p/it.py", line=3, unless=(("7.5", "8.9"), ("10.0", None)))
+    codes = (
+        Code(files=1, name="p/_C.so", cubins=("75",)),
+        Code(files=1, name="p/_a.so", cubins=("90",), guard=guard),
+    )
+    bounds = RULE.turns(make.variant(cubins=(), device_code=codes))["gpus.compute"]
+    assert {"7.5", "9.0", "10.0"} <= {*bounds}
