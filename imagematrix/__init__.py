@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from imagematrix.gang.gang import Gang, GangMember, NothingFitsAll
     from imagematrix.gang.select import select_gang
     from imagematrix.gpu_request.visible import within
+    from imagematrix.launcher.devices import DevicesError
     from imagematrix.launcher.launch import launch
     from imagematrix.launcher.pull import pull
     from imagematrix.launcher.share import Share
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.node.host import Cpu, Driver, Gpu, Host
     from imagematrix.node.probe import probe
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
@@ -51,6 +52,9 @@ __all__ = [
     "BuildError",
     "Candidate",
     "Catalog",
+    "Cpu",
+    "DevicesError",
+    "Driver",
     "EngineError",
     "Gang",
     "GangMember",
@@ -88,6 +92,9 @@ __all__ = [
 _HOMES = {
     "Candidate": "imagematrix.selection.candidate",
     "Catalog": "imagematrix.catalog.catalog",
+    "Cpu": "imagematrix.node.host",
+    "DevicesError": "imagematrix.launcher.devices",
+    "Driver": "imagematrix.node.host",
     "Gang": "imagematrix.gang.gang",
     "GangMember": "imagematrix.gang.gang",
     "Gpu": "imagematrix.node.host",

@@ -50,6 +50,8 @@ def test_users_can_name_what_functions_return(profiles, shipped_catalog):
     assert isinstance(selection.candidates[0], im.Candidate)
     assert isinstance(selection.candidates[0].rules[0], im.RuleResult)
     assert isinstance(host.gpus[0], im.Gpu)
+    assert isinstance(host.cpu, im.Cpu)
+    assert isinstance(host.driver, im.Driver)
     assert isinstance(im.explain(host, shipped_catalog, where="march=znver4", gpus=[0]), im.Selection)
 
 
