@@ -299,7 +299,7 @@ class Connections:
         connection.close()
 
     def _forget_closed(self) -> None:
-        for connection in [each for each in self._all.values() if each.socket.fileno() < 0]:
+        for connection in [each for each in self._all.values() if each.gone]:
             self._forget(connection)
 
     def _forget(self, connection: _Connection) -> None:

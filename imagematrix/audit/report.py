@@ -235,7 +235,8 @@ class Audit:
     @property
     def partial_flags(self) -> dict[str, str]:
         """The CPU flags that the larger part of a file needs, without those that are required or probable."""
-        return _without(self._paths(lambda host: host.partial), self.flags | self.probable_flags)
+        known = self.flags | self._paths(lambda host: host.probable)
+        return _without(self._paths(lambda host: host.partial), known)
 
     def _paths(self, flags_of: Callable[[HostCode], frozenset[str]]) -> dict[str, str]:
         """Return the CPU flags that `flags_of` returns for programs, each with the path of one file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -55,7 +56,10 @@ def source_guards(
         if file.package:
             by_package.setdefault(file.package.metadata, []).append(file)
     for own in by_package.values():
-        lacking = [file for file in own if _may_be_exempt(file, own, needed)]
+        having = Counter(
+            compute for file in own for compute in device_code.capabilities() if file.has(compute)
+        )
+        lacking = [file for file in own if _may_be_exempt(file, having, needed)]
         package = own[0].package
         if lacking and package:
             names = {file.path.removeprefix(f"{package.folder}/"): file for file in own}
@@ -64,14 +68,16 @@ def source_guards(
     return found
 
 
-def _may_be_exempt(file: PackagedCode, own: Sequence[PackagedCode], needed: AbstractSet[str | None]) -> bool:
-    """Whether no file needs a file, and it lacks cubins where another of its package has code."""
+def _may_be_exempt(file: PackagedCode, having: Mapping[str, int], needed: AbstractSet[str | None]) -> bool:
+    """Whether no file needs a file, and it lacks cubins where another of its package has code.
+
+    `having` are the numbers of files of the package with code for a capability.
+    """
     if needed & {file.path.rpartition("/")[2], file.soname}:
         return False
-    others = [other for other in own if other is not file]
     return any(
-        not file.has(compute, compiled=True) and any(other.has(compute) for other in others)
-        for compute in device_code.capabilities()
+        not file.has(compute, compiled=True) and number > file.has(compute)
+        for compute, number in having.items()
     )
 
 
@@ -94,18 +100,14 @@ def _exempting(
         for file in lacking
         if file.path in told
     }
+    running = {
+        compute
+        for compute in device_code.capabilities()
+        if any(file.has(compute) and compute not in unused.get(file.path, ()) for file in own)
+    }
     for path, without in unused.items():
-        elsewhere = {
-            compute
-            for compute in without
-            if any(
-                other.has(compute) and compute not in unused.get(other.path, ())
-                for other in own
-                if other.path != path
-            )
-        }
         line = told[path].line
-        yield path, UseGuard(path=line.path, line=line.line, unless=tuple(_ranges(elsewhere)))
+        yield path, UseGuard(path=line.path, line=line.line, unless=tuple(_ranges(without & running)))
 
 
 def _ranges(computes: Collection[str]) -> Iterator[tuple[str, str | None]]:

@@ -6,7 +6,7 @@ import re
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.facts.versions import DRIVER, RELEASE, order
+from imagematrix.facts.versions import CAPABILITY, DRIVER, RELEASE, order
 from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST, names_registry, split
 
@@ -51,7 +51,6 @@ HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
 PLATFORM = re.compile(r"[a-z0-9._-]+(?:/[A-Za-z0-9._-]+){1,2}")  # system, architecture, variant
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
-COMPUTE = re.compile(r"\d{1,2}\.\d", re.ASCII)
 # The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
@@ -484,7 +483,7 @@ def _is_range(pair: object) -> bool:
 
 
 def _is_compute(word: object) -> bool:
-    return isinstance(word, str) and COMPUTE.fullmatch(word) is not None
+    return isinstance(word, str) and CAPABILITY.fullmatch(word) is not None
 
 
 def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,7 @@ __all__ = ["PackageSources"]
 SITE = re.compile(r"/.*/(?:site|dist)-packages/.*\.py")
 WHOLE = 1 << 30  # bytes of all sources of a layer; PyTorch has 30 MB, vLLM 50 MB
 MOST_TEXT = 4 << 20  # bytes that are kept of a package; of vLLM, these are 0.6 MB
+MOST_FILES = 1_000  # with device code in a package; the names of all are searched for in each source
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([.\w]+))", re.MULTILINE)
 
 
@@ -61,11 +62,14 @@ class PackageSources:
     def needed(self, packages: Iterable[tuple[list[str], list[str]]]) -> Iterator[tuple[str, bytes]]:
         """Yield the sources that may say when files are used: of each package, all files and those with code.
 
-        A package with one such file has no other that GPUs could use instead.
+        A package with one such file has no other that GPUs could use instead, and one with very many asks for
+        none by its name.
         """
         for listed, coded in packages:
             own = (
-                {path: self._text(path) for path in listed if path in self._places} if len(coded) > 1 else {}
+                {path: self._text(path) for path in listed if path in self._places}
+                if 1 < len(coded) <= MOST_FILES
+                else {}
             )
             size = 0
             for path in _chosen(own, frozenset(map(stem, coded))):

@@ -200,8 +200,7 @@ def _nearest(variant: Variant, gpu: Gpu) -> Gap:
     far = (drivers.FAR,)
     nearest = (
         min((drivers.between(capability(target), gpu.compute) for target in code.targets), default=far)
-        for code in variant.code
-        if gpu.compute is None or code.decides(gpu.compute)
+        for code in _deciding(variant, gpu)
     )
     return max(nearest, default=far)
 
@@ -295,9 +294,7 @@ def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[st
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
     same = spec([other for other in unserved if other.compute == gpu.compute])
     advice = f"build a variant for compute {gpu.compute}, and pass --gpus {same}"
-    lacking = [
-        code for code in variant.code if code.decides(gpu.compute) and _match(code, gpu, driver) is None
-    ]
+    lacking = [code for code in _deciding(variant, gpu) if _match(code, gpu, driver) is None]
     without = [code for code in lacking if not _compilable(code, gpu, driver)]
     unless = _unless(variant, lacking, gpu, driver)
     if lacking and not without:

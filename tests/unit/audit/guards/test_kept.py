@@ -54,3 +54,10 @@ def test_a_source_for_which_there_is_no_room_is_not_kept(monkeypatch):
         sources.keep(path, b"from pkg import _a_C\n")
         sources.keep(path, b"from pkg import _b_C\n")  # a later entry of the same path
         assert [*sources.needed([([path], coded)])] == []
+
+
+def test_package_with_very_many_files_asks_for_none_by_its_name(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    texts = {"loads": b"from pkg import _a_C\n"}
+    assert needed(texts) == ["loads"]
+    assert needed(texts, ("pkg/_a_C.so", "pkg/_b_C.so", "pkg/_c_C.so")) == []
