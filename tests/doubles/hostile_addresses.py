@@ -358,21 +358,29 @@ class NamingRegistry:
 
 @pytest.fixture(scope="module")
 def machines():
-    """A NamingRegistry, and witnesses by host at the same port."""
+    """A NamingRegistry, and witnesses by host at the same port; none at ::1 on a machine without IPv6."""
+    hosts = [host for host in WITNESSES if ":" not in host or has_ipv6()]
     with contextlib.ExitStack() as stack:
-        while True:
-            registry = NamingRegistry()
-            stack.callback(registry.close)
-            with contextlib.suppress(OSError), contextlib.ExitStack() as starting:
-                witnesses = {}
-                for host in WITNESSES:
-                    witnesses[host] = Witness(host, registry.port)
-                    starting.callback(witnesses[host].close)
-                witnesses[OTHER] = Witness(REGISTRY, 0)
-                starting.callback(witnesses[OTHER].close)
+        for _ in range(20):  # another program may have the registry's port at a witness's address
+            with contextlib.ExitStack() as starting, contextlib.suppress(OSError):
+                registry = starting.enter_context(contextlib.closing(NamingRegistry()))
+                witnesses = {
+                    host: starting.enter_context(contextlib.closing(Witness(host, registry.port)))
+                    for host in hosts
+                }
+                witnesses[OTHER] = starting.enter_context(contextlib.closing(Witness(REGISTRY, 0)))
                 stack.push(starting.pop_all())
-                yield registry, witnesses
-                return
+                break
+        else:
+            pytest.fail("no port is free at all of the witnesses' addresses")
+        yield registry, witnesses
+
+
+def has_ipv6():
+    """Whether this machine has the address ::1."""
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
 
 
 @pytest.fixture
@@ -409,7 +417,7 @@ def hostile(machines, logged_in):
         assert not registry.cookies
         said = b"".join(witness.received for witness in witnesses.values()).lower()
         there = {*network.connected} - {(REGISTRY, registry.port)}
-        own = {(REGISTRY, other): OTHER, **{(host, registry.port): host for host in witnesses}}
+        own = {(REGISTRY, other): OTHER, **{(host, registry.port): host for host in WITNESSES}}
         hosts = {own.get((host, port), f"{host} port {port}") for host, port in there}
         return Seen(hosts, said, list(registry.requests))
 
