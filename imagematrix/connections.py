@@ -2,13 +2,16 @@
 
 A connection is *asking* until its request is whole, that is through the handshake of TLS, the head and the
 body; then it is being answered; then it is idle. When there is no room, the oldest connection gives way that
-has no whole request. One that has is answered, if its client is not too slow to read.
+has sent nothing for a while, or else the oldest without a whole request. One that has is answered, if its
+client is not too slow to read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import math
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,6 +33,8 @@ __all__ = ["Connections", "Limits", "body", "keep"]
 
 LOOK_S = 0.5  # between looks at the pace of clients
 SHORT_S = 1.0  # for which a client may be slow while others wait for its place
+MOMENT_S = 0.05  # between looks for closed connections
+MUTE_S = 0.5  # without a byte, after which a client is the first to give way
 HANDSHAKES = 4  # to begin in a turn of the loop
 SMALL = 1 << 16  # bytes of a body that take no room: less than the buffers of a connection
 
@@ -80,11 +85,20 @@ class _Connection:
         self.socket, self.peer, self.descriptor = client, peer, client.fileno()
         self.asking, self.idle, self.held, self.room, self.kept = True, False, False, 0, 0
         self.close: Callable[[], object] = client.close
-        self.pace = Pace(None, _now(), 0)
+        self.opened = _now()
+        self.pace = Pace(None, self.opened, 0)
 
     @property
     def gone(self) -> bool:
         return self.socket.fileno() < 0
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether its client has sent something, which perhaps was not read."""
+        try:
+            return Traffic.of(self.socket).given > 0
+        except OSError:  # it is closed
+            return False
 
     @property
     def sending(self) -> bool:
@@ -112,6 +126,9 @@ class Connections:
         self._limits = limits
         self._all: dict[int, _Connection] = {}  # by file descriptor
         self._waiting: dict[_Connection, None] = {}  # those without a whole request, the oldest first
+        self._silent: dict[_Connection, None] = {}  # those of them from which nothing was read
+        self._kept = 0  # bytes of answers
+        self._forgot_closed = -math.inf  # when closed connections were last looked for
         self._peers: Counter[str] = Counter()
         self._taken = 0  # bytes of the room for bodies
         self._freed = asyncio.Event()
@@ -139,7 +156,8 @@ class Connections:
         if earlier:  # it is closed, because its descriptor is free
             self._forget(earlier)
         connection = _Connection(client, peer)
-        self._all[connection.descriptor], self._waiting[connection] = connection, None
+        self._all[connection.descriptor] = connection
+        self._waiting[connection] = self._silent[connection] = None
         self._peers[peer] += 1
         task = asyncio.create_task(self._shake_hands(connection, server, tls))
         connection.close = task.cancel
@@ -152,6 +170,7 @@ class Connections:
     ) -> None:
         loop = asyncio.get_running_loop()
         await _readable(connection.socket)  # a silent client costs nothing more
+        self._silent.pop(connection, None)
         if tls:
             turn = asyncio.Event()
             self._turns.append(turn)
@@ -212,20 +231,20 @@ class Connections:
         _KEEP.set(partial(self._keep, connection))
         _BODY.set(await self._body(connection, request))
         connection.asking = False
+        connection.pace = Pace(None, _now(), 0)  # it owes nothing
         self._waiting.pop(connection, None)
         try:
             return await handler(request)
         finally:
-            self._free(connection)
+            self._free_body(connection)
 
     def _keep(self, connection: _Connection, size: int) -> None:
-        keeping = [each for each in self._all.values() if each.kept and not each.gone]
-        while sum(each.kept for each in keeping) + size > self._limits.answers:
-            slowest = self._slowest_gives_way(keeping)
-            if slowest is None:
+        while self._kept + size > self._limits.answers:
+            keeping = [each for each in self._all.values() if each.kept]
+            if not self._slowest_gives_way(keeping):
                 raise web.HTTPTooManyRequests(text=f"{len(keeping)} answers are being read: try again later")
-            keeping.remove(slowest)
         connection.kept += size
+        self._kept += size
 
     def _of(self, request: web.Request) -> _Connection:
         transport = request.transport
@@ -263,14 +282,18 @@ class Connections:
         connection.held, connection.room = False, size
         self._taken += size
 
-    def _free(self, connection: _Connection) -> None:
+    def _free_body(self, connection: _Connection) -> None:
         self._taken -= connection.room
         connection.room = 0
         self._freed.set()
 
-    def _answered(self, connection: _Connection) -> None:
-        self._free(connection)
+    def _free_answer(self, connection: _Connection) -> None:
+        self._kept -= connection.kept
         connection.kept = 0
+
+    def _answered(self, connection: _Connection) -> None:
+        self._free_body(connection)
+        self._free_answer(connection)
         if self._all.get(connection.descriptor) is not connection:
             return
         self._waiting.pop(connection, None)
@@ -280,25 +303,42 @@ class Connections:
             connection.pace = Pace.start(None, _now(), Traffic.of(connection.socket))
 
     def _one_gives_way(self, among: Callable[[_Connection], bool]) -> bool:
-        """Drop the oldest connection without a whole request, or else one that reads its answer slowly."""
-        for connection in filter(among, self._waiting):
+        """Drop the oldest connection without a whole request, or else one that reads its answer slowly.
+
+        Those that have sent nothing for a while go first: what others sent may wait for this process.
+        """
+        for connection in filter(among, itertools.chain(self._mute(), self._waiting)):
             if not connection.idle or not connection.sending:
                 self._drop(connection)
                 return True
-        return self._slowest_gives_way(filter(among, self._all.values())) is not None
+        return self._slowest_gives_way(filter(among, self._all.values()))
 
-    def _slowest_gives_way(self, among: Iterable[_Connection]) -> _Connection | None:
+    def _mute(self) -> Iterator[_Connection]:
+        """Yield the connections that have sent nothing for MUTE_S, the oldest first."""
+        for connection in [*self._silent]:
+            if _now() - connection.opened < MUTE_S:
+                return
+            if connection.has_sent:
+                del self._silent[connection]
+            else:
+                yield connection
+
+    def _slowest_gives_way(self, among: Iterable[_Connection]) -> bool:
         slowest = max(among, key=_Connection.slow_s, default=None)
         if slowest is None or slowest.slow_s() < SHORT_S:
-            return None
+            return False
         self._drop(slowest)
-        return slowest
+        return True
 
     def _drop(self, connection: _Connection) -> None:
         self._forget(connection)
         connection.close()
 
     def _forget_closed(self) -> None:
+        """Forget the connections that their clients closed, if that was not done a moment ago."""
+        if _now() - self._forgot_closed < MOMENT_S:
+            return
+        self._forgot_closed = _now()
         for connection in [each for each in self._all.values() if each.gone]:
             self._forget(connection)
 
@@ -309,7 +349,9 @@ class Connections:
             if not self._peers[connection.peer]:
                 del self._peers[connection.peer]
         self._waiting.pop(connection, None)
-        self._free(connection)
+        self._silent.pop(connection, None)
+        self._free_body(connection)
+        self._free_answer(connection)
 
 
 async def _readable(client: socket.socket) -> None:

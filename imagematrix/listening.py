@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import ipaddress
 import logging
 import os
@@ -34,7 +35,10 @@ QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only 
 BATCH = 32  # clients to accept before others get their turn
 RETRY_S = 0.05  # between attempts to accept a client while there is no place
 FILES = 4_096  # for clients, and what is read for them
+MAPPED = 1 << 17  # bytes of a block
+M_MMAP_THRESHOLD = -3  # in malloc.h
 SENDING = 1 << 17  # bytes that the kernel queues for a client
+RECEIVING = 1 << 16  # and from it: asyncio reads all of them at once, into several buffers if it is TLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ async def listening(
     UsageError if listening on the address fails.
     """
     _allow_files()
+    _map_large_blocks()
     logger = logging.getLogger(__name__)
     logger.addFilter(_of_ours)
     connections = Connections(limits or Limits())
@@ -107,6 +112,16 @@ async def listening(
         await connections.end()
 
 
+def _map_large_blocks() -> None:
+    """Let malloc map each large block on its own, so that the system has its memory back when it is freed.
+
+    Otherwise the size from which it does that grows to that of the bodies and answers that were freed, and
+    the blocks of later ones lie between small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
+    """
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
+
+
 def _allow_files() -> None:
     """Raise the number of open files as far as this process may: often it is 1,024, for old programs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -122,7 +137,9 @@ def _bound(address: Address) -> socket.socket:
     except OSError as error:
         raise UsageError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
     listener.setblocking(False)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING)  # of what it accepts
+    # What it accepts has the same.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVING)
     return listener
 
 

@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import importlib
 import itertools
+import os
 import pickle  # between a process and its own child
 import resource
 import socket
@@ -36,6 +37,7 @@ SMALL = 1 << 16  # the largest size of small work
 LIMIT_S = 2.0
 MEMORY = 1 << 30  # bytes of address space
 WAITING = 32  # calls of large work; of more, the largest fails
+NICENESS = 5  # more than that of the service, which goes first
 HELD = 8  # objects that a process holds for later calls
 REMEDY = "try again later"
 SIZE = struct.Struct("!Q")  # before each message
@@ -95,31 +97,50 @@ class Workers:
         finally:
             self._task(self._released(worker, size))
         if isinstance(done, ImagematrixError):
-            raise done
+            try:
+                raise done
+            finally:
+                del done  # an error and the frame that raised it would keep each other, and the arguments
         return done
 
     async def _next(self, size: int) -> _Worker:
         turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (size, next(self._order), turn))
+        waiting = size, next(self._order), turn
+        heapq.heappush(self._queue, waiting)
         self._begin()
-        large = [each for each in self._queue if each[0] > SMALL and not each[2].done()]
-        if len(large) > WAITING:
-            max(large)[2].set_exception(EngineError("too much work is waiting", remedy=REMEDY))
+        self._refuse_largest()
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and not turn.exception():
+            if turn.cancelled():
+                self._remove(waiting)
+            elif not turn.exception():
                 self._task(self._released(turn.result(), size))
             raise
+        finally:
+            del turn, waiting  # as above
+
+    def _refuse_largest(self) -> None:
+        """Let the largest call fail if too many large ones wait."""
+        large = [each for each in self._queue if each[0] > SMALL]
+        if len(large) > WAITING:
+            largest = max(large)
+            self._remove(largest)
+            largest[2].set_exception(EngineError("too much work is waiting", remedy=REMEDY))
+
+    def _remove(self, waiting: tuple[int, int, asyncio.Future[_Worker]]) -> None:
+        if waiting in self._queue:  # or it was popped before its caller could leave
+            self._queue.remove(waiting)
+            heapq.heapify(self._queue)
 
     def _begin(self) -> None:
         """Give free processes to the smallest calls that wait."""
         while self._queue and self._free:
             size, _, turn = self._queue[0]
-            if size > SMALL and self._large and self._large >= len(self._all) - 1 and not turn.done():
+            if size > SMALL and self._large and self._large >= len(self._all) - 1:
                 return
             heapq.heappop(self._queue)
-            if not turn.done():
+            if not turn.done():  # its caller may be leaving
                 self._large += size > SMALL
                 turn.set_result(self._free.pop())
 
@@ -206,6 +227,7 @@ def main() -> None:
 
     The arguments are the descriptor of a socket, and modules to import before the first call.
     """
+    os.nice(NICENESS)
     with contextlib.suppress(OSError):  # a service may be forbidden to change limits
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     descriptor, *modules = sys.argv[1:]

@@ -72,7 +72,6 @@ DENIED, MISSING, UNAVAILABLE = 403, 404, 502
 DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-Agent
 DECIDING = 4  # threads
 WATCH_S = 10.0  # between checks whether the node has changed
-LAYER = 288 << 10  # bytes that are in memory of a layer whose client reads nothing
 CHOICES = 1_000 * ENTRY  # bytes of choices to keep
 LARGE = SMALL + 1  # the size of an explanation, which waits until all choices are made
 LIMITS = Limits(body=1 << 16)  # of requests that are refused for their method
@@ -178,7 +177,6 @@ class Resolver:
         if kind == "blobs":
             if not DIGEST.fullmatch(name):
                 raise web.HTTPBadRequest(text=f"invalid digest: {name[:80]!r}")
-            keep(LAYER)
             return await self._upstream.blob(request, repository, name)
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")

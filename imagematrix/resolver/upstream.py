@@ -18,12 +18,14 @@ from requests.utils import get_environ_proxies, select_proxy
 from yarl import URL
 
 from imagematrix import documents
+from imagematrix.connections import keep
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.layout import MARK, NAME, LayoutFolder, blob_file
 from imagematrix.oci.manifest import Descriptor, ImageIndex, Manifest, parse
 from imagematrix.oci.redirects import Redirects
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import DIGEST, names_registry
+from imagematrix.resolver.turns import Turns
 from imagematrix.trust.signature import ManifestSource
 
 __all__ = ["LAYOUT", "Upstream", "open_upstream"]
@@ -31,7 +33,10 @@ __all__ = ["LAYOUT", "Upstream", "open_upstream"]
 LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 REPOSITORIES = 256  # repositories whose logins are kept
 PIECE = 1 << 16  # bytes to forward at once; a connection holds up to five such pieces
+KEPT = 288 << 10  # bytes of a blob that are in memory while its client reads nothing
 TURN = 16  # pieces to forward in a turn of the event loop, so that other clients get theirs
+OPENING = 8  # blobs to open at once, as a registry reads ahead for each
+OPENING_S = 0.25  # after which others are opened while one is not answered
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
@@ -45,6 +50,10 @@ class Upstream(ManifestSource, Protocol):
 
     Methods that are not coroutines block; they are thread-safe.
     """
+
+    def digest(self, repository: str, tag: str) -> str | None:
+        """Return the digest of a tag without its manifest, None if there is no such tag."""
+        ...
 
     def tags(self, repository: str) -> list[str]:
         """Return the tags of a repository, none if there is no such repository."""
@@ -80,6 +89,7 @@ class RegistryUpstream:
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()
         self._turns = asyncio.Semaphore(TURN)
+        self._openings = Turns(OPENING, OPENING_S)
         self._session: aiohttp.ClientSession | None = None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -95,6 +105,10 @@ class RegistryUpstream:
             raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
         return replace(manifest, media_type=media_type)
 
+    def digest(self, repository: str, tag: str) -> str | None:
+        """Return the digest of a tag; see Upstream."""
+        return self._registry(repository).digest(tag)
+
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
         return self._registry(repository).blob(digest)
@@ -108,13 +122,16 @@ class RegistryUpstream:
         registry = self._registry(repository)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                answer = await self._asked(stack, request, registry, digest)
+                async with self._openings.turn(digest):
+                    answer = await self._asked(stack, request, registry, digest)
                 if answer.status == UNAUTHORIZED:
                     # Tokens expire; this request gets a new one.
                     await asyncio.to_thread(registry.has_blob, digest)
                     answer = await self._asked(stack, request, registry, digest)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 raise self._unreadable(error) from error
+            size = answer.content_length
+            keep(KEPT if size is None else min(size, KEPT))
             headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
@@ -214,11 +231,15 @@ class LayoutUpstream:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
-        digest = reference if DIGEST.fullmatch(reference) else self._names().get(f"{repository}:{reference}")
+        digest = reference if DIGEST.fullmatch(reference) else self.digest(repository, reference)
         raw = self._layout.blob(digest) if digest else None
         if digest is None or raw is None:
             return None
         return Manifest(digest=digest, media_type=parse(raw, digest, Descriptor).media_type, raw=raw)
+
+    def digest(self, repository: str, tag: str) -> str | None:
+        """Return the digest of a tag; see Upstream."""
+        return self._names().get(f"{repository}:{tag}")
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
@@ -237,6 +258,7 @@ class LayoutUpstream:
         path = blob_file(self._folder, digest)
         if not path.is_file():
             raise web.HTTPNotFound
+        keep(min(path.stat().st_size, KEPT))
         return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
     async def close(self) -> None:

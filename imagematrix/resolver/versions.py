@@ -44,7 +44,7 @@ MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
 SMALL = (
     1 << 16
 )  # bytes of a manifest, of which others keep half: few large ones must not displace all small ones
-READING = 8  # threads that read what is not kept; versions, which all need, are read by others
+READING = 4  # threads that read what is not kept; versions, which all need, are read by others
 WAITING = 64  # requests for that; more are refused
 PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
@@ -207,14 +207,14 @@ class Versions:
         return version
 
     def _read(self, repository: str, tag: str) -> Version | None:
+        _, earlier = self._versions.get((repository, tag)) or (0.0, None)
+        if earlier is not None and earlier.manifest.digest == self._upstream.digest(repository, tag):
+            return earlier  # its catalog has cached decisions
         manifest = self._upstream.manifest(repository, tag)
         if manifest is None:
             if self._state:
                 self._state.drop(repository, tag)
             return None
-        _, earlier = self._versions.get((repository, tag)) or (0.0, None)
-        if earlier is not None and earlier.manifest.digest == manifest.digest:
-            return earlier  # its catalog has cached decisions
         source = Recorder(self._upstream)
         version = _examine(source, self._policies, repository, tag, manifest)
         if self._state:

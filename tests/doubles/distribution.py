@@ -99,8 +99,9 @@ class Repository:
 class Fault:
     """A fault of the next requests of a kind: `times` of them, after `after` successful ones.
 
-    `status` is answered instead, with `headers` and `body`; `drop` hangs up without an answer, or in the
-    middle of an upload; `cut` truncates the answer; `then` is called before the request is served as usual.
+    `method` and `path` are patterns. `status` is answered instead, with `headers` and `body`; `drop` hangs up
+    without an answer, or in the middle of an upload; `cut` truncates the answer; `then` is called before the
+    request is served as usual.
     """
 
     method: str
@@ -115,7 +116,7 @@ class Fault:
     then: object = None
 
     def strikes(self, method, path):
-        if method != self.method or not re.search(self.path, path) or not self.times:
+        if not re.fullmatch(self.method, method) or not re.search(self.path, path) or not self.times:
             return False
         if self.after:
             self.after -= 1

@@ -115,6 +115,26 @@ def test_the_oldest_without_a_whole_request_gives_way(tmp_path, sent, tls):
     asyncio.run(run())
 
 
+def test_one_that_has_sent_nothing_gives_way_before_an_older_one(tmp_path, monkeypatch):
+    """Nor does one that has only just come, before it could send something."""
+    monkeypatch.setattr(connections, "MUTE_S", 0.3)
+
+    async def run():
+        async with Service(tmp_path, clients=3, peer=3) as service:
+            half = await service.connect(b"GET / HTTP/1.1\r\nHost:")
+            silent = await service.connect()
+            await asyncio.sleep(0.4)
+            newer = await service.connect()
+            await service.connect()
+            await dropped(silent)
+            assert is_open(half)
+            await service.connect()
+            await dropped(half)  # although it has sent something
+            assert is_open(newer)
+
+    asyncio.run(run())
+
+
 def test_one_whose_request_is_whole_never_gives_way(tmp_path):
     async def run():
         async with Service(tmp_path, clients=3, peer=3) as service:
@@ -245,6 +265,28 @@ def test_a_connection_between_requests_is_not_slow(tmp_path, monkeypatch):
                 await asyncio.sleep(pause_s)
             writer.write(whole[:10])  # a request that does not end
             await dropped(reader)
+
+    asyncio.run(run())
+
+
+def test_one_that_waits_for_its_answer_is_not_slow_however_slow_its_request_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "LOOK_S", 0.1)
+
+    async def run():
+        async with Service(tmp_path, clients=1, peer=1) as service:
+            host, port = service.address.host, service.address.port
+            reader, writer = await asyncio.open_connection(host, port)
+            service.stack.callback(writer.close)
+            writer.write(b"GET /held HTTP/1.1\r\n")
+            await asyncio.sleep(1.5)
+            monkeypatch.setattr(connections, "LOOK_S", 600)
+            await asyncio.sleep(0.2)
+            writer.write(b"Host: x\r\n\r\n")
+            await until(lambda: service.begun == 1)
+            refused = await service.connect()
+            await dropped(refused)
+            service.go.set()
+            assert b"held" in await asyncio.wait_for(reader.readuntil(b"held"), PATIENCE_S)
 
     asyncio.run(run())
 

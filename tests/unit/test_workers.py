@@ -1,13 +1,15 @@
 """Work in processes: the smallest first, within limits."""
 
 import asyncio
+import gc
 import os
 import time
+import weakref
 
 import pytest
 
 from imagematrix import workers as workers_module
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.workers import SMALL, Workers
 
 
@@ -127,6 +129,40 @@ def test_of_too_much_large_work_the_largest_fails(monkeypatch):
         ]
 
     using(work, count=1)
+
+
+class Large:
+    """An argument that weak references can watch."""
+
+
+def refused_for(_, held):
+    raise UsageError(f"no {held}")
+
+
+def test_nothing_keeps_the_arguments_of_a_call_that_is_refused(monkeypatch):
+    """Not even until the next collection of garbage, which may be after hundreds of such calls."""
+    monkeypatch.setattr(workers_module, "WAITING", 0)
+
+    async def failing(workers, function, message, size=0):
+        argument = Large()
+        with pytest.raises(ImagematrixError, match=message):
+            await workers.call(function, argument, held="cake", size=size)
+        return weakref.ref(argument)
+
+    async def work(workers):
+        calls = [
+            failing(workers, refused_for, "no cake"),
+            failing(workers, refused_for, "too much work is waiting", SMALL + 1),
+        ]
+        return await asyncio.gather(*calls)
+
+    gc.collect()
+    gc.disable()
+    try:
+        kept = using(work, count=1, limit_s=3)
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_caller_that_leaves_does_not_spoil_the_next_call():

@@ -18,8 +18,8 @@ from resolving import variant
 
 from imagematrix import connections
 from imagematrix.connections import Limits
-from imagematrix.resolver import server, versions
-from imagematrix.resolver.upstream import RegistryUpstream
+from imagematrix.resolver import versions
+from imagematrix.resolver.upstream import KEPT, RegistryUpstream
 
 HOST = Path(__file__).parents[2] / "hosts" / "laptop.json"
 LAYER = b"cpu-v3" * 1000
@@ -73,7 +73,7 @@ def test_clients_that_do_not_read_hinder_no_others_and_are_dropped(front, monkey
     monkeypatch.setattr(connections, "LOOK_S", 0.05)
     endless = Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n", bytes(1 << 20))
     with endless as upstream, contextlib.ExitStack() as stack:
-        node = front(name=upstream.address, limits=Limits(answers=100 * server.LAYER, slow_s=1.0))
+        node = front(name=upstream.address, limits=Limits(answers=100 * KEPT, slow_s=1.0))
         host, _, port = node.address.rpartition(":")
         for _ in range(100):
             stalled = stack.enter_context(socket.create_connection((host, int(port))))

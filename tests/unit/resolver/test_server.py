@@ -17,6 +17,7 @@ from resolving import HOPPER, Published, SimulatedNode, variant
 
 from imagematrix.catalog import index as catalog_index
 from imagematrix.compression import DEFAULT
+from imagematrix.connections import Limits
 from imagematrix.errors import EngineError
 from imagematrix.oci.manifest import INDEX
 from imagematrix.resolver import versions
@@ -304,12 +305,12 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
     monkeypatch.setattr(versions, "FRESH_S", 0)
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
-    upstream.fails("GET", "/manifests/v1$", times=1000, status=503)
+    upstream.fails("GET|HEAD", "/manifests/v1$", times=1000, status=503)
     assert node.pull("v1") == published.digests["cpu-v3"]
     assert "is answered from the last known state" in node.notes[-1]
     assert "imagematrix_resolver_stale_answers_total 1.0" in node.get("/metrics").text
-    upstream.fails("GET", "/manifests/v1-cpu$", times=1000, status=503)
-    upstream.fails("GET", "/manifests/v1-cpu-v2-", times=1000, status=503)
+    upstream.fails("GET|HEAD", "/manifests/v1-cpu$", times=1000, status=503)
+    upstream.fails("GET|HEAD", "/manifests/v1-cpu-v2-", times=1000, status=503)
     (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
     assert node.pull(tag) == published.digests["cpu-v2"], "the index has the tags of all variants"
     assert node.pull("v1-cpu") == published.digests["cpu-v3"], "this tag was not requested before"
@@ -317,15 +318,31 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
     assert node.pull("v2")[0] == 502, "this version is not cached"
 
 
+def test_unchanged_version_is_not_transferred_again(front, upstream, published, monkeypatch):
+    monkeypatch.setattr(versions, "FRESH_S", 0)
+    node = front()
+    for _ in range(3):
+        assert node.pull("v1") == published.digests["cpu-v3"]
+    assert (upstream.count("GET", "/manifests/v1$"), upstream.count("HEAD", "/manifests/v1$")) == (1, 2)
+
+
+@pytest.mark.usefixtures("published")
+def test_blob_takes_no_more_of_the_memory_for_answers_than_its_size(front):
+    node = front(limits=Limits(answers=len(LAYER)))
+    assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
+    node = front(limits=Limits(answers=len(LAYER) - 1))
+    assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").status_code == 429
+
+
 def test_cached_catalog_is_served_while_the_upstream_hangs(front, upstream, published, monkeypatch):
     monkeypatch.setattr(versions, "FRESH_S", 0)
     monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
-    upstream.fails("GET", "/manifests/v1$", then=lambda: __import__("time").sleep(2))
+    upstream.fails("GET|HEAD", "/manifests/v1$", then=lambda: __import__("time").sleep(2))
     assert node.pull("v1") == published.digests["cpu-v3"]
     assert "the upstream does not answer" in node.notes[-1]
-    upstream.fails("GET", "/manifests/v1(-cpu)?$", times=2, then=lambda: __import__("time").sleep(2))
+    upstream.fails("GET|HEAD", "/manifests/v1(-cpu)?$", times=2, then=lambda: __import__("time").sleep(2))
     assert node.pull("v1-cpu") == published.digests["cpu-v3"]
 
 

@@ -40,7 +40,7 @@ def content(raw, media_type=MANIFEST):
 
 
 def away(upstream):
-    upstream.fails("GET", "/v2/", times=10_000, status=503)
+    upstream.fails("GET|HEAD", "/v2/", times=10_000, status=503)
 
 
 def blobs(folder):
@@ -90,7 +90,7 @@ def test_versions_deleted_upstream_are_forgotten(front, upstream, published, fol
 def test_hanging_upstream_does_not_block_after_a_restart(front, upstream, published, folder, monkeypatch):
     monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"]
-    upstream.fails("GET", "/v2/", times=100, then=lambda: __import__("time").sleep(1))
+    upstream.fails("GET|HEAD", "/v2/", times=100, then=lambda: __import__("time").sleep(1))
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"]
 
 
