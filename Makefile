@@ -3,6 +3,7 @@
 # make gpu-check    check imagematrix on this machine's NVIDIA GPU; fails without one
 # make gpu-bundle   write dist/gpu-bundle.tar.gz, which runs these checks on a machine with only Python
 # make docs         build the documentation as a site, docs/_build/index.html
+# make pages        write the generated tables and titles of the documentation's pages anew
 # make program      build an image that contains imagematrix, for clusters; NAME=REFERENCE names it
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
@@ -31,7 +32,7 @@ RELEASE := trixie
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
+.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs pages bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -117,6 +118,9 @@ gpu-bundle: $(VENV)/.dev
 # A warning, such as a dead link, fails the build. It needs no network.
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d .cache/docs docs docs/_build
+
+pages: $(VENV)/.dev
+	$(BIN)/python docs/_ext/generated.py
 
 # Coverage of the unit tests.
 coverage: $(VENV)/.dev

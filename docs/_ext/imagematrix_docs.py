@@ -1,8 +1,8 @@
-"""The site's extensions of Markdown: generated parts, and notes on code blocks.
+"""The site's extensions of Markdown: lists of pages, and notes on code blocks.
 
-Both are comments in the Markdown file:
+They are comments in the Markdown file:
 
-    <!-- generated: NAME -->      is replaced by a generated part of the reference
+    <!-- pages: CAPTION -->       the pages in the list below belong to this one; the caption may be left out
     <!-- file: PATH -->           the next block is the content of a file, whose name becomes a caption
     <!-- not tested: REASON -->   no test runs the commands in the next block; the site says why
 """
@@ -12,23 +12,30 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from reference import PARTS
+from generated import LIST
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 __all__ = ["expand", "setup"]
 
-GENERATED = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
+ENTRY = re.compile(r"^- \[.*?\]\((\S+)\.md\)", re.MULTILINE)
 FILE = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
 NOT_TESTED = re.compile(r"^<!-- not tested: (.+) -->$", re.MULTILINE)
 
 
 def expand(text: str) -> str:
-    """Return a page with its comments replaced by generated parts, captions and notes."""
-    text = GENERATED.sub(lambda mark: PARTS[mark[1]](), text)
+    """Return a page with its comments replaced by trees of pages, captions and notes."""
+    text = LIST.sub(_tree, text)
     text = FILE.sub(r"```{code-block} \2\n:caption: \1\n", text)
     return NOT_TESTED.sub(r"*Not run by the tests: \1.*", text)
+
+
+def _tree(pages: re.Match[str]) -> str:
+    """Return a list of pages as it is, and after it the tree from which the site makes its sidebar."""
+    caption = f":caption: {pages['caption']}\n" if pages["caption"] else ""
+    names = "\n".join(ENTRY.findall(pages["entries"]))
+    return f"{pages['entries']}\n```{{toctree}}\n:hidden:\n{caption}\n{names}\n```\n"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

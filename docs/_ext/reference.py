@@ -117,7 +117,7 @@ def classad() -> str:
     return _table(("Attribute", "Value"), [(f"`{name}`", text) for name, (text, _) in ATTRIBUTES.items()])
 
 
-# The part for each `<!-- generated: NAME -->`.
+# The part for each `<!-- generated: NAME -->`, which `generated` writes into pages.
 PARTS: Mapping[str, Callable[[], str]] = {
     "classad": classad,
     "commands": commands,
@@ -134,8 +134,7 @@ def _commands(name: str, command: Any, heading: str = "##") -> str:
     """Return a command, or the commands of a group."""
     if not isinstance(command, TyperGroup):
         return _command(name, command, heading)
-    anchor = name.replace(" ", "-")
-    parts = [f"(command-{anchor})=", f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
+    parts = [f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
     parts += [_commands(f"{name} {part}", inner, f"{heading}#") for part, inner in command.commands.items()]
     return "\n".join(parts)
 
@@ -143,8 +142,7 @@ def _commands(name: str, command: Any, heading: str = "##") -> str:
 def _command(name: str, command: Any, heading: str) -> str:
     arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
     usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
-    anchor = name.replace(" ", "-")
-    lines = [f"(command-{anchor})=", f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
+    lines = [f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
     lines += ["```text", usage, "```", ""]
     rows = [row for parameter in command.params if (row := _parameter(parameter))]
     if name == "run":

@@ -4,10 +4,8 @@ import json
 import re
 from pathlib import Path
 
-import imagematrix_docs
 import pytest
 import reference
-from imagematrix_docs import expand
 
 from imagematrix.cli.app import COMMANDS
 from imagematrix.launcher.options import OWN
@@ -84,22 +82,3 @@ def properties(schema):
         return set()
     own = set(schema.get("properties", ())) if "type" in schema or "$ref" in schema else set()
     return own.union(*map(properties, schema.values()))
-
-
-def test_marks_are_rendered_as_text():
-    file = "<!-- file: src/a.c -->\n```c\nint a;\n```\n\n"
-    command = "<!-- not tested: it needs a GPU -->\n```console\n$ x\n```\n"
-    assert expand(file + command) == (
-        "```{code-block} c\n:caption: src/a.c\n\nint a;\n```\n\n"
-        "*Not run by the tests: it needs a GPU.*\n```console\n$ x\n```\n"
-    )
-
-
-def test_unknown_part_fails_the_build():
-    with pytest.raises(KeyError, match="nothing"):
-        expand("<!-- generated: nothing -->")
-
-
-def test_every_generated_part_is_used():
-    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
-    assert set(imagematrix_docs.GENERATED.findall(pages)) == set(reference.PARTS)

@@ -8,7 +8,6 @@ import subprocess
 
 import pages
 import pytest
-from imagematrix_docs import expand
 
 from imagematrix.allocation.metrics import METRICS
 from imagematrix.doctor.checks import CHECKS
@@ -20,7 +19,7 @@ PLAN = json.loads((PACKAGE / "schemas/plan.json").read_text())
 
 
 def page(name):
-    return expand((pages.ROOT / "docs" / name).read_text())
+    return (pages.ROOT / "docs" / name).read_text()
 
 
 def first_column(text, heading):
