@@ -68,7 +68,10 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [one for one in project["dependencies"] if not one.lower().startswith(OTHERS)]
     version = project["version"]
-    metadata = f"Metadata-Version: 2.1\nName: imagematrix\nVersion: {version}\n"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: imagematrix\nVersion: {version}\n"
+        f"Requires-Python: {project['requires-python']}\n"
+    )
     contents = {
         "__main__.py": MAIN.encode(),
         f"imagematrix-{version}.dist-info/METADATA": metadata.encode(),
@@ -93,4 +96,5 @@ def _carried(folder: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
             yield prefix + name, path.read_bytes()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,12 @@ Each name is loaded on first use: importing the package takes almost no time, an
 nothing but Python's standard library.
 """
 
-from __future__ import annotations
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout or a copied file, any Python may start us
+    from imagematrix.interpreter import refuse
+
+    refuse("3.11")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ def test_it_has_what_the_roots_import_and_read(sources):
         "imagematrix/__init__.py",
         "imagematrix/errors.py",
         "imagematrix/facts/cuda.json",
+        "imagematrix/interpreter.py",
         "imagematrix/spelling.py",
         "imagematrix/text.py",
     ]
