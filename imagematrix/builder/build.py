@@ -25,7 +25,7 @@ from imagematrix.builder.result import BuildStatus, Result, complete
 from imagematrix.errors import BuildError, EngineError, ImagematrixError, TagMovedError, UsageError
 from imagematrix.planning.backend import StoppedError
 from imagematrix.planning.context import Snapshots, settle
-from imagematrix.planning.plan import PlanStatus, naming
+from imagematrix.planning.plan import REFUSED_REMEDY, PlanStatus, naming
 from imagematrix.render.dockerfile import stages
 from imagematrix.scratch import scratch
 
@@ -121,7 +121,7 @@ def _moved(refused: Sequence[Planned]) -> TagMovedError:
         "a version never changes, and these cells would change:",
         *lines,
         *more,
-        remedy="raise the version with `imagematrix bump`, or revert the change",
+        remedy=REFUSED_REMEDY,
     )
 
 

@@ -15,7 +15,7 @@ from imagematrix.cli.output import info, print_document, warn, writing
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.export.targets import TARGETS
-from imagematrix.planning.plan import PlanStatus
+from imagematrix.planning.plan import REFUSED_REMEDY, PlanStatus
 from imagematrix.spelling import require_known
 from imagematrix.text import counted
 
@@ -167,13 +167,12 @@ class _MatrixFile:
             plan = planned(self._file, shop.against, self._only, contexts=self._contexts, needs=self._needs)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
-                remedy = "run `imagematrix plan` for details, and raise the version with `imagematrix bump`"
-                message = f"a version would change in {counted(len(refused), 'cell')}"
-                raise TagMovedError(message, remedy=remedy)
+                message = f"a version would change in {counted(len(refused), 'cell')}: see `imagematrix plan`"
+                raise TagMovedError(message, remedy=REFUSED_REMEDY)
             for item in plan.with_status(PlanStatus.FAILED):
                 if item.error:
                     raise type(item.error)(f"{item.cell.id}: {item.error}", remedy=item.error.remedy)
-            items = plan.with_status(PlanStatus.BUILD, PlanStatus.UP_TO_DATE)
+            items = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.UP_TO_DATE)
             for item in items:
                 if item.trims:
                     raise UsageError(f"{item.cell.id}: only `build` can trim device code")

@@ -177,6 +177,13 @@ class _MatrixReader(Shapes):
             if version is not None and not TAG.fullmatch(version):
                 remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
                 self._problem(f"{version!r} is not a version such as v1", fields["version"].mark, remedy)
+            if version == "development":
+                remedy = "write a version such as v1, and `development: true` below it"
+                self._problem(
+                    "'development' would be a version like any other: frozen, and pushed when it is built",
+                    fields["version"].mark,
+                    remedy,
+                )
             if template is not None and templates is not None:
                 self._template(template, templates, fields["template"].mark)
             folder = None if context is None else self.path.parent / context

@@ -20,9 +20,23 @@ if TYPE_CHECKING:
     from imagematrix.planning.identity import Identity
     from imagematrix.planning.remote_driver import LockedDriver, RemoteDriver
 
-__all__ = ["SCHEMA", "Difference", "DropStatus", "Dropped", "Plan", "PlanStatus", "Planned", "naming"]
+__all__ = [
+    "REFUSED_REMEDY",
+    "SCHEMA",
+    "Difference",
+    "DropStatus",
+    "Dropped",
+    "Plan",
+    "PlanStatus",
+    "Planned",
+    "naming",
+]
 
 SCHEMA = "imagematrix.plan/v1"
+REFUSED_REMEDY = (
+    "raise the version with `imagematrix bump`, or revert the change; to try changes out in the engine, "
+    "write `development: true` below `version` in matrix.yaml"
+)
 
 
 class PlanStatus(StrEnum):

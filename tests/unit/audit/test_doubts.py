@@ -1,6 +1,7 @@
 """Warnings about images: code for another march than labels name, a runtime for newer drivers."""
 
 import re
+from pathlib import Path
 
 import pytest
 from compiling import choosing, compiled
@@ -16,6 +17,7 @@ from imagematrix.catalog.catalog import UserModeDriver, Variant
 from imagematrix.facts import marches
 from imagematrix.record import replace
 
+STARTER = Path(__file__).parents[3] / "templates/cpu/hello.c"
 SUM = "for (int i = 0; i < 64; i++) a[i] = a[i] * 3.5 + i; return a[3];"
 PROGRAM = f"double a[64]; int main(int n, char **v) {{ a[n] = n; {SUM} }}"
 WIDE = '__attribute__((target("avx512f,prefer-vector-width=512")))'
@@ -59,6 +61,13 @@ def test_march_without_effect_is_doubted(audited, program):
     assert of_march(report, HASWELL) == [
         "-march=haswell shows no effect: nothing in /opt/tool is beyond the baseline"
     ]
+
+
+@pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_the_program_of_the_starter_uses_its_march(audited, program, march):
+    variant = replace(HASWELL, march=march, cpu_flags=marches.required(march, "gcc-14"))
+    hello = program(STARTER.read_text(), f"-march={march}", "-O2", f'-DMARCH="{march}"')
+    assert of_march(audited(("usr/local/bin/hello", hello)), variant) == []
 
 
 def test_isa_note_counts_as_an_effect(audited, program):

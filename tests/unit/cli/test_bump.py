@@ -1,6 +1,7 @@
 """`imagematrix bump`: the images that changed get new versions, and the matrix stays as it is otherwise."""
 
 import json
+import re
 from codecs import BOM_UTF8
 
 import pytest
@@ -144,6 +145,31 @@ def test_cells_with_the_same_inputs_are_taken_over(cli, matrix, backend, tar, co
         assert raw[labels.VERSION] == "v2"
         assert raw["org.opencontainers.image.version"] == "v2"
     assert cli("plan", "-f", matrix, *CPU).out.count(" up-to-date ") == len(first)
+
+
+def test_bake_export_has_the_cells_that_a_build_would_take_over(cli, matrix, backend, tar):
+    """bake has no other way to an image of the new version than to build it, from its cache."""
+    backend.layers = [tar(("etc/motd", b"hello"))]
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    assert cli("bump", "-f", matrix, "training").code == 0
+    targets = json.loads(cli("export", "bake", "-f", matrix, *CPU).out)["target"].values()
+    built = cli("build", "-f", matrix, *CPU).out.splitlines()
+    assert sorted(tag for target in targets for tag in target["tags"]) == sorted(built)
+    assert {target["labels"][labels.VERSION] for target in targets} == {"v2"}
+
+
+def test_the_remedy_of_a_refusal_lets_builds_replace_images(cli, matrix, project):
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    project(template=CHANGED)
+    refused = cli("build", "-f", matrix, *CPU)
+    assert refused.code == 7
+    (line,) = re.findall(r"write `(development: true)` below `version` in matrix.yaml", refused.err)
+    matrix.write_text(
+        re.sub(r"^( +)version: v1.*\n", rf"\g<0>\1{line}\n", matrix.read_text(), flags=re.MULTILINE)
+    )
+    assert cli("build", "-f", matrix, *CPU).code == 0
+    pushed = cli("build", "-f", matrix, *CPU, "--push")
+    assert (pushed.code, "is never pushed" in pushed.err) == (2, True)
 
 
 def test_changed_cells_are_built(cli, matrix, project, backend, tar):

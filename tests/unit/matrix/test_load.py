@@ -131,6 +131,10 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (("images:\n  training:", "images:\n- training:"), "images: expected a map, found a list"),
         (("version: v1", "version: v1-2"), "'v1-2' is not a version such as v1"),
         (("version: v1\n", "version:\n"), "version: expected a word, found nothing"),
+        (
+            ("version: v1\n", "version: development\n"),
+            "4:14: 'development' would be a version like any other: frozen, and pushed when it is built",
+        ),
         (("  training:", "  Training:"), "'Training' is not an image name"),
         (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
         (("training.j2", f"{'a' * 300}.j2"), f"template {'a' * 300}.j2 not found"),
