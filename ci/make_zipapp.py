@@ -54,8 +54,10 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "imagematrix").startswith("imagematrix"):
         raise
+    from imagematrix.packager import WHOLE_PACKAGE
+
     print(f"imagematrix: this is the file for nodes, which has no {error.name}", file=sys.stderr)
-    print("  install the whole package: pip install imagematrix", file=sys.stderr)
+    print(f"  {WHOLE_PACKAGE}", file=sys.stderr)
     raise SystemExit(2) from None
 """
 INTERPRETER = b"#!/usr/bin/env python3\n"

@@ -23,8 +23,9 @@ def query(socket: str) -> dict[str, object]:
 
         from imagematrix.kubelet.messages import PODS, call, message
     except ModuleNotFoundError as error:  # the file of `make zipapp` has no gRPC
-        remedy = "install the whole package: pip install imagematrix"
-        return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": remedy}
+        from imagematrix.packager import WHOLE_PACKAGE
+
+        return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": WHOLE_PACKAGE}
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
         try:

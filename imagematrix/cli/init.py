@@ -66,9 +66,11 @@ def command(
 ) -> None:
     """Write a commented matrix.yaml and its templates as a start; existing files are not overwritten."""
     if not STARTER.is_dir():  # in the file of `make zipapp`
+        from imagematrix.packager import WHOLE_PACKAGE
+
         raise UsageError(
             "this is the file for nodes, which has no templates",
-            remedy="install the whole package: pip install imagematrix",
+            remedy=WHOLE_PACKAGE,
         )
     if hosts:
         if template is not None:

@@ -45,7 +45,7 @@ def program_output(text):
 
 def runs_the_fitting_image(done, engine):
     chosen = engine.imagematrix("select", "training:v1").stdout.strip()
-    assert f"{chosen.removeprefix('training:v1-')} <- selected" in done.stdout
+    assert f"$ imagematrix select training:v1\n{chosen}\n" in done.stdout
     ran = program_output(done.stdout)
     assert chosen.startswith(f"training:v1-cpu-{ran['march']}-")
     assert ran["final_loss"] < ran["initial_loss"]

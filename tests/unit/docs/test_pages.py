@@ -61,6 +61,18 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_benchmarks():
     assert [number for number in numbers if number not in measured] == []
 
 
+def test_nothing_is_installed_by_a_name_that_anybody_could_take():
+    """Before the first release, the package comes from a checkout: no index has it."""
+    sources = [
+        path for folder in ("imagematrix", "ci") for path in (ROOT / folder).rglob("*") if path.is_file()
+    ]
+    by_name = re.compile(
+        rb"\b(?:pip|pipx|uv tool|uv pip|uvx?) (?:install|run|add)\b[^\n`]*[ '\"]imagematrix(?![\w./-])"
+    )
+    found = {str(path): by_name.findall(path.read_bytes()) for path in [*pages.PAGES, *sources]}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 @pytest.mark.parametrize("page", NAMED)
 def test_blocks_with_a_prompt_are_console_blocks(page):
     blocks = [
