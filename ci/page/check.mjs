@@ -1,5 +1,6 @@
 // Looks at pages of fleets in Chromium: node check.mjs FOLDER, with .html files. Writes pictures beside them.
-// Fails if axe-core finds something, a page is wider than the screen, or one asks for anything or runs a script.
+// Fails if axe-core finds something, a page is wider than the screen, the last row of a table is cut, or a page
+// asks for anything or runs a script.
 import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { resolve } from "node:path";
@@ -17,7 +18,7 @@ const problem = (...words) => { problems += 1; console.log(...words); };
 for (const file of readdirSync(folder).filter((name) => name.endsWith(".html")).sort()) {
   const name = file.replace(".html", "");
   const address = `file://${folder}/${file}`;
-  for (const [device, width, height] of [["desk", 1440, 900], ["phone", 360, 740]]) {
+  for (const [device, width, height] of [["desk", 1440, 900], ["laptop", 1280, 720], ["phone", 360, 740]]) {
     for (const colorScheme of ["light", "dark"]) {
       // The policy of the page forbids scripts, also that of axe-core.
       const context = await browser.newContext({ viewport: { width, height }, colorScheme, bypassCSP: true });
@@ -27,6 +28,9 @@ for (const file of readdirSync(folder).filter((name) => name.endsWith(".html")).
       await page.goto(address);
       const wide = await page.evaluate(() => document.documentElement.scrollWidth);
       if (wide > width) problem(file, device, "is", wide, "pixels wide");
+      const cut = await page.evaluate(() => [...document.querySelectorAll(".scroll:not(.tall)")]
+        .filter((one) => one.scrollHeight > one.clientHeight).length);
+      if (cut) problem(file, device, "has", cut, "tables of which the last rows are cut");
       const picture = { path: `${folder}/${name}-${device}-${colorScheme}.png` };
       const tall = await page.evaluate(() => document.documentElement.scrollHeight);
       await page.screenshot({ ...picture, fullPage: tall < 16000 });

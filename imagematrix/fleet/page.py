@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from os.path import commonprefix
 
 from imagematrix.amounts import megabytes
 from imagematrix.fleet.chart import CELLS, chart
@@ -13,7 +14,7 @@ from imagematrix.text import visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from jinja2 import Template
 
@@ -32,8 +33,10 @@ FOUND = 500  # hosts of one row, which searching the page finds
 LONGEST = 500  # characters of a text; only hostile ones have more
 SHORT = 19  # characters of a digest
 THOUSAND = 1_000
+MEGABYTE = 1_000_000
 GIGABYTE = 1_000_000_000
 PAPER = 45  # columns of the chart that fit on a sheet of paper
+TALL = 20  # rows of the chart, of which more scroll below its headings; no screen has room for as many
 
 
 def page(
@@ -49,6 +52,7 @@ def page(
     """
     return _template().render(
         short=coverage.short,
+        host=_shortened([name for kind in coverage.kinds for name in kind.hosts]),
         coverage=coverage,
         chart=chart(coverage, cells=cells),
         storage=storage,
@@ -58,6 +62,7 @@ def page(
         opened=OPEN,
         found=FOUND,
         paper=PAPER,
+        tall=TALL,
     )
 
 
@@ -132,10 +137,19 @@ def _digest(text: str) -> str:
     return text[:SHORT] if text.startswith("sha256:") else text
 
 
+def _shortened(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that takes the folder that all hosts share from a host's name, which is a path."""
+    # commonpath refuses names of which some are absolute; what follows the last slash is no folder.
+    folder, slash, _ = commonprefix(names).rpartition("/")  # noqa: RUF071
+    return lambda name: name.removeprefix(folder + slash)
+
+
 def _amount(size: int | None) -> str:
-    if size is not None and size >= GIGABYTE:
+    if size is None or MEGABYTE <= size < GIGABYTE:
+        return megabytes(size)
+    if size >= GIGABYTE:
         return f"{size / GIGABYTE:.2f} GB"
-    return megabytes(size)
+    return f"{size / THOUSAND:.1f} kB" if size else "0"
 
 
 def _brief(number: int) -> str:

@@ -170,7 +170,7 @@ def test_html_page_is_written(ask, saved, make):
     assert result.code == 3
     text = (saved / "page.html").read_text("utf-8")
     assert "<script" not in text
-    assert "fleet/&lt;script&gt;alert(1)&lt;" in text
+    assert "<bdi>&lt;script&gt;alert(1)&lt;</bdi>" in text
     assert "\\udce9" in text
 
 

@@ -345,7 +345,53 @@ def test_sizes_may_be_unknown_or_uncompressed(make):
     storage = Storage(variants={"t:v1-a": frozenset("x")}, layers={"x": 5_000_000}, compressed=False)
     text = " ".join(Page(page(coverage(fleet, catalog), storage=storage)).all("main")[0]["text"].split())
     assert "5.0 MB uncompressed for all variants" in text
-    assert "a15.0 MB5.0 MB0.0 MB b1???" in text
+    assert "a15.0 MB5.0 MB0 b1???" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("../d/hosts/n1", "../d/hosts/n2"), ["n1", "n2"]),
+        (("../d/hosts/n1",), ["n1"]),
+        (("/d/rack1/n1", "/d/rack2/n1"), ["rack1/n1", "rack2/n1"]),
+        (("/d/n1", "d/n1"), ["/d/n1", "d/n1"]),
+        (("fleet.ndjson:1", "fleet.ndjson:2"), ["fleet.ndjson:1", "fleet.ndjson:2"]),
+    ],
+)
+def test_hosts_are_named_without_the_folder_that_all_are_in(make, names, shown):
+    catalog = make.catalog(make.variant("t:v1-a"))
+    parsed = Page(page(coverage({name: make.host(make.gpu(0)) for name in names}, catalog)))
+    assert [one["text"] for one in parsed.all("bdi")[1:]][-len(shown) :] == shown
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (None, "?"),
+        (0, "0"),
+        (700, "0.7 kB"),
+        (23_456, "23.5 kB"),
+        (1_000_000, "1.0 MB"),
+        (2_500_000_000, "2.50 GB"),
+    ],
+)
+def test_no_amount_but_nothing_is_shown_as_nothing(size, shown):
+    assert module._amount(size) == shown
+
+
+def test_only_a_chart_that_no_screen_has_room_for_scrolls_in_itself(make):
+    """A table in a box that is a little too low for it looks as if its last row were missing."""
+    catalog = make.catalog(make.variant("t:v1-a"))
+
+    def scrolling(count):
+        hosts = {f"n{n}": make.host(make.gpu(0), driver=f"535.{n}") for n in range(count)}
+        parsed = Page(page(coverage(hosts, catalog)))
+        return [one["class"] for one in parsed.all("div", "scroll") if "tall" in one["class"].split()]
+
+    assert (scrolling(module.TALL), scrolling(module.TALL + 1)) == ([], ["scroll tall"])
+    assert re.findall(
+        r"^(\.\w+) {[^}]*max-height: 85vh", page(coverage({"a": make.host()}, catalog)), re.MULTILINE
+    ) == [".tall"]
 
 
 def test_empty_catalog_is_reported(make):
