@@ -17,8 +17,9 @@ from operator import attrgetter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from dataclasses import Field
+    from inspect import Signature
     from typing import Any, ClassVar, Never, Self, TypeVar, dataclass_transform
 
     R = TypeVar("R", bound="Record")
@@ -55,6 +56,25 @@ class _DataclassFields:
         return {declaration.name: declaration for declaration in fields(made)}
 
 
+class _Signature:
+    """How a record is called, as `help` and `inspect.signature` show it."""
+
+    def __init__(self, kinds: dict[str, Any], defaults: dict[str, Any]) -> None:
+        self._kinds = kinds
+        self._defaults = defaults
+
+    def __get__(self, _: object, owner: type) -> Signature:
+        from inspect import Parameter, Signature
+
+        keyword, required = Parameter.KEYWORD_ONLY, Parameter.empty
+        return Signature(
+            [
+                Parameter(name, keyword, default=self._defaults.get(name, required), annotation=kind)
+                for name, kind in self._kinds.items()
+            ]
+        )
+
+
 def _values(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
     """Return a function that returns the values of fields."""
     get = attrgetter(*names)
@@ -69,8 +89,9 @@ class _Slots(type):
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Slots:
         kinds = body.get("__annotations__", {})
         defaults = {field: body.pop(field) for field in kinds if field in body}
-        body["__slots__"] = tuple(kinds)
+        body["__slots__"] = kinds  # a mapping, of which `help` shows the values: the types
         if kinds:
+            body["__signature__"] = _Signature(kinds, defaults)
             body["__dataclass_fields__"] = _DataclassFields(kinds, defaults)
             body["_defaults"] = defaults
             body["_values"] = property(_values(tuple(kinds)))
@@ -86,7 +107,7 @@ class Record(metaclass=_Slots):
     """Base of records. A subclass annotates its fields; further subclassing is not supported."""
 
     if TYPE_CHECKING:
-        __slots__: tuple[str, ...]
+        __slots__: Mapping[str, Any]
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
         _defaults: ClassVar[dict[str, Any]]
         _setters: ClassVar[dict[str, Callable[[object, object], None]]]

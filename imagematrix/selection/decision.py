@@ -55,6 +55,15 @@ class Decision:
         # Decisions from a pool's workers share one question, with its index: see `_shared`.
         return Decision, (self.question, self._target)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same decision, such as one from another process."""
+        if not isinstance(other, Decision):
+            return NotImplemented
+        return self is other or (self.hardware == other.hardware and self.question == other.question)
+
+    def __hash__(self) -> int:
+        return hash((self.hardware, self.question))
+
     @property
     def hardware(self) -> Hashable:
         """The key of the kind of hardware."""

@@ -46,6 +46,14 @@ class Question:
     def __reduce__(self) -> tuple[Callable[[Catalog, Asked], Question], tuple[Catalog, Asked]]:
         return _shared, (self._whole, self._where)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Question):
+            return NotImplemented
+        return self is other or (self._where == other._where and self._whole == other._whole)
+
+    def __hash__(self) -> int:
+        return hash((self._whole.image, self._whole.version, self._where))
+
     @cached_property
     def left_out(self) -> Index:
         """The variants of the catalog that were not requested."""

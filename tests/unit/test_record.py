@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
+import pydoc
 
 import pytest
 
@@ -91,3 +93,15 @@ def test_dataclasses_functions_accept_records():
     assert dataclasses.asdict(point) == dataclasses.asdict(twin)
     for ours, theirs in zip(dataclasses.fields(point), dataclasses.fields(twin), strict=True):
         assert (ours.name, ours.default, ours.kw_only) == (theirs.name, theirs.default, theirs.kw_only)
+
+
+def test_help_shows_fields_with_types_and_defaults():
+    assert list(inspect.signature(Point).parameters) == list(inspect.signature(Twin).parameters)
+    for ours, theirs in zip(
+        inspect.signature(Point).parameters.values(), inspect.signature(Twin).parameters.values(), strict=True
+    ):
+        assert ours == theirs
+    text = pydoc.plain(pydoc.render_doc(Point))
+    assert "Point(*, " in text
+    for name, kind in Point.__annotations__.items():
+        assert f" |  {name}\n |      {kind}\n" in text

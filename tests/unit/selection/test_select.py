@@ -22,6 +22,7 @@ from imagematrix.errors import UsageError
 from imagematrix.gpu_request.spec import candidates
 from imagematrix.record import replace
 from imagematrix.selection import select as module
+from imagematrix.selection.question import _shared
 from imagematrix.selection.select import Selector, explain, select, select_many, serving
 from imagematrix.selection.selection import NothingFits, Selection
 
@@ -368,6 +369,25 @@ def test_selector_cache_is_bounded(make):
 def test_selections_can_be_pickled(make):
     selection = select(make.host(make.gpu()), make.catalog(make.variant()))
     assert pickle.loads(pickle.dumps(selection)).to_json() == selection.to_json()  # noqa: S301 - our own bytes
+
+
+NEWER = "580.95.05"
+
+
+def test_an_unpickled_selection_equals_its_original(make):
+    catalog = make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", driver=make.umd("exact", NEWER)))
+    host, other = make.host(make.gpu(0)), make.host(make.gpu(0), driver=NEWER)
+    selection = select(host, catalog)
+    sent = pickle.loads(pickle.dumps(selection))  # noqa: S301 - our own bytes
+    _shared.cache_clear()  # as in another process
+    again = pickle.loads(pickle.dumps(selection))  # noqa: S301 - our own bytes
+    assert sent == selection == again
+    assert len({sent, selection, again}) == 1
+    assert selection.decision != select(other, catalog).decision
+    assert selection != select(host, make.catalog(make.variant("t:v1-a")))
+    assert selection != select(host, catalog, where={"driver": selection.variant.driver.version})
+    assert selection.decision != "a decision"
+    assert selection.decision.question != "a question"
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])  # noqa: S301
