@@ -57,7 +57,7 @@ def parse(text: str) -> GpuCondition:
     if amount is not None:
         return GpuCondition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
-        f"--gpus: invalid condition {text!r}",
+        f"invalid condition {text!r} on GPUs",
         remedy="use conditions such as compute>=8.0, memory>=40G (or < > = !=), name=L40S (or name!=) or "
         "profile=1g.10gb",
     )

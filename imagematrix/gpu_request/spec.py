@@ -6,6 +6,7 @@ from imagematrix.documents import natural
 from imagematrix.errors import UsageError
 from imagematrix.gpu_request.choice import Choice, instance, merged, parts
 from imagematrix.record import replace
+from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     if not isinstance(wanted, str) and not _is_number(wanted):
         raise UsageError(
             f"invalid GPUs {wanted!r:.80}",
-            remedy="give a count, a value of --gpus, or a list of GPUs of the host",
+            remedy='give a count, text such as "device=0", or a list of GPUs of the host',
         )
     wanted = str(wanted)
     if wanted == NONE:
         return Choice(gpus=(), count=0)
     count = natural(wanted)
     if count is not None:
-        return _any_of(gpus, wanted, count)
+        return _any_of(gpus, count)
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
         return _filtered(gpus, wanted, words)
@@ -125,15 +126,17 @@ def _exactly(gpus: tuple[Gpu, ...], found: Iterable[Gpu]) -> Choice:
     return Choice(gpus=tuple(named[gpu.index] for gpu in gpus if gpu.index in named), count=len(named))
 
 
-def _any_of(gpus: tuple[Gpu, ...], wanted: str, count: int) -> Choice:
+def _any_of(gpus: tuple[Gpu, ...], count: int) -> Choice:
     if count == 0:
         raise UsageError(
-            "--gpus 0: the count must be at least 1",
-            remedy="use --gpus none for no GPU, or device=0 for GPU 0",
+            "0 GPUs wanted: the count must be at least 1",
+            remedy='write "none" for no GPU, or "device=0" for GPU 0',
         )
     usable = _usable(gpus)
     if count > len(usable):
-        raise UsageError(f"--gpus {wanted}: {len(usable)} of the host's {len(gpus)} GPUs are usable")
+        raise UsageError(
+            f"{counted(count, 'GPU')} wanted: {len(usable)} of the host's {len(gpus)} GPUs are usable"
+        )
     return Choice(gpus=usable, count=count)
 
 
@@ -146,7 +149,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
     conditions = [parse(word) for word in words if natural(word) is None and word != "all"]
     if len(words) - len(conditions) > 1:
         raise UsageError(
-            f"--gpus {wanted}: conditions can be combined with one count only",
+            f"GPUs {wanted}: conditions can be combined with one count only",
             remedy="use conditions with a count, or names of GPUs, but not both",
         )
     profiled = any(condition.fact == "profile" for condition in conditions)
@@ -156,7 +159,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
     if not 0 < count <= len(matching):
         noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
-            f"--gpus {wanted}: {len(matching)} of {len(devices)} {noun} are usable and match",
+            f"GPUs {wanted}: {len(matching)} of {len(devices)} {noun} are usable and match",
             remedy=_profiles(devices) if profiled else _kinds(gpus),
         )
     return Choice(gpus=matching, count=count)
@@ -169,9 +172,9 @@ def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
     matches = [match for gpu in gpus for match in _matches(gpu, name)]
     if not matches:
-        raise UsageError(f"--gpus: {name!r} not found on this host", remedy=_present(gpus))
+        raise UsageError(f"GPU {name!r} not found on this host", remedy=_present(gpus))
     if len(matches) > 1:
-        raise UsageError(f"--gpus: {name!r} is ambiguous: several UUIDs begin with it", remedy=_present(gpus))
+        raise UsageError(f"GPU {name!r} is ambiguous: several UUIDs begin with it", remedy=_present(gpus))
     return matches[0]
 
 

@@ -62,7 +62,7 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
         candidates(visible_gpus, wanted)
         if visible_gpus:
             return visible_gpus
-        message = f"--gpus {wanted}: no GPU is available"
+        message = f"GPUs {wanted}: no GPU is available"
     except UsageError as error:
         message = str(error)
     restrictions = _restrictions(environment, MOUNTED, NODES)
@@ -247,7 +247,7 @@ def _selected(
     try:
         return among(gpus, f"device={','.join(word for _, word in words if word)}")
     except UsageError as error:
-        raise _invalid(variable, value, str(error).removeprefix("--gpus: ")) from error
+        raise _invalid(variable, value, str(error)) from error
 
 
 def _invalid(variable: str, value: str, what: str) -> UsageError:

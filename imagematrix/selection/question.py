@@ -93,7 +93,7 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     try:
         return parse_only(",".join(texts))
     except ConditionError as error:
-        raise UsageError(f"--where: {error}") from error
+        raise UsageError(str(error)) from error
 
 
 def asked(where: Where | None) -> Asked:
@@ -178,7 +178,7 @@ def _conditions(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
     try:
         return among(axes(catalog.variants), dict(where), name)
     except ConditionError as error:
-        raise UsageError(f"--where: {error}") from error
+        raise UsageError(str(error)) from error
 
 
 def _left(catalog: Catalog, wanted: Mapping[str, frozenset[str]]) -> Catalog:

@@ -1,6 +1,7 @@
 """The public library: typed names, lazy imports, and no heavy modules for a selection."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -152,3 +153,24 @@ def test_types_are_visible_to_a_type_checker(tmp_path):
         'note: Revealed type is "imagematrix.node.host.Host"',
         'error: Module has no attribute "zzzzzzzz"  [attr-defined]',
     ]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"gpus": 0},
+        {"gpus": 9},
+        {"gpus": "memory>=x"},
+        {"gpus": "memory>=900G"},
+        {"gpus": "0,memory>=1G"},
+        {"gpus": "device=99"},
+        {"gpus": 1.5},
+        {"where": "python"},
+        {"where": {"pyton": "3.9"}},
+        {"where": {"cuda": "9.9"}},
+    ],
+)
+def test_errors_about_a_question_name_no_options_of_the_command(profiles, shipped_catalog, question):
+    with pytest.raises(im.UsageError) as caught:
+        im.select(im.Host.load(profiles["genoa-h200"]), shipped_catalog, **question)
+    assert not re.findall(r"--\w+", f"{caught.value} {caught.value.remedy or ''}")

@@ -261,7 +261,7 @@ def test_hosts_without_the_requested_gpus_are_unserved(ask):
     assert result.code == 3
     assert result.out.splitlines()[3:5] == [
         "  fleet/a, fleet/b",
-        "       --gpus 2: 1 of the host's 1 GPUs are usable",
+        "       2 GPUs wanted: 1 of the host's 1 GPUs are usable",
     ]
 
 

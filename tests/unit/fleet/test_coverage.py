@@ -105,7 +105,7 @@ def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, confo
     assert set(reasons) == {("a", "b", "c", "d"), ("e",)}
     miss = reasons["e",]
     assert (miss.nearest, miss.rules, miss.relevant) == (None, (), ())
-    assert miss.why == "--gpus 2: 0 of the host's 0 GPUs are usable"
+    assert miss.why == "2 GPUs wanted: 0 of the host's 0 GPUs are usable"
     (miss,) = (
         unserved.miss
         for unserved in coverage(fleet, catalog, gpus="GPU-6").unserved

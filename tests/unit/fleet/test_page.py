@@ -401,7 +401,7 @@ def test_empty_catalog_is_reported(make):
 def test_host_without_the_requested_gpus_is_refused(make, catalog):
     text = page(coverage({"one": make.host()}, catalog, gpus="1"))
     assert picture(text) == [["no"] * 4]
-    assert "--gpus 1: 0 of the host&#39;s 0 GPUs are usable" in text
+    assert "1 GPU wanted: 0 of the host&#39;s 0 GPUs are usable" in text
 
 
 def test_long_chart_omits_kinds_with_the_fewest_hosts(make, catalog):

@@ -118,7 +118,7 @@ def test_unknown_versions_are_like_no_others(gang, gpus, tmp_path):
         (("--format", "classad", "--json"), "--json and --format classad are mutually exclusive"),
         (("--format", "clasad"), "invalid format: 'clasad'\n  did you mean 'classad'?"),
         (("--gang", "absent"), "absent: No such file or directory"),
-        ((*TWO, "--gpus", "9"), "genoa-h200: --gpus 9: 8 of the host's 8 GPUs are usable\n  "),
+        ((*TWO, "--gpus", "9"), "genoa-h200: 9 GPUs wanted: 8 of the host's 8 GPUs are usable\n  "),
     ],
 )
 def test_wrong_usage_is_told(gang, options, error):

@@ -279,7 +279,7 @@ def test_each_mig_device_of_a_profile_is_a_candidate(parted):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("7g.80gb", "--gpus 7g.80gb: 0 of 8 MIG devices are usable and match"),
+        ("7g.80gb", "GPUs 7g.80gb: 0 of 8 MIG devices are usable and match"),
         ("4,profile=1g.10gb", "3 of 8 MIG devices are usable and match"),
         ("profile=3g.40gb,profile=1g.10gb", "0 of 8 MIG devices"),
     ],

@@ -200,9 +200,9 @@ def test_unset_variables_restrict_nothing(node):
     ("environment", "words"),
     [
         ({RUNTIME: "9"}, "NVIDIA_VISIBLE_DEVICES=9: '9' not found on this host"),
-        ({CUDA: "0,x"}, "CUDA_VISIBLE_DEVICES=0,x: 'x' not found on this host"),
+        ({CUDA: "0,x"}, "CUDA_VISIBLE_DEVICES=0,x: GPU 'x' not found on this host"),
         ({"SLURM_JOB_GPUS": "1,9"}, "SLURM_JOB_GPUS=1,9: '/dev/nvidia1' not found on this host"),
-        ({RUNTIME: "0", CUDA: "1"}, "CUDA_VISIBLE_DEVICES=1: '2' not found on this host"),
+        ({RUNTIME: "0", CUDA: "1"}, "CUDA_VISIBLE_DEVICES=1: GPU '2' not found on this host"),
     ],
 )
 def test_missing_gpus_are_rejected(node, environment, words):
@@ -397,7 +397,7 @@ def test_a_job_chooses_among_its_own_gpus(node, environment, wanted, indices):
             "1",
             "restricted by NVIDIA_VISIBLE_DEVICES=all and CUDA_VISIBLE_DEVICES=",
         ),
-        ({CUDA: "-1"}, "all", "--gpus all: no GPU is available, restricted by CUDA_VISIBLE_DEVICES=-1"),
+        ({CUDA: "-1"}, "all", "GPUs all: no GPU is available, restricted by CUDA_VISIBLE_DEVICES=-1"),
         ({"SLURM_JOB_GPUS": "0"}, "device=3", "restricted by SLURM_JOB_GPUS=0"),
     ],
 )

@@ -313,7 +313,7 @@ def test_the_webhook_accepts_the_options_in_the_manifests(monkeypatch):
         ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
         ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),
         ([NAME, "--program", PROGRAM, "--on-unknown", "x"], "invalid --on-unknown"),
-        ([NAME, "--program", PROGRAM, "--where", "python"], "--where: invalid condition 'python'"),
+        ([NAME, "--program", PROGRAM, "--where", "python"], "invalid condition 'python'"),
         ([NAME, "--program", PROGRAM, "--by", "product"], "--by is for --device-plugin"),
         ([NAME, "--program", PROGRAM, "--kubelet", "/data"], "--kubelet is for --device-plugin"),
         ([NAME, "--program", PROGRAM, "--device-plugin", "--kubelet", "x"], "invalid --kubelet: 'x'"),

@@ -247,7 +247,7 @@ def test_conditions_on_axes_accumulate():
     assert words.where == {"python": ["3.13", "3.9"], "cc": ["!gcc-14"]}
     assert (words.docker, words.command) == (("--rm",), ("--where", "x"))
     assert split(["IMAGE"]).where is None
-    with pytest.raises(UsageError, match="--where: invalid condition 'python': expected a condition"):
+    with pytest.raises(UsageError, match="invalid condition 'python': expected a condition"):
         split(["--where", "python", "IMAGE"])
 
 

@@ -80,10 +80,10 @@ def test_where_accepts_the_syntax_of_only(make, pythons, where, selected):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({"pyton": "3.9"}, "--where: t:v1 has no axis 'pyton': did you mean 'python'?"),
-        ({"zone": "3.9"}, "--where: t:v1 has no axis 'zone': the axes are python, platform, cuda"),
-        ({"python": "3.12"}, "--where: no value of the axis python matches 3.12: it has 3.9, 3.13"),
-        ({"python": ">=x"}, "--where: invalid version in a comparison: 'x'"),
+        ({"pyton": "3.9"}, "t:v1 has no axis 'pyton': did you mean 'python'?"),
+        ({"zone": "3.9"}, "t:v1 has no axis 'zone': the axes are python, platform, cuda"),
+        ({"python": "3.12"}, "no value of the axis python matches 3.12: it has 3.9, 3.13"),
+        ({"python": ">=x"}, "invalid version in a comparison: 'x'"),
     ],
 )
 def test_unknown_axis_or_value_lists_the_existing_ones(make, pythons, where, message):
