@@ -24,6 +24,7 @@ __all__ = [
     "plain",
     "shortened",
     "visible",
+    "word",
 ]
 
 # Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
@@ -79,3 +80,10 @@ def listed(lines: Sequence[str], most: int, *, more: str = "and {} more", indent
     """Return the first `most` of `lines`, and one that says how many there are besides, for an error."""
     rest = [more.format(len(lines) - most)] if len(lines) > most else []
     return [f"{indent}{line}" for line in (*lines[:most], *rest)]
+
+
+def word(value: object) -> str:
+    """Return a value as one word of a command that a message names: whoever pastes it runs nothing else."""
+    import shlex  # needed only for errors
+
+    return shlex.quote(str(value))

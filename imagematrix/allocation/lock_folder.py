@@ -14,6 +14,7 @@ from imagematrix.allocation.locks import NAMED, SHARED
 from imagematrix.allocation.processes import proc_lines
 from imagematrix.engine import endpoint, system
 from imagematrix.errors import EngineError, ProbeError
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,6 +121,6 @@ def _separate(path: str, why: str) -> ProbeError:
     folder = os.path.dirname(SHARED)
     return ProbeError(
         f"the GPU locks in {path} are not those of this machine's other launches: {why}",
-        remedy=f"start this container with `-v {folder}:{folder}`, or bind the machine's {folder} to it; or "
-        f"name one folder for all launches with {NAMED}",
+        remedy=f"start this container with `-v {word(f'{folder}:{folder}')}`, or bind the machine's {folder} "
+        f"to it; or name one folder for all launches with {NAMED}",
     )

@@ -24,6 +24,7 @@ import time
 from imagematrix.allocation.processes import describe, proc_lines
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.record import Record
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -357,7 +358,8 @@ def _check(path: str, folder: os.stat_result, group: int | None) -> None:
     if not trusted:
         raise ProbeError(
             f"the folder of the GPU locks, {path}, is owned by user {name}, who may not start containers",
-            remedy=f"as root, run `chown root:{group} {path}` and `chmod {GROUP_MODE:o} {path}`",
+            remedy=f"as root, run `chown root:{word(group)} {word(path)}` and "
+            f"`chmod {GROUP_MODE:o} {word(path)}`",
         )
 
 
@@ -370,9 +372,9 @@ def _unusable(path: str, error: OSError) -> ProbeError:
 def _remedy(path: str, code: int | None) -> str:
     """Return the remedy for an error; it never removes the folder, which has the GPUs of running tasks."""
     if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"free space there, or inodes: see `df {path}` and `df -i {path}`"
+        return f"free space there, or inodes: see `df {word(path)}` and `df -i {word(path)}`"
     if code == errno.EROFS:
-        return f"remount it read-write: `findmnt -T {path}` shows what is mounted"
+        return f"remount it read-write: `findmnt -T {word(path)}` shows what is mounted"
     create = (
         f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
         "group may start containers"

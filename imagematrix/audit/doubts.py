@@ -95,8 +95,8 @@ def _of_cpu(audited: Audit) -> Iterator[str]:
     for path, flags in _by_path(audited.probable_flags, frozenset()):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, so the image counts as one that "
-            "needs them; if it asks for the CPU before it runs that code, pass --cpu-flags "
-            f"{','.join(sorted(proven)) or 'none'} to `imagematrix adopt`"
+            "needs them; if it asks for the CPU before it runs that code, adopt the image "
+            f"with --cpu-flags {','.join(sorted(proven)) or 'none'}"
         )
     for path, flags in _by_path(audited.partial_flags, frozenset()):
         yield (

@@ -103,7 +103,7 @@ def joined(codes: Iterable[Code]) -> tuple[Code, ...]:
 def require(codes: Sequence[Code], unmatched: Sequence[str]) -> None:
     """Raise AuditError if a glob of optional files matches none with device code, or if all are optional."""
     if unmatched:
-        remedy = "write it as `imagematrix verify --json` writes the path of a file"
+        remedy = "write it as `imagematrix verify --json IMAGE` writes the path of a file"
         raise AuditError(f"optional device code: {unmatched[0]!r} matches no file with any", remedy=remedy)
     if codes and all(code.optional for code in codes):
         raise AuditError("all device code is optional, so nothing tells on which GPUs the image runs")

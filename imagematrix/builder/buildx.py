@@ -111,10 +111,10 @@ class Buildx:
     def _require_builds(self) -> None:
         version = self._docker.version
         if version is None:
-            remedy = "use Docker, or --builder; `select`, `pull` and `run` work with this engine"
+            remedy = "use Docker, or --builder; images can be selected, pulled and run with this engine"
             raise EngineError("the engine is Podman, which has no BuildKit for builds", remedy=remedy)
         if not releases.BUILDS.of(version):
-            remedy = f"install {releases.BUILDS} or newer; `select` and `run` work with this version"
+            remedy = f"install {releases.BUILDS} or newer; images can be selected and run with this version"
             raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
 
     @property

@@ -8,6 +8,7 @@ from imagematrix.engine import images
 from imagematrix.errors import AuditError, UnknownImageError
 from imagematrix.reference import familiar, split
 from imagematrix.spelling import SLIP, nearest
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def built_on(reference: str) -> AuditError:
     """Return the error for an image with the name of a variant that was built on that variant."""
     return AuditError(
         f"{reference} is not the variant of this name, but an image built on the variant",
-        remedy=f"run `docker image rm {reference}` and build again",
+        remedy=f"run `docker image rm {word(reference)}` and build again",
     )
 
 

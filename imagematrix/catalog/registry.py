@@ -13,6 +13,7 @@ from imagematrix.oci.registry import Registry
 from imagematrix.record import replace
 from imagematrix.reference import DIGEST, Reference
 from imagematrix.spelling import SLIP, nearest
+from imagematrix.text import shortened, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["catalog", "catalogs", "entry_of"]
 
+SHOWN = 10  # versions that an error lists
 REQUESTS = 8  # at the same time
 CONFIGS = (
     "application/vnd.oci.image.config.v1+json",
@@ -45,7 +47,7 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
         manifest = registry.manifest(reference.tag)
         if manifest is None:
             message = f"the registry {reference.registry} has no {name}"
-            raise UnknownImageError(message, remedy=_remedy(reference, registry.tags()))
+            raise UnknownImageError(message, remedy=_remedy(reference, registry))
         if guard:
             guard.listing(reference.tag, manifest)
         whole = index.listed(manifest, reference.name, reference.tag)
@@ -105,17 +107,19 @@ def _versions(tags: Iterable[str]) -> list[str]:
     return sorted((tag for tag in tags if "-" not in tag), key=natural)
 
 
-def _remedy(reference: Reference, tags: Sequence[str]) -> str:
+def _remedy(reference: Reference, registry: Registry) -> str:
     """Return a suggestion for a reference that a registry does not have."""
-    versions = _versions(tags)
+    tags = registry.tags()
     if not tags:
         return "check the name; the registry has no such repository"
-    existing = (
-        f"it has {', '.join(versions)}"
-        if versions
-        else "images are pushed but not published yet; run `imagematrix publish`"
-    )
-    return nearest(reference.tag, tags, likeness=SLIP) or existing
+    versions = _versions(tags)
+    pushed = [tag for tag in tags if tag.startswith(f"{reference.tag}-")] or ([] if versions else tags)
+    variant = entry_of(registry, pushed[0]) if pushed else None
+    if variant and variant.ours and variant.tag == pushed[0]:
+        version = f"{reference.name}:{variant.annotations[labels.VERSION]}"
+        return f"its images are pushed but not published yet: run `imagematrix publish {word(version)}`"
+    existing = shortened(versions or sorted(tags, key=natural), SHOWN)
+    return nearest(reference.tag, tags, likeness=SLIP) or f"it has {existing}"
 
 
 def entry_of(registry: Registry, tag: str) -> IndexEntry | None:

@@ -6,6 +6,7 @@ from imagematrix.catalog.catalog import SCHEMA, Catalog
 from imagematrix.errors import UnknownImageError
 from imagematrix.reference import names_registry, split
 from imagematrix.spelling import SLIP, nearest
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def stored(name: str, store: ImageStore) -> Catalog:
     raise UnknownImageError(
         f"the store {store} has no variant of {name}",
         remedy=remedy
-        or (f"run `imagematrix pull {name} --to {store}`" if names_registry(image) else UNNAMED),
+        or (f"run `imagematrix pull {word(name)} --to {word(store)}`" if names_registry(image) else UNNAMED),
     )
 
 
@@ -58,7 +59,8 @@ def present(store: ImageStore, name: str | None = None) -> list[Catalog]:
     found = [catalog for catalog in _of_images(store, image) if version in (None, catalog.version)]
     if name and not found:
         raise UnknownImageError(
-            f"the store {store} has no variant of {name}", remedy=f"run `imagematrix ls --store {store}`"
+            f"the store {store} has no variant of {name}",
+            remedy=f"run `imagematrix ls --store {word(store)}`",
         )
     return found
 

@@ -48,7 +48,7 @@ def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | No
         if file is not None and value is not None:
             raise UsageError(
                 f"--host and {option} are mutually exclusive: a saved host has all facts of its node",
-                remedy=f"use one of them; `imagematrix probe {option} ... --json` saves a host",
+                remedy=f"leave out --host, or {option}",
             )
 
 

@@ -17,7 +17,7 @@ from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.export.targets import TARGETS
 from imagematrix.planning.plan import REFUSED_REMEDY, PlanStatus
 from imagematrix.spelling import require_known
-from imagematrix.text import counted
+from imagematrix.text import counted, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _require_options_of(target: str, context: typer.Context) -> None:
         given = source is not None and source.name == "COMMANDLINE"
         if given and option.name not in OF_ALL and (option.name in OF_NODES) is not (target == CDI):
             raise UsageError(
-                f"`export {target}` does not have the option {option.opts[0]}",
+                f"`imagematrix export {word(target)}` does not have the option {option.opts[0]}",
                 remedy=f"it describes {'a node, not a matrix' if target == CDI else 'a matrix, not a node'}",
             )
 
@@ -175,9 +175,11 @@ class _MatrixFile:
             items = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.UP_TO_DATE)
             for item in items:
                 if item.trims:
-                    raise UsageError(f"{item.cell.id}: only `build` can trim device code")
+                    raise UsageError(f"{item.cell.id}: only `imagematrix build` can trim device code")
                 if item.driver:
-                    raise UsageError(f"{item.cell.id}: only `build` can take a driver from a folder")
+                    raise UsageError(
+                        f"{item.cell.id}: only `imagematrix build` can take a driver from a folder"
+                    )
             if not items:
                 raise UsageError("nothing to export: no cell can be built")
             compilers = Compilers(items, shop.builder.export)

@@ -14,7 +14,7 @@ from imagematrix.cli.output import escaped, print_json, print_text, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
 from imagematrix.selection.rules.device_code import served
-from imagematrix.text import counted
+from imagematrix.text import counted, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ def _list_store(
         raise UsageError(f"--store lists what is in a folder, so {options[0]} has no effect")
     store = ImageStore(path)
     if not Path(store.path).is_dir():
-        raise UsageError(f"there is no store {store}", remedy=f"run `imagematrix pull IMAGE --to {store}`")
+        raise UsageError(
+            f"there is no store {store}", remedy=f"run `imagematrix pull IMAGE --to {word(store)}`"
+        )
     catalogs = _narrowed(present(store, image), where)
     if json:
         print_json(_document(catalogs, single=single))

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from imagematrix.cli.output import info, warn
 from imagematrix.documents import natural
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,7 +227,10 @@ def compared(
 def warn_of_lost(plan: Plan) -> None:
     """Report lost images that `plan` does not rebuild."""
     for reference in plan.lost:
-        info(f"the registry lost {reference}, which is not in this plan: build it, or run `publish --repair`")
+        image, _, tag = reference.rpartition(":")
+        version = f"{image}:{tag.partition('-')[0]}"
+        remedy = f"build it, or run `imagematrix publish --repair {word(version)}`"
+        info(f"the registry lost {reference}, which is not in this plan: {remedy}")
 
 
 def warn_of_unseen(plan: Plan) -> None:

@@ -15,6 +15,7 @@ from imagematrix.node import fabric
 from imagematrix.node.nvidia import mismatch
 from imagematrix.node.nvml import MISMATCH, NO_LIBRARY
 from imagematrix.site import DOCKER
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _accelerators(facts: NodeFacts) -> Verdicts:
     for accelerator in facts.host.accelerators:
         yield _warning(
             f"accelerator that images do not support: {accelerator.label}",
-            "to run without it: imagematrix run --gpus none",
+            "`imagematrix run --gpus none IMAGE` runs an image without it",
         )
 
 
@@ -208,7 +209,7 @@ def _security(facts: NodeFacts) -> Verdicts:
 
 def _probe(facts: NodeFacts) -> Verdicts:
     for warning in () if facts.live else facts.host.warnings:
-        yield _warning(warning, "on that node: imagematrix doctor")
+        yield _warning(warning, "run `imagematrix doctor` on that node")
 
 
 def _persistence(facts: NodeFacts) -> Verdicts:
@@ -241,7 +242,7 @@ def _engine(facts: NodeFacts) -> Verdicts:
         yield _error(
             f"the engine at {engine.address} runs on {engine.machine}, this is {facts.machine}: the probed "
             f"GPUs are not the engine's",
-            "env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor",
+            "run `env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor`",
         )
     elif not engine.podman and not ZSTD_LAYERS.of(engine.version):
         yield _warning(
@@ -253,7 +254,7 @@ def _engine(facts: NodeFacts) -> Verdicts:
         yield _error(
             f"the engine at {engine.address} is {name}, to which `docker` passes no devices, because it does "
             f"not report its system",
-            "install podman 5, or run the output of `imagematrix run --dry-run` with podman",
+            "install podman 5, or run the output of `imagematrix run --dry-run IMAGE` with podman",
         )
     else:
         yield _ok(f"the engine at {engine.address} is {name}")
@@ -312,7 +313,8 @@ def _locks(facts: NodeFacts) -> Verdicts:
         yield _error(
             f"tasks of Swarm use the GPU locks in {facts.engine.tasks_locks}, launches those in "
             f"{facts.locks}: a GPU can be given out twice",
-            f"IMAGEMATRIX_LOCKS={facts.locks} imagematrix swarm node-config, or unset IMAGEMATRIX_LOCKS",
+            f"run `IMAGEMATRIX_LOCKS={word(facts.locks)} imagematrix swarm node-config`, "
+            "or unset IMAGEMATRIX_LOCKS",
         )
     elif facts.locks.startswith("/run/user/"):
         yield _warning(
@@ -328,7 +330,7 @@ def _image(facts: NodeFacts) -> Verdicts:
     if image is None:
         return
     if image.selected is None:
-        yield _error(image.error or "", image.remedy or f"imagematrix explain {image.name}")
+        yield _error(image.error or "", image.remedy or f"run `imagematrix explain {word(image.name)}`")
         return
     look = f"docker run --rm {image.selected} find / -xdev -name 'libcuda.so.*'"
     if image.libcudas is None:

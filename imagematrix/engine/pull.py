@@ -7,7 +7,7 @@ import contextlib
 from imagematrix.engine import transport
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.record import Record
-from imagematrix.text import headline
+from imagematrix.text import headline, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _failure(name: str, message: str) -> ImagematrixError:
         remedy = "check that it is still in its registry, and `docker login` if that demands one"
         return UnknownImageError(f"cannot pull {name}: {why}", remedy=remedy)
     if any(part in lower for part in DENIED):
-        remedy = f"`docker login {name.partition('/')[0]}` with an account that has access"
+        remedy = f"`docker login {word(name.partition('/')[0])}` with an account that has access"
         return EngineError(f"cannot pull {name}: {why}", remedy=remedy)
     remedy = "check that the registry is running, and try again"
     return EngineError(f"cannot pull {name}: {why}", remedy=remedy)

@@ -13,6 +13,7 @@ import json
 from imagematrix.engine.endpoint import address
 from imagematrix.errors import EngineError
 from imagematrix.record import Record
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def unreachable(where: str, error: Exception, answer_s: float = TIMEOUT) -> Engi
             f"the Docker engine at {where} did not respond within {answer_s:g} seconds", remedy=remedy
         )
     remedies = {
-        "ssh": f"run `ssh {where} docker version` to check machine, login and engine",
+        "ssh": f"run `ssh {word(where)} docker version` to check machine, login and engine",
         "tcp": "start it on that machine (`systemctl start docker`), or set DOCKER_HOST to another",
     }
     return EngineError(

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
     if wanted.isdisjoint(found):
         name = f"{catalog.image}:{catalog.version}"
         raise UsageError(
-            f"{path} has no variant of {name}", remedy=f"write it with `imagematrix ls {name} --size --json`"
+            f"{path} has no variant of {name}",
+            remedy=f"write it with `imagematrix ls {word(name)} --size --json`",
         )
     listed = fields.object_or_empty("layers")
     layers = {}

@@ -21,7 +21,7 @@ from imagematrix.selection.hardware import hardware, kind, ranking, sample
 from imagematrix.selection.index import Index, bits
 from imagematrix.selection.select import asking
 from imagematrix.selection.target import Target
-from imagematrix.text import counted, listed
+from imagematrix.text import counted, listed, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -332,10 +332,11 @@ def _remedy(question: Question, gang: Gang, kinds: Sequence[_HostKind]) -> str |
         told = ", ".join(
             f"{name} is unknown of {counted(number, 'variant')}" for name, number in gang.unknown
         )
-        return f"{told}, which are like no other: build them again, or read their bytes with `adopt`"
+        return f"{told}, which are like no other: build them again, or adopt them, which reads their bytes"
     if gang.alike is None and _serving(_classes(question, alikeness.USUAL), kinds):
         return f"--alike {','.join(alikeness.USUAL)} lets hosts run different variants"
-    return "see with `imagematrix explain --host FILE` what a host needs"
+    name = f"{gang.catalog.image}:{gang.catalog.version}"
+    return f"see with `imagematrix explain {word(name)} --host FILE` what a host needs"
 
 
 def _serving(classes: Iterable[int], kinds: Sequence[_HostKind]) -> list[int]:

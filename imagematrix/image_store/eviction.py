@@ -11,6 +11,7 @@ from imagematrix.errors import UsageError
 from imagematrix.image_store import reserve
 from imagematrix.image_store.locks import locked
 from imagematrix.image_store.unpacked import remove_tree
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Room:
         if free < size:
             raise UsageError(
                 f"{self._store} has {free} bytes left, and the image needs {size}",
-                remedy=f"free space there, such as with `imagematrix prune --store {self._store}`",
+                remedy=f"free space there, such as with `imagematrix prune --store {word(self._store)}`",
             )
 
     def make(self, size: int, kept: str | None = None) -> None:

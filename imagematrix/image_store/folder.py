@@ -22,6 +22,7 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.image_store.holder import Holder, read
 from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class ImageStore:
             if error.errno in FULL:
                 raise UsageError(
                     f"the disk of {self} is full ({where})",
-                    remedy=full or f"free space there, such as with `imagematrix prune --store {self}`",
+                    remedy=full or f"free space there, such as with `imagematrix prune --store {word(self)}`",
                 ) from error
             remedy = "name a store that you may write to" if error.errno in READ_ONLY else None
             raise UsageError(f"the store {self} cannot be used: {where}", remedy=remedy) from error
@@ -467,7 +468,7 @@ def _write(path: str, content: bytes) -> None:
 def _unprotected(path: str, error: OSError) -> EngineError:
     remedy = "check who may write there"
     if error.errno in FULL:
-        remedy = f"free space there, or inodes: see `df {path}` and `df -i {path}`"
+        remedy = f"free space there, or inodes: see `df {word(path)}` and `df -i {word(path)}`"
     return EngineError(
         f"nothing would protect the image while the container runs: {path}: {error.strerror}", remedy=remedy
     )

@@ -14,6 +14,7 @@ from imagematrix.kubernetes.labels import CARRIED, CLASS, facts
 from imagematrix.selection.question import asked
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.select import Selector
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -191,10 +192,12 @@ def _require_carried(catalog: Catalog) -> None:
     for rule, missing in lacking:
         for variant in catalog.variants:
             if rule.need(variant) is not None:
+                name = f"{catalog.image}:{catalog.version}"
                 lack = f"{', '.join(sorted(missing))}, which labels of nodes do not have"
                 raise UsageError(
                     f"{variant.reference}: the rule {rule.name} reads {lack}",
-                    remedy="leave this variant out with --where, or select on the node: `imagematrix run`",
+                    remedy="leave this variant out with --where, or let its node choose: "
+                    f"`imagematrix run {word(name)}`",
                 )
 
 

@@ -12,6 +12,7 @@ from imagematrix.kubernetes.affinity import admits, foreign, isin
 from imagematrix.kubernetes.labels import CLASS, VOCABULARY
 from imagematrix.needs.needs import needs
 from imagematrix.selection.selection import NothingFits
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ def _without(classes: tuple[Class, ...]) -> tuple[Requirement, ...]:
 def _nothing_fits(classes: Sequence[Class], why: str) -> NothingFits | UsageError:
     for each in classes:
         if not isinstance(each.kind.answer, UsageError):
+            name = f"{each.kind.answer.image}:{each.kind.answer.version}"
+            listing = f"`imagematrix kubernetes classes --image {word(name)} --nodes FILE` lists them"
             return NothingFits(
-                why,
-                selection=each.kind.answer,
-                remedy="choose classes with --class, or see `kubernetes classes`",
+                why, selection=each.kind.answer, remedy=f"choose classes with --class; {listing}"
             )
     return UsageError(why)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LEFT", "Previous", "Resource", "read", "renewed"]
 
 LEFT = dt.timedelta(days=60)  # before its end, at which a certificate is replaced
-WRITTEN = "give what `render install` wrote, or `kubectl get -o yaml` of its Secret and its configuration"
+WRITTEN = "give the manifests that installed it, or `kubectl get -o yaml` of its Secret and its configuration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

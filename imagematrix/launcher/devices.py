@@ -13,6 +13,7 @@ import stat
 from imagematrix.errors import ProbeError
 from imagematrix.node import device
 from imagematrix.record import Record
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _creation(path: str) -> str:
     if path.startswith(CAPABILITY):
         return "create the node: `nvidia-modprobe -f` with its file under /proc/driver/nvidia/capabilities"
     minor = path.removeprefix("/dev/nvidia")
-    return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {minor}`"
+    return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {word(minor)}`"
 
 
 def _under(root: str, path: str) -> str:

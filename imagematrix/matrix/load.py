@@ -237,7 +237,7 @@ class _MatrixReader(Shapes):
         arguments = {}
         for name, mark, value in self._entries(node, "build_args"):
             if not words.ARGUMENT.fullmatch(name) or words.BUILDKITS.fullmatch(name):
-                remedy = "pass proxies with `build --proxy`" if "PROXY" in name.upper() else None
+                remedy = "pass proxies with `imagematrix build --proxy`" if "PROXY" in name.upper() else None
                 self._problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
             empty = isinstance(value, document.Scalar) and value.text is None
             arguments[name] = None if empty else self._text(value, name)

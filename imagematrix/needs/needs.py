@@ -48,7 +48,7 @@ def needs(
     except InexpressibleError as error:
         raise UsageError(
             f"{variant.reference}: {error}",
-            remedy="leave this variant out with --where, or select on the node: `imagematrix run`",
+            remedy="leave this variant out with --where, or let its node choose: `imagematrix run IMAGE`",
         ) from None
 
 

@@ -11,6 +11,7 @@ import re
 from imagematrix.node import fabric, nvidia, pci
 from imagematrix.node.host import Driver, Gpu, duplicate, identities
 from imagematrix.record import Record, replace
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ def _messages(gpu: Gpu, bound: Mapping[str, str | None], *, complete: bool) -> I
     elif gpu.state == "no-node" and gpu.minor is None:
         yield "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
     elif gpu.state == "no-node":
-        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {gpu.minor}` creates it"
+        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {word(gpu.minor)}` creates it"
     elif gpu.state in MESSAGES:
         yield MESSAGES[gpu.state]
     if gpu.compute is None:

@@ -26,6 +26,7 @@ from imagematrix.oci.transfer import HttpClient, RegistryResponse, cause
 from imagematrix.oci.url import Url
 from imagematrix.reference import DIGEST, DOCKER_HUB, TAG, Reference
 from imagematrix.site import read_site
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -364,7 +365,7 @@ class Registry:
         if status == MISSING and not pushed:
             return UnknownImageError(f"the registry {registry} has no {what}")
         if status in (UNAUTHORIZED, FORBIDDEN):
-            remedy = f"`docker login {registry}` with an account that has access"
+            remedy = f"`docker login {word(registry)}` with an account that has access"
             return EngineError(f"the registry {registry} denies access to {what}", remedy=remedy)
         remedy = "see the registry's log; pushed images are kept, and the same command continues from here"
         why = f": {', '.join(codes)}" if codes else ""

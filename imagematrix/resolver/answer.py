@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from imagematrix.errors import UsageError
 from imagematrix.resolver.tag import request
 from imagematrix.selection.select import explain, select
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def resolve(nodes: HostSources, tag: str, catalog: Catalog) -> Resolved:
     here = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
     if chosen.reference not in here.fits:
         message = f"class {requested.node_class} gets {chosen.reference}, which does not fit this node"
-        raise UsageError(message, remedy=f"run `imagematrix explain {chosen.reference}` on this node")
+        raise UsageError(message, remedy=f"run `imagematrix explain {word(chosen.reference)}` on this node")
     # The class decides on the variant, but the container gets the GPUs of this node.
     return replace(chosen, gpus=here.gpus)
 

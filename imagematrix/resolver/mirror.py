@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["mirrored", "write"]
 
-MARK = "# Written by `imagematrix resolver --containerd`.\n"
+MARK = "# Written by `imagematrix resolver`.\n"
 # After any error, containerd tries the next host, and in the end the server. If that were the registry, a
 # refusal by the resolver would lead to the registry's default image.
 TEXT = """\

@@ -147,8 +147,8 @@ def require_settings(path: str) -> None:
     for key, needed in NEEDED.items():
         if key in found and found[key] not in needed:
             raise EngineError(
-                f"{path}: `{key} = {found[key]}`, so that no container can have what an image needs",
-                remedy=f"ask the administrator for `{key} = {needed[0]}`, or use --engine oci",
+                f"{path}: {key} = {found[key]}, so that no container can have what an image needs",
+                remedy=f"ask the administrator to set {key} = {needed[0]}, or use --engine oci",
             )
 
 

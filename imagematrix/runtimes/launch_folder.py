@@ -9,6 +9,7 @@ import fcntl
 import os
 
 from imagematrix.errors import EngineError
+from imagematrix.text import word
 from imagematrix.user_folder import user_folder
 
 TYPE_CHECKING = False
@@ -52,7 +53,9 @@ def launch_folder() -> Iterator[str]:
         os.mkdir(draft, 0o700)
         lock = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise EngineError(f"{parent}: {error.strerror}", remedy=f"free space there: `df {parent}`") from error
+        raise EngineError(
+            f"{parent}: {error.strerror}", remedy=f"free space there: `df {word(parent)}`"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(draft, path)  # noqa: PTH104 - only a locked folder has a name that is looked for

@@ -18,6 +18,7 @@ from imagematrix.runtimes.runtime_process import become_runtime
 from imagematrix.runtimes.streams import Streams
 from imagematrix.runtimes.title import hide_arguments
 from imagematrix.site import APPTAINER, CHARLIECLOUD, RUNTIMES
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> Run
     package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(wanted, wanted)
     raise EngineError(
         f"no program to start containers without a daemon: {missing} not found",
-        remedy=GET_APPTAINER if wanted == APPTAINER else f"install one, such as by `apt install {package}`",
+        remedy=GET_APPTAINER
+        if wanted == APPTAINER
+        else f"install one, such as by `apt install {word(package)}`",
     )
 
 

@@ -11,6 +11,7 @@ from imagematrix.selection.hardware import kind, sample
 from imagematrix.selection.remedy import Remedies, refusals
 from imagematrix.selection.rule import Remedied, Remedy
 from imagematrix.selection.rules import device_code
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _nearest(question: Question, target: Target) -> Miss:
         remedy: Remedy | None = Remedy(words=f"pass {option}", change=("option", option))
     else:
         remedy, left = _remedy(index, remedies, variant, failing)
+        remedy = remedy or Remedy(words=f"see with `imagematrix explain {word(name)}` what each rule needs")
         whys = [failing[0].why, *(result.why for result in failing[1:] if result.rule in left)]
         why += f"{but} {', and '.join(dict.fromkeys(whys))}"
     return Miss(why=why, remedy=remedy, nearest=variant.reference, rules=failing)
@@ -116,7 +118,7 @@ def _remedy(
     # Without a GPU that can be used, advice on the driver is pointless.
     ordered = sorted(failing, key=lambda result: result.rule != device_code.RULE.name)
     advice = next((result.remedy for result in ordered if result.remedy and not result.remedy.change), None)
-    return advice or Remedy(words="see with `imagematrix explain` what each rule needs"), failed
+    return advice, failed
 
 
 def _served(index: Index, target: Target) -> tuple[Gpu, ...]:

@@ -181,7 +181,9 @@ class Selector:
 
 def _several(hosts: object) -> Iterable[Host]:
     if isinstance(hosts, Host):
-        raise UsageError("a single host instead of several", remedy="give a list of hosts, or use `select`")
+        raise UsageError(
+            "a single host instead of several", remedy="give a list of hosts, or call imagematrix.select"
+        )
     if isinstance(hosts, Mapping):
         return hosts.values()
     if isinstance(hosts, str) or not isinstance(hosts, Iterable):

@@ -68,7 +68,8 @@ def require_unchanged(node: str, told: Iterable[str], host: Host) -> None:
         raise NodeChangedError(
             f"node {node} is not what Slurm says: Features={','.join(line)}, but it has "
             f"{','.join(own) or 'none of these'}",
-            remedy="the administrator updates the line (imagematrix slurm node-config), or drains the node",
+            remedy="the administrator updates the line with `imagematrix slurm node-config`, or drains the "
+            "node",
         )
 
 

@@ -43,7 +43,7 @@ LINE = "task: %e %m %b -- %@"
 MARK = "# task: "
 # A quote in an argument between quotes. Releases of Slurm write one too many at its end (24.11.5 does).
 QUOTES = ("'\"'\"''", "'\"'\"'")
-REMEDY = "write oci.conf anew, on all nodes: imagematrix slurm node-config"
+REMEDY = "write oci.conf anew with `imagematrix slurm node-config`, on all nodes"
 NAMESPACE = "PMIX_NAMESPACE"
 BATCH_SCRIPT = "slurm_script"  # in a folder of slurmd for the job
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -11,6 +11,7 @@ from imagematrix.oci.manifest import Descriptor, ImageIndex, parse
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import Reference
 from imagematrix.render.dockerfile import require_known_inputs
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
                 remedy = f"try again, or import {reference} into the engine"
                 raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
             message = f"the base image {reference} is neither in the engine nor in its registry"
-            remedy = f"run `docker pull {reference}`, or import it under that name"
+            remedy = f"run `docker pull {word(reference)}`, or import it under that name"
             raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
 
 

@@ -17,7 +17,7 @@ from imagematrix.errors import TagMovedError
 from imagematrix.planning.backend import IMAGE, Present
 from imagematrix.reference import familiar
 from imagematrix.scratch import HELD, abandoned, owned
-from imagematrix.text import shortened
+from imagematrix.text import shortened, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Namer:
         if holder != image and order.reference not in existing:
             raise TagMovedError(
                 f"{order.reference} is another image, {holder}, not {image}, which was built",
-                remedy=f"run `docker image rm {order.reference}`, or raise the version",
+                remedy=f"run `docker image rm {word(order.reference)}`, or raise the version",
             )
         if holder != image and (replaceable or not existing[order.reference].development):
             return holder, []

@@ -12,6 +12,7 @@ from imagematrix.image_store.eviction import other_owner, remove
 from imagematrix.reference import familiar, split
 from imagematrix.spelling import nearest
 from imagematrix.stores.prune import Held, Pruning, fates_of
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def remove_image(store: ImageStore, image: Held) -> None:
     stored = store.find(image.id)
     if stored is None:
         return
-    remedy = f"free a few kB there, such as with `rm -rf {store}/partial`, and run this again"
+    remedy = f"free a few kB there, such as with `rm -rf {word(f'{store}/partial')}`, and run this again"
     with store.explained(full=remedy):
         if not remove(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")

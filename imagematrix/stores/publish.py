@@ -12,7 +12,7 @@ from imagematrix.oci.manifest import INDEX, INDEXES, LIMIT, digest_of
 from imagematrix.reference import TAG
 from imagematrix.stores import plain_pull as plain
 from imagematrix.stores.registry import Complete, attestations, survey
-from imagematrix.text import listed
+from imagematrix.text import listed, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
         raise UnknownImageError(
             f"the registry lost images of {name}:",
             *listed(references, SHOWN),
-            remedy="`imagematrix build --push` builds them again; `publish --repair` removes the rest",
+            remedy="`imagematrix build --push` builds them again; "
+            f"`imagematrix publish --repair {word(name)}` removes the rest",
         )
     return set(references)
 
@@ -217,7 +218,7 @@ def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list
         if len({entry.annotations[labels.INPUT] for entry in wanted}) > 1:
             raise TagMovedError(
                 f"{name} has several images for one cell: {' and '.join(entry.tag for entry in wanted)}",
-                remedy=f"`imagematrix publish {name} --choose TAG` chooses one, or raise the version",
+                remedy=f"`imagematrix publish {word(name)} --choose TAG` chooses one, or raise the version",
             )
         kept += wanted
         others += [entry.tag for entry in entries if entry not in wanted]

@@ -21,6 +21,7 @@ from imagematrix.oci.manifest import INDEX, Descriptor, ImageManifest, digest_of
 from imagematrix.oci.registry import Registry
 from imagematrix.once import Once
 from imagematrix.planning.backend import KeptImage, Made, Present
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -294,7 +295,8 @@ class RegistryStore:
         )
         raise TagMovedError(
             f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
-            remedy="build from the same inputs, or raise the version; `publish --choose` selects one of them",
+            remedy="build from the same inputs, or raise the version; "
+            f"`imagematrix publish {word(f'{registry.name}:{version}')} --choose TAG` selects one of them",
         )
 
 

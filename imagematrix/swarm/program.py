@@ -54,7 +54,7 @@ for word; do
 done
 if [ "$create" ] && grep -q {prefix} "$bundle/config.json" 2>/dev/null; then
     [ -x "$python" ] && exec "$python" -I -S -c {start} "$0" "$runc" "$@"
-    message="imagematrix: $python not found, run imagematrix swarm node-config again"
+    message="imagematrix: $python not found; write this file anew: imagematrix swarm node-config"
     [ "$log" ] && printf '{{"level":"error","msg":"%s"}}\\n' "$message" >> "$log"
     echo "$message" >&2
     exit 1

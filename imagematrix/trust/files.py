@@ -11,6 +11,7 @@ import os
 import stat
 
 from imagematrix.errors import UsageError
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def read_trusted(path: str | PathLike[str], limit: int) -> bytes:
     except ValueError as error:  # a null character
         raise UsageError(f"{path!r:.80} is not the path of a file") from error
     if loose is not None:
-        raise UsageError(f"everybody can change {path}", remedy=f"`chmod o-w {loose}`")
+        raise UsageError(f"everybody can change {path}", remedy=f"`chmod o-w {word(loose)}`")
     if len(raw) > limit:
         raise UsageError(f"{path} has more than {limit} bytes")
     return raw

@@ -63,7 +63,8 @@ def command(
     if other := sockets.answering([sockets.dra(str(kubelet or sockets.root_dir()), DRIVER)]):
         raise UsageError(
             f"the DRA driver offers this node's GPUs, at {other}",
-            remedy="run one of `kubernetes device-plugin` and `kubernetes dra-driver` on a node",
+            remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
+            "node, not both",
         )
 
     def usage(gpus: tuple[Gpu, ...]) -> Usage:

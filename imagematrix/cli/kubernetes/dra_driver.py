@@ -83,7 +83,8 @@ def command(
     if other := sockets.answering(map(str, sorted(device_plugins.glob(sockets.OURS)))):
         raise UsageError(
             f"the device plugin offers this node's GPUs, at {other}",
-            remedy="run one of `kubernetes device-plugin` and `kubernetes dra-driver` on a node",
+            remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
+            "node, not both",
         )
     seen = _InFile() if host else _InContainer(root) if root else _OnNode()
     settings = DriverSettings(

@@ -18,7 +18,7 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.swarm.logs import Logs
 from imagematrix.swarm.resources import GPU, VRAM
 from imagematrix.swarm.tasks import COMPLETE
-from imagematrix.text import counted
+from imagematrix.text import counted, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Waiting:
             self.manager.remove(self.identifier)
             info(f"removed service {name}")
         else:
-            info(f"service {name} continues without this command; `docker service rm {name}` ends it")
+            info(f"service {name} continues without this command; `docker service rm {word(name)}` ends it")
 
     def _finish(self, logs: Logs) -> None:
         from docker.errors import DockerException

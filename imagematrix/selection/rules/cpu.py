@@ -96,7 +96,7 @@ def _source(target: Target, variant: Variant) -> str:
         return "which the code needs"
     left = ",".join(sorted(needed_flags(variant) & target.host.cpu.flags)) or NONE
     overrule = (
-        f"pass --cpu-flags {left} to `imagematrix adopt`"
+        f"adopt the image with --cpu-flags {left}"
         if variant.march is None
         else "state `cpu_code: claim` at the image in matrix.yaml"
     )

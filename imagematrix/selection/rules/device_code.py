@@ -15,7 +15,7 @@ from imagematrix.facts.device_code import bounds, capability, cubin_runs, distan
 from imagematrix.gpu_request.spec import spec
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
-from imagematrix.text import shortened
+from imagematrix.text import shortened, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -327,10 +327,11 @@ def _unless(variant: Variant, lacking: list[Code], gpu: Gpu, driver: str | None)
     globs = dict.fromkeys(glob for code in lacking for glob in code.globs or (code.glob,))
     options = " ".join(f"--optional {_quoted(glob)}" for glob in globs)
     others = sum(code.files - 1 for code in lacking if not code.globs)
-    more = f", and the same for {others} more that `imagematrix verify --json` lists" if others else ""
+    listing = f"`imagematrix verify --json {word(variant.reference)}`"
+    more = f", and the same for {others} more that {listing} lists" if others else ""
     asked = "".join(_asked(code, gpu) for code in lacking)
     unused = "if the image does not use this on such GPUs"
-    return f"{asked}; {unused}, pass {options} to `imagematrix adopt`{more}"
+    return f"{asked}; {unused}, adopt the image with {options}{more}"
 
 
 def _asked(code: Code, gpu: Gpu) -> str:

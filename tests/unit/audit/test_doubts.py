@@ -161,7 +161,7 @@ def test_unlabelled_image_is_doubted_for_its_cpu_flags(audited, program):
     (doubt,) = of_unlabelled(audited(("opt/most.so", most), ("opt/more.so", more)))
     assert doubt == (
         "most of /opt/most.so is compiled for CPUs with avx avx2 fma, so the image counts as one that needs "
-        "them; if it asks for the CPU before it runs that code, pass --cpu-flags none to `imagematrix adopt`"
+        "them; if it asks for the CPU before it runs that code, adopt the image with --cpu-flags none"
     )
     (doubt,) = of_unlabelled(audited(("opt/more.so", more)))
     assert doubt == (

@@ -157,7 +157,7 @@ def test_probable_need_refuses_a_host_until_it_is_overruled(cli, newer, tmp_path
     text = " ".join(shown.out.split())
     assert shown.code == 3
     assert "cpu (probable): the host's CPUs lack avx2 fma, which the code probably needs" in text
-    (flags,) = re.findall(r"pass --cpu-flags (\S+) to `imagematrix adopt`", text)
+    (flags,) = re.findall(r"adopt the image with --cpu-flags (\S+)", text)
     assert flags == "avx"
     cli(*adopted, "--cpu-flags", flags)
     assert cli("select", *words).code == 0

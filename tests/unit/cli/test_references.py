@@ -83,9 +83,19 @@ def test_error_for_a_missing_version_lists_existing_ones(cli, image, add_variant
 @pytest.mark.usefixtures("no_engine")
 def test_unpublished_version_is_reported(image, add_variant):
     add_variant("cpu")
+    for name in (f"{image}:v1", image):
+        with pytest.raises(UnknownImageError) as caught:
+            catalog_of(name, None)
+        publish = f"run `imagematrix publish {image}:v1`"
+        assert caught.value.remedy == f"its images are pushed but not published yet: {publish}"
+
+
+@pytest.mark.usefixtures("published", "no_engine")
+def test_unpublished_version_beside_a_published_one_is_reported(image, add_variant):
+    add_variant("cpu", version="v2")
     with pytest.raises(UnknownImageError) as caught:
-        catalog_of(f"{image}:v1", None)
-    assert caught.value.remedy == "images are pushed but not published yet; run `imagematrix publish`"
+        catalog_of(f"{image}:v2", None)
+    assert caught.value.remedy.endswith(f"`imagematrix publish {image}:v2`")
 
 
 @pytest.mark.usefixtures("published", "no_engine")

@@ -307,7 +307,7 @@ def test_bake_export_refuses_a_driver_from_a_folder(command, tmp_path, unpacked)
         template="FROM {{ base }} AS compiler\nCOPY --from=imagematrix-driver / /\n",
     )
     assert (result.code, result.out) == (2, "")
-    assert "only `build` can take a driver from a folder" in result.err
+    assert "only `imagematrix build` can take a driver from a folder" in result.err
 
 
 def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):

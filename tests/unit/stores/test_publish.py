@@ -418,7 +418,7 @@ def test_version_with_a_lost_image_is_not_published(server, registry, repository
     written = server.count("PUT")
     with pytest.raises(UnknownImageError, match=f"the registry lost images .*\n.*-b-.*@{lost}") as caught:
         publish(registry, "v1")
-    assert "publish --repair" in caught.value.remedy
+    assert "`imagematrix publish --repair " in caught.value.remedy
     assert (repository.tags["v1"], server.count("PUT")) == (done.digest, written)
 
 

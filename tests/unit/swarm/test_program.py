@@ -101,7 +101,10 @@ def test_a_missing_python(installed, tmp_path, flag):
     installed.write_bytes(text[:start] + b"python=/nowhere/python3" + text[end:])
     code, _, err = run(installed, "--log=log.json", "create", flag, "c1")
     assert code == 1
-    assert err == "imagematrix: /nowhere/python3 not found, run imagematrix swarm node-config again\n"
+    assert (
+        err
+        == "imagematrix: /nowhere/python3 not found; write this file anew: imagematrix swarm node-config\n"
+    )
     assert json.loads((tmp_path / "log.json").read_text()) == {"level": "error", "msg": err.rstrip()}
 
 

@@ -9,6 +9,7 @@ import typer
 
 from imagematrix.cli.output import info, writing
 from imagematrix.errors import UsageError
+from imagematrix.text import word
 
 __all__ = ["command"]
 
@@ -31,5 +32,6 @@ def command(
             path.write_text(text, encoding="utf-8")
     info(f"wrote {output}")
     info(
-        f"next: `helm install imagematrix {output} --namespace imagematrix --create-namespace -f VALUES.yaml`"
+        f"next: `helm install imagematrix {word(output)} --namespace imagematrix --create-namespace "
+        "-f VALUES.yaml`"
     )

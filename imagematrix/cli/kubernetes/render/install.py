@@ -153,8 +153,8 @@ def _removal(resource: Resource) -> str | None:
         return None
     kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
     namespace = ["-n", resource.namespace] if resource.namespace else []
-    words = shlex.join(["kubectl", "delete", *namespace, kind.lower(), resource.name])
-    return f"once the upgrade is complete, remove it with `{words}`"
+    words = ["delete", *namespace, kind.lower(), resource.name]
+    return f"once the upgrade is complete, remove it with `kubectl {shlex.join(words)}`"
 
 
 def _registry_name(name: str) -> str:

@@ -84,8 +84,8 @@ PROBABLE = (("cpu_flags", "probable"),)
 @pytest.mark.parametrize(
     ("facts", "advice"),
     [
-        ({"march": None}, "pass --cpu-flags pni,sse4_1 to `imagematrix adopt`"),
-        ({"march": None, "cpu_flags": frozenset({"avx2"})}, "pass --cpu-flags none to `imagematrix adopt`"),
+        ({"march": None}, "adopt the image with --cpu-flags pni,sse4_1"),
+        ({"march": None, "cpu_flags": frozenset({"avx2"})}, "adopt the image with --cpu-flags none"),
         ({"march": "x86-64-v2"}, "state `cpu_code: claim` at the image in matrix.yaml"),
     ],
 )

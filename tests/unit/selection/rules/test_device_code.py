@@ -236,7 +236,7 @@ def test_entry_without_code_is_named_with_the_option_that_makes_it_optional(judg
     assert "no device code in vllm/_flashmla_C.abi3.so runs on GPU 0" in result.why
     assert "--optional 'vllm/_flashmla_C.abi3.so'" in result.why
     odd = judge("device-code", node, exact(make, MAIN, replace(MLA, name="vllm/it's[1].so"))).why
-    assert "--optional 'vllm/it'\\''s[[]1].so' to" in odd
+    assert "--optional 'vllm/it'\\''s[[]1].so'" in odd
     other = replace(MLA, name="/opt/k.cubin")
     for codes in ((MAIN, other), (MAIN, MLA, other), (replace(MAIN, name="torch/c.so"), MLA), (MLA,)):
         assert "--optional" not in judge("device-code", node, exact(make, *codes)).why
@@ -247,8 +247,9 @@ def test_refusal_counts_all_files_without_code(judge, make):
     extension = replace(MLA, files=3, name="vllm/_ext_C.abi3.so", cubins=("100a",))
     why = judge("device-code", node, exact(make, MAIN, MLA, extension)).why
     assert "no device code in vllm/_flashmla_C.abi3.so and 3 more runs on GPU 0" in why
-    options = "--optional 'vllm/_flashmla_C.abi3.so' --optional 'vllm/_ext_C.abi3.so' to `imagematrix adopt`"
-    assert why.endswith(f"pass {options}, and the same for 2 more that `imagematrix verify --json` lists")
+    options = "--optional 'vllm/_flashmla_C.abi3.so' --optional 'vllm/_ext_C.abi3.so'"
+    listed = "`imagematrix verify --json t:gpu` lists"
+    assert why.endswith(f"adopt the image with {options}, and the same for 2 more that {listed}")
     late = replace(TEXT, name="vllm/a.so", ptx=(Ptx(target="80", isa="8.7"),))
     assert "in vllm/_flashmla_C.abi3.so runs" in judge("device-code", node, exact(make, MAIN, late, MLA)).why
 
@@ -257,7 +258,7 @@ def test_refusal_names_all_files_by_their_globs(judge, make):
     node = make.host(make.gpu(compute="8.0"), driver="550.54.14")
     both = replace(MLA, files=2, globs=("vllm/_flashmla*",))
     why = judge("device-code", node, exact(make, MAIN, both)).why
-    assert why.endswith("pass --optional 'vllm/_flashmla*' to `imagematrix adopt`")
+    assert why.endswith("adopt the image with --optional 'vllm/_flashmla*'")
 
 
 def test_guarded_entry_decides_only_where_it_is_used(judge, make):
