@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.unlabelled import unlabelled
 from imagematrix.engine import images
 from imagematrix.errors import AuditError, UnknownImageError
 from imagematrix.reference import familiar, split
@@ -37,6 +38,8 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     existing = catalogs(image)
     named_catalogs = [one for item in existing if (one := item.named(name))]
     if not named_catalogs:
+        if images.inspect(name):
+            raise unlabelled(name)
         raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, existing))
     if len(named_catalogs) > 1:
         versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)

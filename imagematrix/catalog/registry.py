@@ -6,6 +6,7 @@ Each manifest of the index has its variant in its annotations, with the same nam
 from __future__ import annotations
 
 from imagematrix.catalog import index, labels
+from imagematrix.catalog.unlabelled import unlabelled
 from imagematrix.errors import UnknownImageError
 from imagematrix.facts.versions import natural
 from imagematrix.oci.manifest import INDEXES, Descriptor, ImageManifest, parse
@@ -70,7 +71,9 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     if named and own:
         # A named variant leaves no axis for defaults to decide.
         return replace(index.catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=())
-    index.parse(manifest.raw, name)
+    entries = [named] if named else index.parse(manifest.raw, name)
+    if entries and not any(entry.ours for entry in entries if entry is not named):
+        raise unlabelled(name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
 

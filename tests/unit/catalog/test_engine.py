@@ -339,3 +339,18 @@ def test_misspelled_name_gets_a_suggestion(engine):
     assert remedy("training:v9") == "did you mean 'training:v1'?"
     assert remedy(variant.reference[:-1]) == f"did you mean {variant.reference!r}?"
     assert remedy("x") == "it has serving:v1, training:v1"
+
+
+@pytest.mark.parametrize("labelled", [None, {}, {labels.IMAGE: "training", labels.VERSION: "v1"}])
+def test_image_without_labels_of_its_own_is_to_be_adopted(engine, labelled):
+    """It is there, and a name that is near is no better."""
+    engine.add_catalog(one(image="app", version="v2"))
+    engine.add_image(labelled, RepoTags=["app:plain"])
+    there = json.dumps({"Config": {"Labels": labelled}}).encode()
+    engine.responses["GET", "/images/app:plain/json"] = 200, there
+    with pytest.raises(UnknownImageError) as caught:
+        catalog("app:plain")
+    assert str(caught.value) == "app:plain has no labels of its own that say which hosts it fits"
+    adopt = "`imagematrix adopt app:plain --as app:plain -o app-plain.json`"
+    then = "then pass --catalog app-plain.json"
+    assert caught.value.remedy == f"{adopt} reads it from the image's files; {then}"

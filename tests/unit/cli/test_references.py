@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from distribution import MANIFEST
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.cli.choosing import catalog_of
-from imagematrix.errors import UnknownImageError, UsageError
+from imagematrix.errors import UnknownImageError
+from imagematrix.oci.manifest import INDEX
 from imagematrix.stores.publish import publish
 
 V2 = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": []}
@@ -58,7 +60,7 @@ def test_rules_apply_to_a_variant_selected_by_reference(cli, profiles, image, ad
 
 def test_foreign_image_is_not_a_variant(image, repository):
     repository.image("v1-x", {"some": "label"})
-    with pytest.raises(UsageError, match="is a single image, not an index of variants"):
+    with pytest.raises(UnknownImageError, match="has no labels of its own"):
         open_catalog(f"{image}:v1-x")
 
 
@@ -88,6 +90,18 @@ def test_unpublished_version_is_reported(image, add_variant):
             catalog_of(name, None)
         publish = f"run `imagematrix publish {image}:v1`"
         assert caught.value.remedy == f"its images are pushed but not published yet: {publish}"
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_image_without_labels_is_to_be_adopted(image, repository):
+    repository.image("plain", {})
+    of_others = {"mediaType": MANIFEST, "digest": repository.image("amd64", {}), "size": 1}
+    many = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [of_others]}
+    repository.put("multi", json.dumps(many).encode(), INDEX)
+    for version in ("plain", "multi"):
+        with pytest.raises(UnknownImageError, match=f"^{image}:{version} has no labels of its own") as caught:
+            catalog_of(f"{image}:{version}", None)
+        assert f"`imagematrix adopt {image}:{version} --as {image}:{version} -o " in caught.value.remedy
 
 
 @pytest.mark.usefixtures("published", "no_engine")
