@@ -8,6 +8,7 @@ __all__ = [
     "AuditError",
     "BuildError",
     "EngineError",
+    "EngineUnreachableError",
     "GpusBusyError",
     "ImagematrixError",
     "OutdatedError",
@@ -88,6 +89,10 @@ class EngineError(ImagematrixError):
     """The engine or the registry cannot be reached, or is too old for the request."""
 
     exit_code = 8
+
+
+class EngineUnreachableError(EngineError):
+    """No container engine answers, or it does not let this user in."""
 
 
 class AuditError(ImagematrixError):

@@ -16,7 +16,7 @@ from imagematrix.cli.output import info, print_document, print_json, warn
 from imagematrix.cli.waiting import Wait
 from imagematrix.documents import Fields
 from imagematrix.errors import UnknownImageError, UsageError
-from imagematrix.image_store.folder import ImageStore, store_folder
+from imagematrix.image_store.folder import FOLDER, ImageStore, store_folder
 from imagematrix.launcher.devices import DevicesError, check
 from imagematrix.launcher.options import JSON
 from imagematrix.launcher.request import Engine, request
@@ -128,14 +128,14 @@ class DaemonlessLaunch:
         if variant is None:
             raise UsageError("cannot run: nothing was selected")
         found = self.store.find(variant.digest) if variant.digest else None
-        if found is not None:
+        if found is not None and (found.kind == FOLDER or not self._args.unpacked):
             require_signed(variant, self._policy, version=chosen.version)  # as fetching one does
             return found
         from imagematrix.cli.pulling import PullDisplay
         from imagematrix.cli.storing import fetched
         from imagematrix.image_store.fetching import FetchOptions
 
-        how = FetchOptions(max_size=self._site.max_bytes)
+        how = FetchOptions(unpacked=self._args.unpacked, max_size=self._site.max_bytes)
         part = split(self._image)[1] not in (None, chosen.version)
         with PullDisplay(variant.reference) as display:
             return fetched(chosen, self.store, self._args.catalog, self._policy, how, display, part=part)

@@ -200,14 +200,14 @@ ToStore = Annotated[
     typer.Option("--to", metavar="STORE", help="Bring the image into this folder, which needs no engine."),
 ]
 Unpacked = Annotated[
-    bool, typer.Option("--unpacked", help="With --to: keep its files in a folder, not in one squashfs.")
+    bool, typer.Option("--unpacked", help="In a store: keep its files in a folder, not in one squashfs.")
 ]
 MaxSize = Annotated[
     str | None,
     typer.Option(
         "--max-size",
         metavar="AMOUNT",
-        help="With --to: remove the images started least recently while the store has more, such as 200G.",
+        help="In a store: remove the images started least recently while the store has more, such as 200G.",
     ),
 ]
 AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant fits, accept a CPU-only one.")]

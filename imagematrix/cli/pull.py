@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from imagematrix.cli.choosing import choose, node_of, remark
 from imagematrix.cli.output import print_json, print_text
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineUnreachableError, UsageError
 from imagematrix.reference import split
 from imagematrix.site import DOCKER, read_site
+from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,16 +48,16 @@ def command(
 ) -> None:
     """Pull the variant that fits this node best, by its digest, and print REFERENCE@DIGEST.
 
-    It comes into the engine, or into a folder, which needs neither an engine nor root: with --to, and where
-    containers start without a daemon. An image that is there is left as it is. With --json, the answer is the
-    Selection.
+    It comes into the engine, or into a folder, which needs neither an engine nor root: with --to, --unpacked
+    or --max-size, and where containers start without a daemon. An image that is there is left as it is. With
+    --json, the answer is the Selection.
     """
     from imagematrix.cli.pulling import PullDisplay
 
-    store = _store(to)
+    store = _store(to, stored=unpacked or max_size is not None)
     largest = _amount(read_site().chosen("max_size", max_size))
     if store is None:
-        _require_engine(described=host is not None or root is not None, unpacked=unpacked, max_size=max_size)
+        _require_engine(described=host is not None or root is not None)
     else:
         from imagematrix.launcher.fetch import require_source
 
@@ -99,23 +100,27 @@ def command(
         remark(selection, wanted)
 
 
-def _store(to: str | None) -> ImageStore | None:
-    """Return the store to pull into, None for the engine."""
+def _store(to: str | None, *, stored: bool) -> ImageStore | None:
+    """Return the store to pull into, None for the engine; `stored` says that another option asks for one."""
     from imagematrix.image_store.folder import ImageStore, store_folder
 
     site = read_site()
-    if to is None and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
+    if to is None and not stored and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
         return None
     return ImageStore(store_folder(site, to, named="--to"))
 
 
-def _require_engine(*, described: bool, unpacked: bool, max_size: str | None) -> None:
+def _require_engine(*, described: bool) -> None:
+    """Raise EngineError if no engine answers, UsageError if it runs on a machine that is not `described`."""
+    from imagematrix.image_store.folder import store_folder
     from imagematrix.launcher.machine import engine_machine
 
-    for option, given in (("--unpacked", unpacked), ("--max-size", max_size is not None)):
-        if given:
-            raise UsageError(f"{option} is for a store, and none is named", remedy="add --to STORE")
-    engine_machine(described=described)
+    try:
+        engine_machine(described=described)
+    except EngineUnreachableError as error:
+        folder = word(store_folder(read_site()))
+        error.remedy = f"{error.remedy}; or add --to {folder}, a folder that needs no engine"
+        raise
 
 
 def _amount(text: str | None) -> int | None:

@@ -13,7 +13,7 @@ from imagematrix.cli.output import info, print_document, print_json, warn
 from imagematrix.cli.pulling import PullDisplay
 from imagematrix.cli.waiting import Wait
 from imagematrix.engine import system
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineUnreachableError, UsageError
 from imagematrix.launcher.options import JSON
 from imagematrix.record import replace
 from imagematrix.site import DOCKER, read_site
@@ -37,9 +37,14 @@ def start(args: RunArgs, image: str) -> int:
         from imagematrix.cli.daemonless import start
 
         return start(args, image, engine, site)
-    if args.store is not None:
-        raise UsageError("--store has no effect with --engine docker", remedy="add --engine oci")
-    return _start(args, image)
+    for option, given in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
+        if given:
+            raise UsageError(f"{option} has no effect with --engine docker", remedy="add --engine oci")
+    try:
+        return _start(args, image)
+    except EngineUnreachableError as error:
+        error.remedy = f"{error.remedy}; or add --engine oci, which needs no daemon"
+        raise
 
 
 def _start(args: RunArgs, image: str) -> int:

@@ -227,7 +227,7 @@ def _command(facts: NodeFacts) -> Verdicts:
     if facts.docker:
         yield _ok(f"`docker` is {facts.docker}")
     else:
-        yield _error("`docker` not found on PATH", "apt-get install docker-cli")
+        yield _without_docker(facts, "`docker` not found on PATH", "apt-get install docker-cli")
 
 
 def _engine(facts: NodeFacts) -> Verdicts:
@@ -235,7 +235,7 @@ def _engine(facts: NodeFacts) -> Verdicts:
     if facts.daemonless.engine != DOCKER:
         return
     if engine.error:
-        yield _error(engine.error, engine.remedy)
+        yield _without_docker(facts, engine.error, engine.remedy)
         return
     name = f"podman {engine.version}" if engine.podman else engine.version
     if engine.machine and engine.machine != facts.machine and facts.host.gpus:
@@ -258,6 +258,13 @@ def _engine(facts: NodeFacts) -> Verdicts:
         )
     else:
         yield _ok(f"the engine at {engine.address} is {name}")
+
+
+def _without_docker(facts: NodeFacts, saw: str, remedy: str | None) -> Verdict:
+    """Return the verdict for a node on which Docker starts no containers: others may."""
+    if facts.daemonless.runtime is None or facts.daemonless.errors:
+        return _error(saw, remedy)
+    return _warning(saw, f"{remedy}; or launch with --engine oci, which needs no daemon")
 
 
 def _daemonless(facts: NodeFacts) -> Verdicts:

@@ -11,7 +11,7 @@ import contextlib
 import json
 
 from imagematrix.engine.endpoint import address
-from imagematrix.errors import EngineError
+from imagematrix.errors import EngineError, EngineUnreachableError
 from imagematrix.record import Record
 from imagematrix.text import word
 
@@ -255,22 +255,24 @@ def errors(*passed: type[Exception]) -> Iterator[None]:
         raise unreachable(address(), error) from error
 
 
-def unreachable(where: str, error: Exception, answer_s: float = TIMEOUT) -> EngineError:
+def unreachable(where: str, error: Exception, answer_s: float = TIMEOUT) -> EngineUnreachableError:
     """Return the error for an engine that cannot be reached at `where`, or not within `answer_s`."""
     text = str(error)
     if "Permission denied" in text and where.startswith("unix"):
         remedy = "join the group docker, or run this as root"
-        return EngineError(f"cannot reach the Docker engine at {where}: permission denied", remedy=remedy)
+        return EngineUnreachableError(
+            f"cannot reach the Docker engine at {where}: permission denied", remedy=remedy
+        )
     if isinstance(error, TimeoutError):
         remedy = "check what it is busy with, or restart it: `systemctl status docker`"
-        return EngineError(
+        return EngineUnreachableError(
             f"the Docker engine at {where} did not respond within {answer_s:g} seconds", remedy=remedy
         )
     remedies = {
         "ssh": f"run `ssh {word(where)} docker version` to check machine, login and engine",
         "tcp": "start it on that machine (`systemctl start docker`), or set DOCKER_HOST to another",
     }
-    return EngineError(
+    return EngineUnreachableError(
         f"cannot reach the Docker engine at {where}", remedy=remedies.get(where.partition("://")[0], START)
     )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["require_mksquashfs", "write_squashfs"]
 
 PROGRAM = "mksquashfs"
-REMEDY = "`apt install squashfs-tools` (4.5 or newer); --unpacked needs no program"
+REMEDY = "`apt install squashfs-tools` (4.5 or newer), or pull with --unpacked, which needs no program"
 LEVEL = 3  # of zstd: higher ones take several times as long for a few per cent
 PIECE = 1 << 20
 MEMORY = "512M"  # for its queues: by default, a quarter of the machine, of which a job may have less

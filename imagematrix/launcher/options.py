@@ -34,6 +34,10 @@ OWN: dict[str, tuple[str | None, str]] = {
         "what starts the container: docker, or without a daemon oci, charliecloud or apptainer",
     ),
     "--store": ("FOLDER", "the folder of images of engines without a daemon"),
+    "--unpacked": (
+        None,
+        "keep an image that is pulled there in a folder, not in one squashfs",
+    ),
     "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
 }
 OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
@@ -73,9 +77,9 @@ class RunArgs(Record):
     `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`
     is None only with `help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
     driver capabilities from a `--gpus` value in docker's form, for images without a driver. `where` are
-    conditions on axes. `engine` starts the container, and `store` is its folder of images. `vram_mib` is the
-    share of each GPU's memory, `mps_threads` is in percent. `shown` is "command" or "json" if the launch is
-    printed instead of started.
+    conditions on axes. `engine` starts the container, and `store` is its folder of images, where one that is
+    pulled is a squashfs or `unpacked`. `vram_mib` is the share of each GPU's memory, `mps_threads` is in
+    percent. `shown` is "command" or "json" if the launch is printed instead of started.
     """
 
     options: tuple[tuple[str, ...], ...]
@@ -96,6 +100,7 @@ class RunArgs(Record):
     shown: str | None = None
     mps: bool = False
     measure: bool = False
+    unpacked: bool = False
     allow_cpu: bool = False
 
     @property
@@ -218,6 +223,7 @@ def split(words: Sequence[str]) -> RunArgs:
         shown=_form(values["--print"]) if "--print" in values else dry_run,
         mps=flags.get("--mps", False) or "--mps-threads" in values,
         measure=flags.get("--measure", False),
+        unpacked=flags.get("--unpacked", False),
         allow_cpu=flags.get("--allow-cpu", False),
     )
 

@@ -9,7 +9,8 @@ from daemonless_starts import CONFIG, DIGESTS
 from imagematrix import site
 from imagematrix.allocation.usage import Consumer
 from imagematrix.cli import daemonless
-from imagematrix.image_store.folder import StoredImage
+from imagematrix.image_store.folder import ImageStore, StoredImage
+from imagematrix.record import replace
 
 
 @pytest.fixture
@@ -104,6 +105,31 @@ def test_a_device_that_only_a_daemon_could_open_is_an_error(run, monkeypatch, ca
     monkeypatch.setattr(daemonless, "check", lambda paths: (problem,) if paths else ())
     assert run("--engine oci reg:5000/training:v1") == (5, [])
     assert "/dev/nvidia0: permission denied" in capfd.readouterr().err
+
+
+def test_an_image_is_pulled_again_to_have_its_files_in_a_folder(run, store, monkeypatch):
+    """A node that cannot mount a squashfs needs them, and may have pulled the image on one that can."""
+    wanted = []
+    squashed = replace(store.find(DIGESTS["cpu"]), kind="squashfs")
+
+    def fetch(*_, **how):
+        wanted.append(how["how"].unpacked)
+        return squashed
+
+    monkeypatch.setattr(ImageStore, "find", lambda *_: squashed)
+    monkeypatch.setattr("imagematrix.cli.storing.fetch_selected", fetch)
+    for option in ("", "--unpacked"):
+        code, calls = run(f"--engine oci --gpus none {option} reg:5000/training:v1")
+        assert (code, len(calls)) == (7, 1)
+    assert wanted == [True]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_docker_the_other_engines_are_named(cli):
+    result = cli("run", "training:v1")
+    assert result.code == 8
+    assert result.err.endswith("; or add --engine oci, which needs no daemon\n")
+    assert cli("run", "--unpacked", "training:v1").err.endswith("  add --engine oci\n")
 
 
 def test_an_image_that_is_nowhere_is_exit_code_4(run, capfd):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -107,10 +109,21 @@ def test_errors_name_the_cause(pull, words, code, message):
 
 
 @pytest.mark.parametrize("option", [["--unpacked"], ["--max-size", "1G"]])
-def test_options_of_stores_need_one(cli, option):
-    result = cli("pull", "training:v1", *option)
-    assert result.code == 2
-    assert "add --to STORE" in result.err
+def test_options_of_stores_take_the_usual_one(cli, published, profiles, monkeypatch, tmp_path, option):
+    monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "usual"))
+    result = cli("pull", published, "--host", profiles["genoa-h200"], "--gpus", "none", *option)
+    assert (result.code, result.out) == (0, f"{reference(published)}\n")
+    kind = "folder" if option == ["--unpacked"] else "squashfs"
+    assert ImageStore(tmp_path / "usual").find(variant("two")[0].digest).kind == kind
+
+
+def test_without_an_engine_the_store_is_named(cli, published, profiles, monkeypatch, tmp_path):
+    monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "my images"))
+    words = ("pull", published, "--host", profiles["genoa-h200"], "--gpus", "none")
+    result = cli(*words)
+    assert (result.code, result.out) == (8, "")
+    (option,) = re.findall("or add (--to .*), a folder that needs no engine", result.err)
+    assert cli(*words, *shlex.split(option)).out == f"{reference(published)}\n"
 
 
 def test_the_name_of_a_store_is_not_empty(cli, published, profiles):

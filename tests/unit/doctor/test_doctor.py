@@ -10,6 +10,7 @@ import pytest
 from imagematrix.allocation import pods
 from imagematrix.allocation.locks import Locks
 from imagematrix.doctor import facts as module
+from imagematrix.doctor.daemonless import DaemonlessFacts
 from imagematrix.doctor.facts import gather
 from imagematrix.errors import EngineError
 from imagematrix.launcher import devices
@@ -87,13 +88,17 @@ def test_unknown_nodes_of_mig_devices_are_reported(cli, profiles, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_missing_engine_exits_with_8(on_node):
+@pytest.mark.parametrize(("else_", "code", "severity"), [(None, 8, "error  "), ("crun", 0, "warning")])
+def test_missing_engine_exits_with_8_if_nothing_else_starts_containers(
+    on_node, monkeypatch, else_, code, severity
+):
+    found = DaemonlessFacts(runtime=else_, store="/store")
+    monkeypatch.setattr("imagematrix.doctor.daemonless.gather", lambda: found)
     result = on_node("laptop")
-    assert result.code == 8
-    assert (
-        "error    engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n"
-        in result.out
-    )
+    assert result.code == code
+    said = f"{severity}  engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n"
+    assert said in result.out
+    assert ("or launch with --engine oci, which needs no daemon" in result.out) is bool(else_)
 
 
 @pytest.mark.usefixtures("docker")
