@@ -21,6 +21,7 @@ __all__ = [
     "DATA_CENTRE_BRANDS",
     "Product",
     "brand",
+    "capabilities",
     "data_centre",
     "drives",
     "first_branch",
@@ -98,6 +99,32 @@ def product(pci_device_id: str) -> Product | None:
                 last_branch=table["last_branches"].get(device_id, row["last_branch"]),
             )
     return None
+
+
+def capabilities(name: str) -> tuple[str, ...]:
+    """Return the compute capabilities of the products with a name, such as H100 or "rtx 4090", sorted.
+
+    The name may be words from the middle of a product's, in any case and with any separators.
+    """
+    wanted = "".join(_words(name))
+    found = {
+        row["compute"]
+        for row in _data.load("gpus.json")["chips"].values()
+        for product_name in row["devices"].values()
+        if row["compute"] and wanted and wanted in _runs(_words(product_name))
+    }
+    return tuple(sorted(found, key=versions.order))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", name.lower())
+
+
+def _runs(words: list[str]) -> set[str]:
+    """Return the words that follow each other, joined: of "a b c" also "ab", "bc" and "abc"."""
+    return {
+        "".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -330,7 +330,7 @@ class _MatrixReader(Shapes):
                     mark,
                     "up to 32 lower-case letters, digits and underscores, a letter first",
                 )
-            elif name not in HARDWARE and (guess := nearest(name, HARDWARE, likeness=SLIP)):
+            elif name not in HARDWARE and (guess := words.nearest_axis(name, HARDWARE, likeness=SLIP)):
                 self._problem(f"{name!r} is not a known axis", mark, guess)
             elif name in words.RESERVED:
                 self._problem(f"{name!r} is reserved: templates use this name", mark)
@@ -445,7 +445,7 @@ class _MatrixReader(Shapes):
                     if problem:
                         self._problem(problem[0], value.mark, problem[1])
                     chosen[name] = text
-                elif guess := nearest(name, axes, likeness=SLIP):
+                elif guess := words.nearest_axis(name, axes, likeness=SLIP):
                     self._problem(f"{name!r} is not an axis of this matrix", mark, guess)
                 elif name == words.DRIVER_FROM:
                     self._problem(MISPLACED, mark)
@@ -456,6 +456,6 @@ class _MatrixReader(Shapes):
     def _is_axis(self, name: str, mark: Mark, axes: Iterable[str], *also: str) -> bool:
         if name in axes:
             return True
-        remedy = nearest(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
+        remedy = words.nearest_axis(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
         self._problem(f"{name!r} is not an axis of this matrix", mark, remedy)
         return False

@@ -107,6 +107,12 @@ class Matrix:
     facts: MatrixFacts = field(default_factory=MatrixFacts)
     text: str = field(default="", repr=False)
 
+    @property
+    def property_names(self) -> frozenset[str]:
+        """The names of the properties that some cell has."""
+        given = [one for values in self.properties.values() for one in values.values()]
+        return frozenset[str]().union(*given, *(entry.properties for entry in self.include))
+
     def properties_of(self, axis: str, value: str) -> Mapping[str, str]:
         """Return the properties of a value: its own, or those of the first glob that matches it."""
         by_value = self.properties.get(axis, {})

@@ -7,12 +7,12 @@ import string
 from fnmatch import fnmatchcase
 
 from imagematrix.catalog.catalog import VALUE
-from imagematrix.facts import cuda, macros, marches, versions
+from imagematrix.facts import cuda, gpus, macros, marches, versions
 from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from imagematrix.matrix.facts import MatrixFacts
 
@@ -26,6 +26,7 @@ __all__ = [
     "check_flag",
     "covers",
     "is_glob",
+    "nearest_axis",
     "unsafe",
 ]
 
@@ -57,6 +58,9 @@ FLAG_SLIP = 0.9  # flags are short and similar, and a typo changes one letter
 
 Complaint = tuple[str, str | None]  # message and remedy
 
+# Other words for an axis, of which one is spelt nearly like another axis.
+MEANT = {"arch": "platform", "architecture": "platform"}
+
 
 def check(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
     """Return what is wrong with `value` as a value of `axis`, and a remedy; None if it is valid.
@@ -79,6 +83,12 @@ def check(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
         "driver": _driver,
     }
     return checks[axis](value, facts) if axis in checks else None
+
+
+def nearest_axis(name: str, axes: Collection[str], *, likeness: float = 0.5) -> str | None:
+    """Return a suggestion for a name that is none of `axes`, as `nearest` does, but by meaning first."""
+    meant = MEANT.get(name)
+    return f"did you mean {meant!r}?" if meant in axes else nearest(name, axes, likeness=likeness)
 
 
 def check_flag(flag: str, arch: str) -> Complaint | None:
@@ -147,8 +157,11 @@ def _compute(value: str, facts: MatrixFacts) -> Complaint | None:
         guess = f"{guess[:-1]}.{guess[-1]}"
     elif guess.isdigit():
         guess = f"{guess}.0"
-    suggestion = nearest(guess, capabilities)
     message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
+    of_product = [own for own in gpus.capabilities(value) if own in capabilities]
+    if of_product and guess not in capabilities:
+        return message, f"did you mean {' or '.join(map(repr, of_product))}, which such a GPU has?"
+    suggestion = nearest(guess, capabilities)
     return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
 
 

@@ -78,7 +78,8 @@ def plan(
 
     Raises UsageError if a base image is missing in a frozen lock.
     """
-    with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
+    names = [image.name for image in matrix.images]
+    with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         expansion = expand(matrix)
         leaving = unneeded(matrix, expansion) if unneeded else {}
         if expression:

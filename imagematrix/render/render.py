@@ -22,7 +22,7 @@ from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
     from typing import IO, Any
 
@@ -45,13 +45,15 @@ START = (
 class Renderer:
     """Renders the templates of one folder. Use it as a context manager.
 
-    `images` are the names of all images of the matrix. One process renders one cell after the other, and
-    renders cells announced with `ahead` while the caller works on earlier Dockerfiles.
+    `images` are the names of all images of the matrix, `properties` those of all properties. One process
+    renders one cell after the other, and renders cells announced with `ahead` while the caller works on
+    earlier Dockerfiles.
     """
 
-    def __init__(self, templates: Path, images: Iterable[str] = ()) -> None:
+    def __init__(self, templates: Path, images: Iterable[str] = (), properties: Collection[str] = ()) -> None:
         self._folder = templates
         self._images = list(images)
+        self._properties = properties
         command = [sys.executable, "-I", "-c", START, json.dumps(sys.path), str(templates), str(SECONDS)]
         # In its own session, so that Ctrl-C reaches only the process that waits for it. The environment may
         # have secrets, and a template may find a way out of Jinja's sandbox.
@@ -163,6 +165,8 @@ class Renderer:
         names, name = variables(cell), answer.get("name")
         if answer.get("empty"):
             remedy = f"test for it first: {{% if {name} %}}...{{% endif %}}"
+        elif name in self._properties:
+            remedy = f"other cells have the property {name}: give it to this one in matrix.yaml"
         else:
             remedy = (nearest(name, names) if name else None) or f"templates see {', '.join(sorted(names))}"
         return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)

@@ -31,6 +31,24 @@ def test_product_has_capability_and_last_branch(number, compute, last_branch):
     assert (product.compute, product.last_branch) == (compute, last_branch)
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("H100", ("9.0",)),
+        ("h100-pcie", ("9.0",)),
+        ("NVIDIA", ()),
+        ("rtx4090", ("8.9",)),
+        ("GeForce RTX 4090", ("8.9",)),
+        ("T4", ("7.5",)),
+        ("V100", ("7.0",)),
+        ("", ()),
+        ("-", ()),
+    ],
+)
+def test_capability_is_found_by_the_name_of_a_product(name, found):
+    assert gpus.capabilities(name) == found
+
+
 @pytest.mark.parametrize("number", ["", "0000", "ffff", "26b", "0x", "10de"])
 def test_unknown_product_is_none(number):
     assert gpus.product(number) is None

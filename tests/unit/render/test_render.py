@@ -41,7 +41,8 @@ from imagematrix.render.render import Renderer
 digest = hashlib.sha256()
 for path in sys.argv[1:]:
     matrix = load(path)
-    with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
+    names = [image.name for image in matrix.images]
+    with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         for cell in expand(matrix).cells:
             digest.update(renderer.render(cell, str).encode())
 print(digest.hexdigest())
@@ -53,7 +54,8 @@ def render(path, name=None, complete=lambda text, _: text):
     matrix = load(path)
     every = expand(matrix).cells
     cells = {cell.id: cell for cell in every if cell.image == every[0].image}
-    with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
+    names = [image.name for image in matrix.images]
+    with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         cell = cells[name] if name else every[0]
         return complete(renderer.render(cell, "{}:v1".format), cell)
 
@@ -287,6 +289,22 @@ def test_unknown_variable_has_a_position_and_a_suggestion(project):
     message, remedy = refusal(project(template="FROM debian\n# {{ version }}\nRUN {{ marhc_option }}\n"))
     assert message == "training.j2:3: 'marhc_option' is undefined (in the cell cpu-x86-64-v3)"
     assert remedy == "did you mean 'march_option'?"
+
+
+def test_property_that_only_other_cells_have_is_to_be_given(project):
+    """What this cell has instead may be called nearly the same, and means something else."""
+    path = project(
+        text="""\
+            schema: imagematrix.matrix/v1
+            images: {training: {version: v1, template: training.j2}}
+            axes: {march: [x86-64-v3, znver4]}
+            properties: {march: {znver4: {base: debian}}}
+            """,
+        template="FROM {{ base }}\n",
+    )
+    message, remedy = refusal(path)
+    assert message == "training.j2:1: 'base' is undefined (in the cell x86-64-v3)"
+    assert remedy == "other cells have the property base: give it to this one in matrix.yaml"
 
 
 def test_error_in_an_imported_template_has_its_position(project, tmp_path):
