@@ -215,6 +215,10 @@ def _undecided(seen: View, admission: Admission, verdicts: Iterable[ClassVerdict
     cause = CAUSES[admission.cause]
     by_name = {each.name: each for each in verdicts}
     possible = [by_name[name] for name in admission.possible]
+    if cause == "ImageUndecided" and possible and not any(each.able for each in possible):
+        # Admission knows the classes, not what else keeps a pod from all of their nodes.
+        fix = next((one.fix for each in possible for one in each.obstacles if one.fix), None)
+        return "NoNodeFits", f"{seen.policy.name}: no node can run the pod{_first(possible)}", fix
     if cause == "NoImageFits":
         why, fix = possible[0].why, next((each.fix for each in possible if each.fix), None)
         return cause, f"{admission.reason}: {why}", fix

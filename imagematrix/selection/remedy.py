@@ -118,7 +118,7 @@ class Remedies:
         if "accelerators" in rule.facts and not variant.gpu:
             consenting = replace(target, allow_cpu=True)
             left = refusals(consenting, variant)  # all of `allowed`: no other rule reads the consent
-            remedy = Remedy(words="pass --allow-cpu, or --gpus none", change=("option", "--allow-cpu"))
+            remedy = Remedy(words="pass --allow-cpu", change=("option", "--allow-cpu"))
             yield Tried(remedy=remedy, left=left, target=consenting)
         if len(target.gpus) > 1 and any(fact.startswith("gpus.") for fact in rule.facts):
             left_by_kind = {kind(gpu): refusals(replace(target, gpus=(gpu,)), variant) for gpu in target.gpus}

@@ -1,6 +1,7 @@
 """Manifests: valid by the published schemas, with the image of a class, and only on its nodes."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -335,6 +336,31 @@ def test_the_command_names_what_is_missing(cli):
     words = ("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
     assert cli(*words).out.startswith("apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: t-")
     assert "invalid name 'Train'" in cli(*words, "--name", "Train").err
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("kind", ["job", "jobset", "prepull"])
+def test_an_image_that_no_node_can_pull_is_refused(cli, kind):
+    document = json.loads(Path("t.json").read_text())
+    Path("t.json").write_text(json.dumps({**document, "image": "t"}))
+    result = cli("kubernetes", "render", kind, "t:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    assert (result.code, result.out) == (2, "")
+    assert "t:v1 is not in a registry, from which nodes could pull it" in result.err
+
+
+@pytest.mark.usefixtures("saved")
+def test_classes_without_an_image_are_one_warning(cli, cluster, make):
+    document = json.loads(Path("nodes.json").read_text())
+    more = [
+        cluster.node(f"n{compute}", cluster.own(make.host(make.gpu(0, compute=compute))))
+        for compute in ("5.0", "6.0", "6.1", "7.2", "7.5")
+    ]
+    Path("nodes.json").write_text(json.dumps({"kind": "List", "items": document["items"] + more}))
+    words = (f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    result = cli("kubernetes", "render", "job", *words)
+    assert result.err.count("nothing fits") == 1
+    assert "nothing fits 6 of 8 classes: " in result.err
+    assert f"  `imagematrix kubernetes classes --image {NAMED}:v1 --nodes FILE` says why\n" in result.err
 
 
 def test_every_kind_of_workload_is_on_the_command_line():

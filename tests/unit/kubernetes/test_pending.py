@@ -399,6 +399,16 @@ def test_the_command_counts_gpus_of_other_pods(cli, saved, items):
     assert cli("kubernetes", "explain", "pod.json", *OPTIONS).out == result.out
 
 
+def test_a_selector_of_no_node_is_what_is_wrong(ask):
+    """No node has the label, so admission knows nothing of it, and each class looks possible."""
+    given = using()
+    given["spec"]["nodeSelector"] = {"team": "none-has-it"}
+    found = ask(given)
+    assert found.cause == "NoNodeFits"
+    assert "no node can run the pod: " in found.summary
+    assert "the node selector asks for team=none-has-it" in found.summary
+
+
 def test_the_command_takes_several_catalogs(cli, saved, make):
     other = replace(make.catalog(make.cpu_variant("reg.x/s:v1-cpu")), image="reg.x/s")
     saved.with_name("s.json").write_text(documents.dump(other.to_json()))

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import OnUnknown, denies, kinds
-from imagematrix.cli.kubernetes.render.options import PullSecret, print_manifests
+from imagematrix.cli.kubernetes.render.options import PullSecret, print_manifests, require_registry
 from imagematrix.cli.options import AllowCpu, Image, Where
 from imagematrix.cli.output import info, warn
 from imagematrix.errors import UsageError
@@ -159,10 +159,9 @@ def _removal(resource: Resource) -> str | None:
 
 def _registry_name(name: str) -> str:
     """Return IMAGE:VERSION, which must be in a registry, where the webhook reads its catalog."""
-    from imagematrix.reference import Reference, names_registry
+    from imagematrix.reference import Reference
 
-    if not names_registry(name):
-        raise UsageError(f"{name} is not in a registry", remedy="give the name of a published version")
+    require_registry(name)
     if "@" in name:
         raise UsageError(f"{name}: expected a version, not a digest")
     reference = Reference.parse(name)

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.output import print_document, warn
+from imagematrix.errors import UsageError
+from imagematrix.text import shortened, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +24,11 @@ __all__ = [
     "WorkloadName",
     "default_name",
     "print_manifests",
+    "require_registry",
     "warn_of",
 ]
+
+SHOWN = 4  # classes that a warning names
 
 Arguments = Annotated[
     list[str] | None,
@@ -42,6 +47,17 @@ PullSecret = Annotated[
 ]
 
 
+def require_registry(name: str) -> None:
+    """Raise UsageError if the name of an image has no registry, from which nodes could pull it."""
+    from imagematrix.reference import names_registry
+
+    if not names_registry(name):
+        raise UsageError(
+            f"{name} is not in a registry, from which nodes could pull it",
+            remedy="give the name of a published version, such as registry.example.com/ml/training:v1",
+        )
+
+
 def print_manifests(documents: Iterable[Manifest]) -> None:
     """Print manifests as YAML."""
     from imagematrix.kubernetes.yaml import dump
@@ -54,14 +70,14 @@ def default_name(grouped: Classes) -> str:
     return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63].strip("-")
 
 
-def warn_of(classes: Sequence[Class]) -> None:
-    """Warn of classes and nodes that get no pods, and of images without a digest."""
+def warn_of(grouped: Classes, classes: Sequence[Class]) -> None:
+    """Warn of those of a cluster's classes and nodes that get no pods, and of images without a digest."""
     from imagematrix.kubernetes.placed import RELABEL
 
     for each in classes:
         if each.miss:
-            warn(f"nothing fits the class {each.name}: {each.miss.why}", each.miss.fix)
-        elif len(each.placeable) < len(each.nodes):
+            continue
+        if len(each.placeable) < len(each.nodes):
             names = ", ".join(node.name for node in each.nodes if node not in each.placeable)
             warn(f"no pods of the class {each.name} for nodes with another class label: {names}", RELABEL)
         elif each.variant and each.variant.digest is None:
@@ -69,3 +85,14 @@ def warn_of(classes: Sequence[Class]) -> None:
                 f"{each.variant.reference}: the catalog has no digest",
                 "use the catalog of a published version",
             )
+    missing = [(each.name, each.miss) for each in classes if each.miss]
+    if len(missing) == 1:
+        ((name, miss),) = missing
+        warn(f"nothing fits the class {name}: {miss.why}", miss.fix)
+    elif missing:
+        image = f"{grouped.catalog.image}:{grouped.catalog.version}"
+        warn(
+            f"nothing fits {len(missing)} of {len(classes)} classes: "
+            f"{shortened([name for name, _ in missing], SHOWN)}",
+            f"`imagematrix kubernetes classes --image {word(image)} --nodes FILE` says why",
+        )

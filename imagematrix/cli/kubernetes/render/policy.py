@@ -47,7 +47,7 @@ def command(
     named = f"{default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
     made = admitting(used_as or version, grouped, deny=deny)
     print_manifests(objects(made, name or named))
-    warn_of(grouped.classes)
+    warn_of(grouped, grouped.classes)
     if made.left_out:
         which = shortened(made.left_out, SHOWN)
         warn(

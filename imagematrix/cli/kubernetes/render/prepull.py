@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
-from imagematrix.cli.kubernetes.render.options import Only, PullSecret, default_name, print_manifests, warn_of
+from imagematrix.cli.kubernetes.render.options import (
+    Only,
+    PullSecret,
+    default_name,
+    print_manifests,
+    require_registry,
+    warn_of,
+)
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
@@ -39,7 +46,8 @@ def command(
     from imagematrix.kubernetes.prepull import prepull
 
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = chosen(grouped.classes, only or ())
     named = name or f"{default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
     print_manifests(prepull(named, classes, pause=pause, pull_secret=pull_secret))
-    warn_of(classes)
+    warn_of(grouped, classes)

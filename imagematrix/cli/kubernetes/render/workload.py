@@ -14,6 +14,7 @@ from imagematrix.cli.kubernetes.render.options import (
     WorkloadName,
     default_name,
     print_manifests,
+    require_registry,
     warn_of,
 )
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
@@ -97,6 +98,7 @@ def write(
     from imagematrix.kubernetes.placed import chosen
 
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = chosen(grouped.classes, only or ())
     workload = Workload(
         name=name or default_name(grouped),
@@ -107,4 +109,4 @@ def write(
         pull_secret=pull_secret,
     )
     print_manifests(manifests(kind, workload, classes))
-    warn_of(classes)
+    warn_of(grouped, classes)
