@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     # What `--gpus` takes, or GPUs: as objects of the host, or by their indices or names.
     Wanted = int | str | Sequence[Gpu | int | str] | None
 
-__all__ = ["NONE", "among", "candidates", "exactly", "names", "spec"]
+__all__ = ["ALL", "NONE", "among", "candidates", "exactly", "names", "spec"]
 
 NONE = "none"  # requests no GPU
+ALL = "all"
 
 
 def among(gpus: tuple[Gpu, ...], wanted: Wanted) -> tuple[Gpu, ...]:
@@ -42,7 +43,7 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     A MIG profile ("1g.10gb") means any MIG device of that profile. With a profile, or a condition on it, each
     MIG device is a separate candidate. Raises UsageError if `gpus` cannot serve it.
     """
-    if wanted is None or wanted == "all":
+    if wanted is None or wanted == ALL:
         return Choice(gpus=gpus, count=len(gpus))
     if isinstance(wanted, list | tuple):
         return _listed(gpus, wanted)
@@ -146,7 +147,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
     if is_profile(wanted):
         words = ["1", f"profile={wanted}"]
     counts = [count for word in words if (count := natural(word)) is not None]
-    conditions = [parse(word) for word in words if natural(word) is None and word != "all"]
+    conditions = [parse(word) for word in words if natural(word) is None and word != ALL]
     if len(words) - len(conditions) > 1:
         raise UsageError(
             f"GPUs {wanted}: conditions can be combined with one count only",

@@ -13,7 +13,7 @@ import re
 from imagematrix.errors import UsageError
 from imagematrix.facts.runtime import VISIBLE as RUNTIME
 from imagematrix.facts.runtime import VOID  # it names no GPU: something else, such as CDI, brings the GPUs
-from imagematrix.gpu_request.spec import NONE, among, candidates, exactly
+from imagematrix.gpu_request.spec import ALL, NONE, among, candidates, exactly
 from imagematrix.node import device
 from imagematrix.node.host import Accelerator
 from imagematrix.record import replace
@@ -37,7 +37,6 @@ SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 JOB = "SLURM_JOB_ID"
 CONDOR = "_CONDOR_AssignedGPUs"
 HIDDEN = frozenset({"", "-1", "NoDevFiles"})  # CUDA ignores this name and all names after it
-ALL = "all"
 MOUNTED = "/var/run/nvidia-container-devices"  # as a value: the files in this folder name the devices
 NODES = "/dev"
 CDI = re.compile(r"[\w.-]*nvidia\.com/[\w.-]+=", re.ASCII)  # nvidia.com/gpu=, before a device's own name

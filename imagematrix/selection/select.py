@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
-from imagematrix.gpu_request.spec import NONE, candidates
+from imagematrix.gpu_request.spec import ALL, NONE, candidates
 from imagematrix.node.host import Host
 from imagematrix.record import replace
 from imagematrix.selection.decision import Decision
@@ -131,6 +131,11 @@ class Selector:
             raise UsageError(f"{host!r:.80} is not a Host", remedy="read one with Host.load(path) or probe()")
         chosen = host.gpus  # the usual case if many hosts are decided on
         if gpus is not None:
+            if gpus == ALL and not (host.gpus or host.accelerators):  # these refuse an image without GPUs
+                raise UsageError(
+                    "--gpus all: the host has no GPU",
+                    remedy="leave out --gpus, or pass --gpus none, for an image that needs none",
+                )
             chosen = self.serving(host, candidates(host.gpus, gpus))[0].first
         allow_cpu = allow_cpu or gpus == NONE  # the word consents to leaving accelerators unused
         key = hardware(host, chosen, allow_cpu=allow_cpu)

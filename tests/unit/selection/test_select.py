@@ -108,6 +108,18 @@ def test_cpu_only_image_is_selected_only_without_gpus(make):
     assert select(make.host(make.gpu(compute="9.0")), both, allow_cpu=True).selected == "t:gpu"
 
 
+def test_all_gpus_of_a_host_without_any_are_no_answer(make):
+    """As for a count: whoever asks for GPUs by a word consents to no image that uses none."""
+    host, catalog = make.host(), make.catalog(make.cpu_variant("t:cpu"), make.variant("t:gpu"))
+    for ask in (select, explain):
+        with pytest.raises(UsageError, match="--gpus all: the host has no GPU") as caught:
+            ask(host, catalog, gpus="all")
+        assert "--gpus none" in (caught.value.remedy or "")
+    assert select(host, catalog).selected == select(host, catalog, gpus="none").selected == "t:cpu"
+    with_gpu = make.host(make.gpu(0))
+    assert select(with_gpu, catalog, gpus="all").selected == select(with_gpu, catalog).selected
+
+
 def test_nothing_fits_names_the_nearest_variant_and_its_fix(make):
     far = make.variant("t:a", driver=make.umd("exact", "535.261.03"), cubins=("90",))
     near = make.variant("t:b", driver=make.umd("exact", "535.261.03"))
