@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit, DriverFile
     from imagematrix.facts.requirements import Condition, Expression
 
-__all__ = ["catalog", "cpu_source", "sources"]
+__all__ = ["catalog", "cpu_source", "sources", "unlabelled"]
 
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
 JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
@@ -69,7 +69,7 @@ def catalog(
             variants.append(_labelled(audited, variant))
             stated.append(labels.terms(audited.image.labels, audited.image.reference))
             continue
-        own, ignored = _unlabelled(audited, cpu_flags)
+        own, ignored = unlabelled(audited, cpu_flags)
         for text in (*ignored, *doubts.of_unlabelled(audited, cpu_flags)):
             note(f"{audited.image.reference}: {text}")
         variants.append(_on(own, variant) if variant else own)
@@ -131,7 +131,7 @@ def _built_on_one(image: AuditedImage) -> bool:
     return familiar(own[labels.IMAGE]) not in {familiar(split(name)[0]) for name in image.names}
 
 
-def _unlabelled(audited: Audit, cpu_flags: frozenset[str] | None) -> tuple[Variant, tuple[str, ...]]:
+def unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> tuple[Variant, tuple[str, ...]]:
     """Return the entry of an image without labels, and the claims of its publisher that cannot be parsed.
 
     `cpu_flags` are those that it is claimed to need, None if none are claimed.

@@ -344,8 +344,12 @@ class Catalog(Record):
         """Return the part that `name` refers to where an image may have another name than in the catalog.
 
         Clients reach a registry by different addresses, so the registry may be another or missing; without
-        one, so may the first folders: "training:v1" may be registry:5000/ml/training:v1.
+        one, so may the first folders: "training:v1" may be registry:5000/ml/training:v1. Variants of adopted
+        images have names of their own.
         """
+        exact = tuple(variant for variant in self.variants if variant.reference == name)
+        if exact:
+            return replace(self, variants=exact, defaults=())
         image, version = split(name)
         path, own = _repository(image), _repository(self.image)
         shortened = path == image and own.endswith(f"/{path}")

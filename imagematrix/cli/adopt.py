@@ -48,6 +48,7 @@ def command(
     """
     from imagematrix.audit import entries
     from imagematrix.audit.catalog import catalog
+    from imagematrix.selection.decision import alike
 
     image, version = split(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
@@ -59,6 +60,8 @@ def command(
     for audit in audits:
         entries.require(audit.device_code, ())
     result = catalog(audits, image, version, warn, flags)
+    for text, remedy in alike(result):
+        warn(text, remedy)
     if output is None:
         print_json(result.to_json())
         return

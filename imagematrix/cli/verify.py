@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.audit.installed import GENERIC
+from imagematrix.catalog.catalog import CLAIM
 from imagematrix.cli.auditing import Platform, References, audited
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import print_json, print_text
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.claims import Contradiction
     from imagematrix.audit.report import Audit
+    from imagematrix.catalog.catalog import Variant
     from imagematrix.sbom.components import Component
 
 __all__ = ["command"]
 
 SHOWN = 3  # files that a line names
+HOST = "host"  # the mode of a driver that is not in the image
 
 
 def command(
@@ -47,6 +50,7 @@ def command(
     Nothing is started. Images built by other tools are supported too.
     """
     from imagematrix.audit import doubts
+    from imagematrix.audit.catalog import unlabelled
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document, fat
     from imagematrix.cli import sboms
@@ -63,7 +67,8 @@ def command(
         if variant:
             warnings = [*doubts.of_march(audit, variant), *doubts.of_runtime(audit, variant)]
         warnings += [*unread(audit.contents), *problems]
-        judged.append(_Judged(audit=audit, broken=broken, warnings=warnings, components=found))
+        needs = variant or (None if _foreign(audit) else unlabelled(audit)[0])
+        judged.append(_Judged(audit=audit, needs=needs, broken=broken, warnings=warnings, components=found))
     if sbom is not None:
         sboms.write(sbom, [(one.audit, one.components) for one in judged])
     whole = fat(audits)
@@ -90,9 +95,13 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """An audit with the judgements about it, and the packages in the image."""
+    """An audit with the judgements about it, and the packages in the image.
+
+    `needs` are what a host is compared with, by labels or as `adopt` would write them; None if it would not.
+    """
 
     audit: Audit
+    needs: Variant | None
     broken: Sequence[Contradiction]
     warnings: Sequence[str]
     components: Sequence[Component]
@@ -122,6 +131,7 @@ def _lines(judged: _Judged) -> list[str]:
         *(("not counted", line) for line in _uncounted(audit)),
         *(("guarded", line) for line in _guarded(audit)),
         *(("driver", line) for line in _drivers(audit)),
+        *(_needs(judged.needs) if judged.needs else ()),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
         *(("packages", line) for line in _packages(judged.components)),
@@ -131,6 +141,22 @@ def _lines(judged: _Judged) -> list[str]:
         *(("warning", warning) for warning in judged.warnings),
     ]
     return [f"{name:<13}  {line}" for name, line in rows]
+
+
+def _foreign(audit: Audit) -> bool:
+    """Whether an image is for GPUs of another vendor only."""
+    return bool(audit.objects) and not any(True for _ in audit.gpu_code)
+
+
+def _needs(variant: Variant) -> Iterator[tuple[str, str]]:
+    """Yield what a host needs that no file of the image has by itself."""
+    if variant.cuda:
+        claim = " (a claim)" if variant.source("cuda") == CLAIM else ""
+        yield "CUDA", f"{variant.cuda}{claim}"
+    if variant.driver and variant.driver.mode == HOST:
+        yield "driver", "the host's"
+    for requirement in variant.requires:
+        yield "requires", f"{requirement} (a claim)"
 
 
 def _code(audit: Audit) -> str:

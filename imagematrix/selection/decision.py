@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.target import Target
 
-__all__ = ["Decision", "indistinguishable", "undecided"]
+__all__ = ["Decision", "alike", "indistinguishable", "undecided"]
 
 SHOWN = 8  # indistinguishable variants listed in a message
 # Fields that come from the store or an audit, or name the source: the others state what a variant is.
@@ -161,9 +161,29 @@ def undecided(
                 change=("option", option),
             ),
         )
-    references = shortened([variant.reference for variant in leading], SHOWN)
-    remedy = Remedy(words="select one by its reference")
-    return f"variants of {name} cannot be told apart: {references}", remedy
+    remedy = Remedy(words=f"name one of them in place of {name}, such as {leading[0].reference}")
+    return f"variants of {name} cannot be told apart: {_references(leading)}", remedy
+
+
+def alike(catalog: Catalog) -> Iterator[tuple[str, str]]:
+    """Yield a warning for each group of variants of which no host can get one, and how to choose.
+
+    They state the same about themselves, so a host that one fits has no reason to prefer it.
+    """
+    groups: dict[Hashable, list[Variant]] = {}
+    for variant in catalog.variants:
+        groups.setdefault(_content(variant), []).append(variant)
+    name = f"{catalog.image}:{catalog.version}"
+    for same in groups.values():
+        if len(same) > 1:
+            yield (
+                f"nothing tells {_references(same)} apart, so {name} alone chooses none of them",
+                f"adopt only one of them, or name it in place of {name}, such as {same[0].reference}",
+            )
+
+
+def _references(variants: Sequence[Variant]) -> str:
+    return shortened([variant.reference for variant in variants], SHOWN)
 
 
 def indistinguishable(leading: list[Variant]) -> list[Variant]:

@@ -57,6 +57,20 @@ def adopt(cli, tmp_path, conforms):
     return call
 
 
+def test_images_that_nothing_tells_apart_are_named_with_the_way_out(cli, tmp_path):
+    """Whichever host one of them fits, the others fit as well, so no rule and no order decides."""
+    paths = [layout(tmp_path / name, Parts(tar(("etc/name", name.encode())))) for name in ("one", "two")]
+    catalog = tmp_path / "own.json"
+    adopted = cli("adopt", *paths, "--as", "own:v1", "-o", catalog)
+    assert adopted.code == 0
+    assert "so own:v1 alone chooses none of them" in adopted.err
+    (name,) = re.findall(r"adopt only one of them, or name it in place of own:v1, such as (\S+)", adopted.err)
+    words = ("--catalog", catalog, "--gpus", "none")
+    refused = cli("select", "own:v1", *words)
+    assert (refused.code, "name one of them in place of own:v1, such as " in refused.err) == (2, True)
+    assert cli("select", name, *words).out == f"{name}\n"
+
+
 def test_facts_from_bytes_outrank_claims(adopt):
     image = Parts(tar(CUBIN, CUDART), env=[f"NVIDIA_REQUIRE_CUDA={OFFICIAL}", "CUDA_VERSION=12.6.1"])
     (variant,) = adopt(image)

@@ -120,3 +120,15 @@ def test_engine_version_verifies_all_its_variants(cli, engine, shipped_catalog, 
         variant.reference for variant in few.variants
     )
     assert cli("verify", "training:v2").code == 4
+
+
+def test_claims_that_decide_are_shown(cli, tmp_path):
+    """`select` compares a host with them, so whoever asks what an image needs is told."""
+    require = "NVIDIA_REQUIRE_CUDA=cuda>=12.4,driver>=550"
+    for name, layer, release in (("code", CUBIN, "12.9"), ("none", tar("etc/x"), "12.4 (a claim)")):
+        out = cli("verify", layout(tmp_path / name, Parts(layer, env=[require]))).out
+        assert f"CUDA           {release}\ndriver         the host's\n" in out
+        assert "requires       driver>=550 (a claim)\n" in out
+    plain = layout(tmp_path / "plain", Parts(tar(("etc/name", b"x"))))
+    heads = {line.split()[0] for line in cli("verify", plain).out.splitlines()}
+    assert heads.isdisjoint({"CUDA", "driver", "requires"})

@@ -175,7 +175,7 @@ def test_indistinguishable_images_are_named(make):
     host = make.host()
     error = refused(host, make.catalog(*old[:2]))
     assert str(error) == "variants of t:v1 cannot be told apart: t:v1-0, t:v1-1"
-    assert error.remedy == "select one by its reference"
+    assert error.remedy == "name one of them in place of t:v1, such as t:v1-0"
     assert str(refused(host, make.catalog(*old))).endswith("t:v1-4, t:v1-5 and 4 more")
     assert select(host, make.catalog(old[0])).selected == "t:v1-0"
     better = make.cpu_variant("t:v1-x", cpu_flags=frozenset({"avx2"}))

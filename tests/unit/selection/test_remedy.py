@@ -217,7 +217,7 @@ def test_a_question_is_a_remedy_too(make):
     assert explain(host, both).miss.change == {"option": "--where python=3.13"}
     same = make.cpu_variant("t:a")
     twins = explain(host, make.catalog(same, replace(same, reference="t:b"))).miss
-    assert (twins.fix, twins.change) == ("select one by its reference", None)
+    assert (twins.fix, twins.change) == ("name one of them in place of t:v1, such as t:a", None)
 
 
 def test_an_empty_catalog_has_no_remedy(make, remedy):
