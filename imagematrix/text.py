@@ -17,6 +17,7 @@ __all__ = [
     "CONTROL",
     "REPLACED",
     "SPACE",
+    "and_others",
     "counted",
     "headline",
     "line",
@@ -68,6 +69,12 @@ def headline(error: str) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return "1 image" or "2 images"; `plural` is the form of a noun that does not just take an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
+
+
+def and_others(names: Sequence[str], noun: str) -> str:
+    """Return the first of `names`, and how many others there are: "cpu and 2 other cells"."""
+    first, *others = names
+    return f"{first} and {counted(len(others), f'other {noun}')}" if others else first
 
 
 def shortened(words: Sequence[str], most: int, glue: str = ", ", more: str = " and {} more") -> str:

@@ -7,11 +7,17 @@ from pathlib import Path
 from imagematrix.cli.options import AllowContext, File
 from imagematrix.cli.output import info
 from imagematrix.errors import UsageError
-from imagematrix.text import counted, listed
+from imagematrix.text import and_others, counted, listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.planning.plan import Planned
 
 __all__ = ["command"]
 
-SHOWN = 5  # cells that a message lists; further ones are counted
+SHOWN = 5  # different failures that a message lists; further ones are counted
 
 
 def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None) -> None:
@@ -24,11 +30,26 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
     plan_ = plan(load(file, contexts=allow_context or ()), Against())
     failed = plan_.with_status(PlanStatus.FAILED)
     if failed:
-        lines = [f"{file}: {item.cell.id}: {item.why}" for item in failed]
-        remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
-        raise UsageError(*listed(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))
+        raise _error(file, failed)
     buildable = plan_.with_status(PlanStatus.BUILD)
     dropped = [
         f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
     ]
     info(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")
+
+
+def _error(file: Path, failed: Sequence[Planned]) -> UsageError:
+    """Return one error for cells that failed: faults of their templates first, if they have any."""
+    from imagematrix.planning.plan import full_name, naming
+    from imagematrix.render.template_error import TemplateError, together
+
+    faulty = {full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)}
+    if faulty:
+        return together(faulty)
+    name = naming(failed)
+    alike: dict[str, list[str]] = {}
+    for item in failed:
+        alike.setdefault(item.why or "", []).append(name(item))
+    lines = [f"{file}: {and_others(names, 'cell')}: {why}" for why, names in alike.items()]
+    remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
+    return UsageError(*listed(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Mark", "MatrixError", "Problem"]
+__all__ = ["Mark", "MatrixError", "Problem", "detailed", "told"]
 
 WIDTH = 100  # characters of a line in an excerpt
 
@@ -38,7 +38,7 @@ class MatrixError(UsageError):
 
     def __init__(self, where: str, problems: Sequence[Problem], text: str = "") -> None:
         ordered = sorted(problems, key=lambda problem: (problem.mark.line, problem.mark.column))
-        super().__init__(*(line for problem in ordered for line in _lines(where, problem)))
+        super().__init__(*(line for problem in ordered for line in told(where, problem)))
         self.where = where
         self.problems = tuple(ordered)
         self.text = text
@@ -46,18 +46,24 @@ class MatrixError(UsageError):
     @property
     def details(self) -> str:
         """The message with an excerpt of the file for each problem."""
-        lines = self.text.splitlines()
-        parts: list[str] = []
-        for problem in self.problems:
-            parts += map(line, _lines(self.where, problem))
-            if 0 < problem.mark.line <= len(lines):
-                parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
-        return "\n".join(parts)
+        return "\n".join(
+            line for problem in self.problems for line in detailed(self.where, problem, self.text)
+        )
 
 
-def _lines(where: str, problem: Problem) -> list[str]:
-    told = f"{where}:{problem.mark.line}:{problem.mark.column}: {problem.message}"
-    return [told, f"  {problem.remedy}"] if problem.remedy else [told]
+def told(where: str, problem: Problem) -> list[str]:
+    """Return the lines that tell of a problem in the file `where`."""
+    position = f"{where}:{problem.mark.line}:{problem.mark.column}: {problem.message}"
+    return [position, f"  {problem.remedy}"] if problem.remedy else [position]
+
+
+def detailed(where: str, problem: Problem, text: str) -> list[str]:
+    """Return the lines that tell of a problem, with an excerpt of the file's `text`."""
+    lines = text.splitlines()
+    parts = [*map(line, told(where, problem))]
+    if 0 < problem.mark.line <= len(lines):
+        parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
+    return parts
 
 
 def _excerpt(whole: str, mark: Mark) -> list[str]:

@@ -40,6 +40,7 @@ __all__ = [
     "Snapshots",
     "copied",
     "listing",
+    "names",
     "record",
     "recorded",
     "settle",
@@ -91,6 +92,14 @@ def listing(folder: Path | None) -> Listing:
     Raises UsageError if a file cannot be read, or is of a type that images cannot contain.
     """
     return _read(folder, None) if folder else Listing({})
+
+
+def names(folder: Path) -> frozenset[str]:
+    """Return the paths in `folder` that `listing` has, without reading the files; raises the same errors."""
+    try:
+        return frozenset(dockerignore.left(folder, _ignored(folder)))
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
 
 
 def _ignored(folder: Path) -> list[str]:
@@ -216,7 +225,7 @@ def _read(folder: Path | None, target: Path | None) -> Listing:
     entries: dict[str, tuple[str, str]] = {}
     try:
         if folder:
-            for name in sorted(dockerignore.left(folder, _ignored(folder))):
+            for name in sorted(names(folder)):
                 entry = _entry(folder / name, target / name if target else None)
                 if entry:
                     entries[name] = entry

@@ -29,6 +29,7 @@ __all__ = [
     "Plan",
     "PlanStatus",
     "Planned",
+    "full_name",
     "naming",
 ]
 
@@ -196,9 +197,14 @@ def _named(cell: Cell) -> dict[str, object]:
     }
 
 
+def full_name(cell: Cell) -> str:
+    """Return the name of a cell among those of several images."""
+    return f"{cell.image.name}:{cell.image.version} {cell.id}"
+
+
 def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
     """Return a function that names an item by its cell, with its image if `items` have several images."""
     images = {(item.cell.image.name, item.cell.image.version) for item in items}
     if len(images) > 1:
-        return lambda item: f"{item.cell.image.name}:{item.cell.image.version} {item.cell.id}"
+        return lambda item: full_name(item.cell)
     return lambda item: item.cell.id

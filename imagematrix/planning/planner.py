@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,17 +13,20 @@ from imagematrix.matrix.words import DRIVER_FROM
 from imagematrix.planning import context, driver, flags, identity, installer
 from imagematrix.planning.download import HTTPS
 from imagematrix.planning.given import Given
-from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus
+from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus, full_name
 from imagematrix.planning.remote_driver import RemoteDriver
+from imagematrix.planning.sources import ContextFiles
 from imagematrix.render import dockerfile as dockerfiles
+from imagematrix.render.instructions import DockerfileError
 from imagematrix.render.render import Renderer, completed
+from imagematrix.render.template_error import TemplateError, of_faults, together
 from imagematrix.spelling import nearest
 from imagematrix.text import shortened
 from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.matrix.expand import Expansion
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from imagematrix.planning.driver import DriverFolder
     from imagematrix.planning.identity import Identity
     from imagematrix.planning.remote_driver import LockedDriver
+    from imagematrix.render.instructions import Fault
 
     # Returns the cells of an expansion that no host needs, by image and id, each with the nearest host.
     Unneeded = Callable[[Matrix, Expansion], Mapping[tuple[str, str], str]]
@@ -76,7 +81,8 @@ def plan(
     Cells that are `unneeded` are only built if another image of the matrix builds on them. `expression` plays
     no part in that.
 
-    Raises UsageError if a base image is missing in a frozen lock.
+    Raises TemplateError with the faults of all Dockerfiles, UsageError if a base image is missing in a frozen
+    lock.
     """
     names = [image.name for image in matrix.images]
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
@@ -122,18 +128,23 @@ class _Planner:
         self._unneeded = unneeded
         self.drivers: dict[str, LockedDriver] = {}
         self._drivers: dict[tuple[str, str, str], DriverFolder | RemoteDriver | ImagematrixError] = {}
+        self._faulty: dict[str, TemplateError] = {}  # by image and cell
+        self._files_of: dict[Path | None, ContextFiles] = {}
         self._changed_files: dict[tuple[Path | None, str], tuple[str, ...]] = {}
         self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
         self._planned: dict[tuple[str, str], Planned] = {}
         self._unfinished: set[tuple[str, str]] = set()  # a cell, and the cells that it builds on
 
     def items(self, expansion: Expansion) -> Iterator[Planned | Dropped]:
+        """Yield the items of an expansion; raise TemplateError once it is known which of them have faults."""
         verdicts = [(cell, infeasible(cell)) for cell in expansion.cells]
         needed = [cell for cell, impossible in verdicts if not impossible and not self._is_unneeded(cell)]
         self._renderer.ahead(needed)
-        if self._unneeded:
-            for cell in needed:  # which shows the images below them
+        for cell in needed:  # which shows the images below them
+            with contextlib.suppress(TemplateError):
                 self._item(cell)
+        if self._faulty:
+            raise together(self._faulty)
         for cell, impossible in verdicts:
             if impossible:
                 rule, why = impossible.rule, impossible.why
@@ -195,8 +206,10 @@ class _Planner:
             if len(self._unfinished) == DEEPEST:
                 raise UsageError(f"more than {DEEPEST} images build on each other (in the cell {cell.id})")
             self._unfinished.add(key)
-            self._planned[key] = self._planned_from_template(cell)
-            self._unfinished.remove(key)
+            try:
+                self._planned[key] = self._planned_from_template(cell)
+            finally:
+                self._unfinished.remove(key)
         return self._planned[key]
 
     def _planned_from_template(self, cell: Cell) -> Planned:
@@ -219,6 +232,7 @@ class _Planner:
             self.drivers[source] = self._against.drivers[source]
         try:
             flags.require_source(cell, text)
+            self._require_copied(cell, own, text)
         except UsageError as error:
             return _failed(item, error)
         if driver.CONTEXT in named or DRIVER_FROM in cell.properties:
@@ -227,7 +241,7 @@ class _Planner:
             except (EngineError, UsageError) as error:  # fails only the cells with this driver
                 return _failed(item, error)
         digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
-        hindrance = next(self._hindrances(names, own), None)
+        hindrance = next(self._hindrances(text, names, own), None)
         if hindrance:
             return _failed(item, hindrance)
         resolved = {name: digests[name] for name in names}
@@ -255,23 +269,65 @@ class _Planner:
         """Return the Dockerfile of a cell and the images that it names; add those of this matrix to `own`."""
         rendered = self._renderer.render(cell, partial(self._reference, cell, own))
         try:
-            text = completed(rendered, cell)
+            text = completed(rendered, cell, self._given.args)
+            names = dockerfiles.bases(text)
             if cell.image.context is None:
-                dockerfiles.require_no_files(text)
-            return text, dockerfiles.bases(text)
-        except UsageError as error:
-            message = f"{cell.image.template}: {error} (in the cell {cell.id})"
-            raise UsageError(message, remedy=error.remedy) from error
+                self._require_no_files(cell, text)
+        except DockerfileError as error:
+            found = [*error.faults, *dockerfiles.faults(error.dockerfile)]
+            with contextlib.suppress(UsageError):  # of a context that cannot be read
+                found += self._uncopied(cell, error.dockerfile)
+            located = self._located(cell, own, rendered, error.dockerfile, found)
+            self._faulty[full_name(cell)] = located
+            raise located from error
+        return text, names
 
-    def _hindrances(self, names: Sequence[str], own: Mapping[str, Planned]) -> Iterator[ImagematrixError]:
-        """Yield why a cell that builds on the images `names` cannot be built."""
+    def _require_no_files(self, cell: Cell, text: str) -> None:
+        """Raise DockerfileError if a Dockerfile copies files, for an image without a context."""
+        found = self._uncopied(cell, text)
+        if found:
+            raise DockerfileError(text, found)
+
+    def _require_copied(self, cell: Cell, own: dict[str, Planned], text: str) -> None:
+        """Raise TemplateError if a Dockerfile copies files that its context lacks."""
+        found = self._uncopied(cell, text)
+        if found:
+            rendered = self._renderer.render(cell, partial(self._reference, cell, own))
+            raise self._located(cell, own, rendered, text, found)
+
+    def _uncopied(self, cell: Cell, text: str) -> list[Fault]:
+        """Return the faults of paths that a Dockerfile copies; raise UsageError for an unreadable context."""
+        folder = cell.image.context
+        if folder not in self._files_of:
+            self._files_of[folder] = ContextFiles(folder)
+        files = self._files_of[folder]
+        return dockerfiles.missing(text, files.complaint, [flags.STAGE] if "march" in cell.axes else [])
+
+    def _located(
+        self, cell: Cell, own: dict[str, Planned], rendered: str, text: str, found: Iterable[Fault]
+    ) -> TemplateError:
+        """Return the error for faults of the Dockerfile `text`, which was completed from `rendered`."""
+        origins = self._renderer.origins(cell, partial(self._reference, cell, own), rendered)
+        folder = self._renderer.folder
+        return of_faults(dict.fromkeys(found), text, cell.image.template, folder, origins)
+
+    def _hindrances(
+        self, text: str, names: Sequence[str], own: Mapping[str, Planned]
+    ) -> Iterator[ImagematrixError]:
+        """Yield why a cell whose Dockerfile `text` names the images `names` cannot be built."""
         for name in names:
             error = own[name].error if name in own else None
             if error:
                 message = f"it builds on {own[name].cell.image.name}: {error}"
-                yield type(error)(message, remedy=error.remedy)
-            if name in self.unresolved:
-                yield self.unresolved[name]
+                kind = UsageError if isinstance(error, UsageError) else type(error)
+                yield kind(message, remedy=error.remedy)
+            error = self.unresolved.get(name)
+            if error and name == dockerfiles.frontend(text):
+                message = f"`# syntax={name}` names an image that reads the Dockerfile, not a base: {error}"
+                remedy = f"remove this line, unless the Dockerfile needs it; otherwise {error.remedy}"
+                yield type(error)(message, remedy=remedy)
+            elif error:
+                yield error
 
     def _reference(self, cell: Cell, own: dict[str, Planned], name: str) -> str:
         """Return the reference of the image `name` of the same cell, and add it to `own`."""
@@ -426,7 +482,8 @@ class _Planner:
 
 
 def _failed(item: Planned, error: ImagematrixError) -> Planned:
-    return replace(item, status=PlanStatus.FAILED, why=str(error), error=error)
+    why = str(error).replace("\n", "; ")
+    return replace(item, status=PlanStatus.FAILED, why=why, error=error)
 
 
 def _same(present: list[Present], cell: Cell, made: Identity) -> Present | None:

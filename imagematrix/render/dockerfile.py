@@ -8,27 +8,32 @@ from itertools import pairwise
 from imagematrix.errors import UsageError
 from imagematrix.render.instructions import (
     GOES_ON,
+    DockerfileError,
+    Fault,
     Name,
     by_paragraph,
     imported,
+    parsed,
     read,
     says_nothing,
-    unreadable,
 )
+from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from imagematrix.render.instructions import Instruction
 
 __all__ = [
     "bases",
     "beginning",
+    "faults",
+    "frontend",
     "has_stage",
+    "missing",
     "replaced",
     "require_known_inputs",
-    "require_no_files",
     "stages",
     "through_stage",
     "with_environment",
@@ -36,16 +41,36 @@ __all__ = [
 
 DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(\S+)", re.ASCII)
 DIRECTIVES = ("syntax", "escape", "check")
+PLAIN_NAME = re.compile(r"[\w-]+", re.ASCII)  # of an image without registry, tag and digest
+SLIPPED = 2  # letters by which a misspelt name is longer or shorter
 
 
 def bases(dockerfile: str) -> tuple[str, ...]:
     """Return the external images that `dockerfile` names, in order, each once.
 
-    Raises UsageError if a FROM contains a variable, because the base is part of an image's identity and must
-    be written out (a template can do that), for inputs that no identity can contain, and for syntax that
+    Raises DockerfileError with all faults: a FROM with a variable, because the base is part of an image's
+    identity, inputs that no identity can contain, stages that are misspelt or out of order, and syntax that
     cannot be parsed reliably.
     """
-    return tuple(dict.fromkeys(name.text for name in _external(dockerfile, by_paragraph(dockerfile))))
+    try:
+        names, found = _external(dockerfile, by_paragraph(dockerfile))
+    except DockerfileError as error:
+        raise DockerfileError(dockerfile, faults(dockerfile)) from error
+    if found:
+        raise DockerfileError(dockerfile, faults(dockerfile))
+    return tuple(dict.fromkeys(name.text for name in names))
+
+
+def faults(dockerfile: str) -> list[Fault]:
+    """Return all faults of a Dockerfile that `bases` reports."""
+    steps, unread = parsed(dockerfile)
+    return [*unread, *_external(dockerfile, steps)[1]]
+
+
+def frontend(dockerfile: str) -> str | None:
+    """Return the image that reads the Dockerfile in BuildKit's place, of its directive `syntax`, if any."""
+    name = _syntax(dockerfile)[0]
+    return name.text if name else None
 
 
 def has_stage(dockerfile: str, stage: str) -> bool:
@@ -74,14 +99,55 @@ def beginning(dockerfile: str) -> str | None:
     return None if name == "scratch" else name
 
 
-def require_no_files(dockerfile: str) -> None:
-    """Raise UsageError if an instruction of `dockerfile`, whose image has no context, reads files of it."""
-    for step in by_paragraph(dockerfile):
-        if step.copying:
-            raise UsageError(
-                f"the image has no context, which this instruction reads: {step.copying}",
-                remedy="name the folder with its files in matrix.yaml, such as context: src",
-            )
+def missing(
+    dockerfile: str, complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
+) -> list[Fault]:
+    """Return a fault for each path in the context that cannot be copied.
+
+    `complaint` returns what is wrong with a path, as it is written, and a remedy, or None. Stages that no
+    build needs do not count: it needs those of the last stage, and of the stages `targets`.
+    """
+    try:
+        if all(complaint(name.text) is None for step in by_paragraph(dockerfile) for name in step.copied):
+            return []
+    except DockerfileError:  # of other instructions
+        pass
+    found = []
+    for step in _needed(parsed(dockerfile)[0], targets):
+        for name in step.copied:
+            wrong = complaint(name.text)
+            if wrong:
+                found.append(Fault(wrong[0], name.at, wrong[1]))
+    return found
+
+
+def _needed(steps: Sequence[Instruction], targets: Collection[str]) -> list[Instruction]:
+    """Return the instructions of the last stage, the stages `targets`, and those that they are built from."""
+    stages: list[list[Instruction]] = []
+    sources: list[set[int]] = []
+    by_name: dict[str, int] = {}
+    for step in steps:
+        if step.stage is not None:
+            stages.append([])
+            sources.append(set())
+        if not stages:
+            continue
+        stages[-1].append(step)
+        for name in step.names:
+            if name.numbered and name.text.isdigit() and int(name.text) < len(stages):
+                sources[-1].add(int(name.text))
+            elif name.text.lower() in by_name:
+                sources[-1].add(by_name[name.text.lower()])
+        if step.stage:
+            by_name[step.stage] = len(stages) - 1
+    ahead = [len(stages) - 1, *(by_name[name] for name in targets if name in by_name)] if stages else []
+    needed: set[int] = set()
+    while ahead:
+        number = ahead.pop()
+        if number not in needed:
+            needed.add(number)
+            ahead += sources[number]
+    return [step for number in sorted(needed) for step in stages[number]]
 
 
 def require_known_inputs(triggers: Iterable[str], base: str) -> None:
@@ -115,7 +181,7 @@ def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
     """Return `dockerfile` with the images that `images` maps replaced; names of stages stay."""
     parts: list[str] = []
     end = 0
-    for name in _external(dockerfile, read(dockerfile)):
+    for name in _external(dockerfile, read(dockerfile))[0]:
         if name.text in images:
             parts += [dockerfile[end : name.at], images[name.text]]
             end = name.at + len(name.text)
@@ -125,40 +191,80 @@ def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
 def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
     """Return `dockerfile` with variables set at its end, so that no earlier line replaces them.
 
-    The values are plain words. Raises UsageError if the last instruction is not complete.
+    The values are plain words. Raises DockerfileError if the last instruction is not complete.
     """
     lines = (line for line in reversed(dockerfile.splitlines()) if not says_nothing(line))
-    if GOES_ON.search(next(lines, "")):
-        raise unreadable("a last instruction that goes on", "remove the backslash at its end")
+    last = next(lines, "")
+    if GOES_ON.search(last):
+        message = "the Dockerfile has a last instruction that goes on"
+        fault = Fault(message, dockerfile.rindex(last), "remove the backslash at its end")
+        raise DockerfileError(dockerfile, [fault])
     words = " ".join(f"{name}={value}" for name, value in environment.items())
     return f"{dockerfile.rstrip()}\n\nENV {words}\n"
 
 
-def _external(dockerfile: str, steps: Iterable[Instruction]) -> Iterator[Name]:
-    """Yield the images that a Dockerfile's syntax line and its steps name, without stages."""
-    yield from _syntax(dockerfile)
-    steps = list(steps)
+def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:
+    """Return the images that a Dockerfile's syntax line and steps name, without stages, and the faults."""
+    syntax, wrong = _syntax(dockerfile)
+    found = [syntax] if syntax else []
     later = {step.stage for step in steps if step.stage}
     internal = {"scratch"}
     for step in steps:
         for name in step.names:
             low = name.text.lower()
-            if step.stage is None and low in later and low not in internal:
-                raise unreadable(f"{name.text} as a source before its stage", "put its stage first")
-            if low not in internal and not (name.numbered and name.text.isdigit()):
-                yield name
+            if low in internal or (name.numbered and name.text.isdigit()):
+                continue
+            if "$" in low:
+                wrong.append(_from_variable(name))
+            elif step.stage is None and low in later:
+                wrong.append(_too_early(name))
+            elif fault := PLAIN_NAME.fullmatch(low) and _misspelt(name, step, steps, internal):
+                wrong.append(fault)
+            else:
+                found.append(name)
         if step.stage:
             internal.add(step.stage)
+    return found, wrong
 
 
-def _syntax(dockerfile: str) -> Iterator[Name]:
-    """Yield the image of the frontend, if a syntax line names one."""
-    at = 0
+def _from_variable(name: Name) -> Fault:
+    """Return the fault of a FROM whose variables have no values that are known when a build is planned."""
+    remedy = "give it one before the first FROM, such as ARG BASE=debian:trixie, or name the image"
+    return Fault(f"no value is known for the variable in FROM {name.text}", name.at, remedy)
+
+
+def _too_early(name: Name) -> Fault:
+    message = f"the Dockerfile has {name.text} as a source before its stage"
+    return Fault(message, name.at, "put its stage first")
+
+
+def _misspelt(
+    name: Name, step: Instruction, steps: Sequence[Instruction], earlier: Collection[str]
+) -> Fault | None:
+    """Return the fault of a word in `step` that is nearly a stage; an image is seldom named without a tag.
+
+    A word that other stages start from is an image.
+    """
+    word = name.text
+    begins = step.stage is not None
+    stages = earlier if begins else {one.stage for one in steps if one.stage}
+    near = [stage for stage in sorted(stages) if abs(len(stage) - len(word)) <= SLIPPED]
+    guess = nearest(word.lower(), near, likeness=SLIP) if near else None
+    if guess is None:
+        return None
+    if any(one is not step and one.stage is not None and one.names[0].text == word for one in steps):
+        return None
+    remedy = f"{guess} An image of this name is written {word}:latest"
+    return Fault(f"no stage is called {word}", name.at, remedy)
+
+
+def _syntax(dockerfile: str) -> tuple[Name | None, list[Fault]]:
+    """Return the image of the frontend, if a syntax line names one, and faults of parser directives."""
     if dockerfile.startswith("\ufeff"):
-        raise unreadable("a byte order mark", "save it as UTF-8 without one")
-    if dockerfile.startswith("#!"):
-        at = dockerfile.find("\n") + 1 or len(dockerfile)
-    syntax = None
+        return None, [Fault("the Dockerfile has a byte order mark", 0, "save it as UTF-8 without one")]
+    at = dockerfile.find("\n") + 1 or len(dockerfile) if dockerfile.startswith("#!") else 0
+    syntax: Name | None = None
+    wrong: list[Fault] = []
     while dockerfile.startswith("#", at):
         end = dockerfile.find("\n", at)
         line = DIRECTIVE.match(dockerfile, at, end if end >= 0 else len(dockerfile))
@@ -166,9 +272,9 @@ def _syntax(dockerfile: str) -> Iterator[Name]:
         if line is None or key not in DIRECTIVES:
             break
         if key == "escape" and line[2] != "\\":
-            raise unreadable(f"the directive escape={line[2]}", "write it with backslashes")
+            message = f"the Dockerfile has the directive escape={line[2]}"
+            wrong.append(Fault(message, at, "remove it, and continue lines with backslashes"))
         if key == "syntax" and not syntax:
             syntax = Name(line[2], line.start(2))
         at = end + 1 if end >= 0 else len(dockerfile)
-    if syntax:
-        yield syntax
+    return syntax, wrong

@@ -17,6 +17,7 @@ from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.facts import archspec, cuda, device_code, installers, marches, runtime
 from imagematrix.matrix.feasibility import ARCHES
 from imagematrix.matrix.words import HOST_DRIVER
+from imagematrix.render.arguments import with_bases_written_out
 from imagematrix.render.dockerfile import with_environment
 from imagematrix.spelling import nearest
 
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from imagematrix.matrix.facts import March
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["Renderer", "completed", "variables"]
+__all__ = ["Origin", "Renderer", "completed", "variables"]
 
-Key = tuple[str, str]  # image and cell
+Origin = tuple[str, int]  # a template in the folder, and the number of a line
+
+Key = tuple[str, str, bool]  # image, cell, and whether it is for the origins of the lines
 
 SECONDS = 10  # of CPU time for one rendering; the shipped templates take about 1 ms
 PASSED = ("LD_LIBRARY_PATH",)  # where a Python of environment modules finds its own libraries
@@ -45,13 +48,13 @@ START = (
 class Renderer:
     """Renders the templates of one folder. Use it as a context manager.
 
-    `images` are the names of all images of the matrix, `properties` those of all properties. One process
-    renders one cell after the other, and renders cells announced with `ahead` while the caller works on
-    earlier Dockerfiles.
+    `folder` is that folder, `images` are the names of all images of the matrix, and `properties` those of
+    all properties. One process renders one cell after the other, and renders cells announced with `ahead`
+    while the caller works on earlier Dockerfiles.
     """
 
     def __init__(self, templates: Path, images: Iterable[str] = (), properties: Collection[str] = ()) -> None:
-        self._folder = templates
+        self.folder = templates
         self._images = list(images)
         self._properties = properties
         command = [sys.executable, "-I", "-c", START, json.dumps(sys.path), str(templates), str(SECONDS)]
@@ -99,7 +102,22 @@ class Renderer:
 
         `look_up` returns the reference of another image of the same cell by its name.
         """
-        key = _key(cell)
+        answer = self._answered(_key(cell), cell, look_up)
+        if "error" in answer:
+            raise self._error(cell, answer)
+        return str(answer["text"])
+
+    def origins(self, cell: Cell, look_up: Callable[[str], str], text: str) -> list[Origin]:
+        """Return the origin of each line of the Dockerfile `text` that `cell` was rendered to.
+
+        There are none if the template gives another text with the marks by which origins are found.
+        """
+        answer = self._answered(_key(cell, origins=True), cell, look_up)
+        return (
+            [(str(name), int(line)) for name, line in answer["origins"]] if answer.get("text") == text else []
+        )
+
+    def _answered(self, key: Key, cell: Cell, look_up: Callable[[str], str]) -> dict[str, Any]:
         images: dict[str, str] = {}
         if key not in self._expected:
             self._waiting.appendleft((key, cell, images))
@@ -107,9 +125,7 @@ class Renderer:
             name = str(answer["image"])
             images = {**images, name: look_up(name)}
             self._waiting.appendleft((key, cell, images))
-        if "error" in answer:
-            raise self._error(cell, answer)
-        return str(answer["text"])
+        return answer
 
     def _answer(self, key: Key) -> dict[str, Any]:
         while key not in self._answers:
@@ -144,6 +160,7 @@ class Renderer:
             "values": variables(cell),
             "images": images,
             "names": self._images,
+            "origins": key[-1],
         }
         return key, cell, f"{json.dumps(request)}\n".encode()
 
@@ -151,7 +168,7 @@ class Renderer:
         """Return why the process has ended; the cell that it was rendering is the cause."""
         code = self._process.wait()
         _, cell, _ = self._sent[0]
-        where = f"{self._folder / cell.image.template}"
+        where = f"{self.folder / cell.image.template}"
         if code == -signal.SIGXCPU:
             return UsageError(f"{where}: rendering takes more than {SECONDS} s (in the cell {cell.id})")
         if code < 0:
@@ -172,17 +189,20 @@ class Renderer:
         return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
 
 
-def _key(cell: Cell) -> Key:
-    return cell.image.name, cell.id
+def _key(cell: Cell, *, origins: bool = False) -> Key:
+    return cell.image.name, cell.id, origins
 
 
-def completed(dockerfile: str, cell: Cell) -> str:
+def completed(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = None) -> str:
     """Return a rendered Dockerfile with what no template needs to write.
 
-    An image that needs nothing from the node's NVIDIA runtime says so to it, whatever its base or its
-    template says. Raises UsageError if the last instruction is not complete.
+    The values of ARGs are written into the images of FROM: those of the matrix, or those `given` on the
+    command line. An image that needs nothing from the node's NVIDIA
+    runtime says so to it, whatever its base or its template says. Raises DockerfileError if the last
+    instruction is not complete.
     """
-    return dockerfile if cell.driver == HOST_DRIVER else with_environment(dockerfile, NO_RUNTIME)
+    text = with_bases_written_out(dockerfile, {**dict(cell.image.build_args), **(given or {})})
+    return text if cell.driver == HOST_DRIVER else with_environment(text, NO_RUNTIME)
 
 
 def variables(cell: Cell) -> dict[str, str | None]:

@@ -77,7 +77,7 @@ def built(recipe: Recipe) -> tuple[Built, ...]:
             sources = [stages[name.lower()] for name in names if name.lower() in stages]
             needs = frozenset[str]().union(*(source.needs for source in sources))
             inputs += [source.whole for source in sources]
-            inputs += [recipe.context] if step.copying else []
+            inputs += [recipe.context] if step.copied else []
             inputs += [recipe.arguments] if step.command == "arg" else []
             text = _without_comments(dockerfile[step.start : end])
             digest = _digest(chain.whole, text, *inputs)

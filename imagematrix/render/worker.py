@@ -18,13 +18,15 @@ import time
 from functools import lru_cache
 
 import jinja2
+import jinja2.ext
+import jinja2.lexer
 import jinja2.sandbox
 
 from imagematrix.matrix.folders import inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, MutableMapping
+    from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
     from typing import Any
 
 __all__ = ["OUTPUT", "Templates", "main"]
@@ -39,6 +41,11 @@ MARKUP = re.compile(
     r"""|{#.*?#}|(?P<value>{{.*?}})""",
     re.DOTALL,
 )
+# In texts that are rendered once more to see where they come from: before each line, its template, by the
+# place in a list, and its number.
+LINE = "\ue000{}:{}\ue001"
+LINES = re.compile("\ue000([0-9]{1,9}):([0-9]{1,9})\ue001")
+LEADING = re.compile(f"(?:{LINES.pattern})*")
 
 
 def main() -> None:
@@ -65,8 +72,12 @@ class Templates:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._stateful = False
-        self._environment = _Environment(
+        self._environment = self._made()
+
+    def _made(self, *extensions: type[jinja2.ext.Extension]) -> _Environment:
+        environment = _Environment(
             loader=jinja2.FunctionLoader(self._source),
+            extensions=extensions,
             undefined=_Unknown,
             finalize=_present,
             autoescape=False,
@@ -75,21 +86,34 @@ class Templates:
             keep_trailing_newline=True,
             auto_reload=False,
         )
-        self._environment.tests["none"] = lambda value: value is None or isinstance(value, _NoValue)
+        environment.tests["none"] = lambda value: value is None or isinstance(value, _NoValue)
         # The same cell must always give the same Dockerfile.
-        del self._environment.filters["random"], self._environment.globals["lipsum"]
+        del environment.filters["random"], environment.globals["lipsum"]
+        return environment
 
     def answer(
-        self, template: str, values: Mapping[str, str | None], images: Mapping[str, str], names: list[str]
+        self,
+        template: str,
+        values: Mapping[str, str | None],
+        images: Mapping[str, str],
+        names: list[str],
+        *,
+        origins: bool = False,
     ) -> dict[str, Any]:
         """Return the Dockerfile that a template gives for a cell's `values`, under "text".
 
         `images` has the known references of other images, `names` the names of all. If the template needs
         another one, its name is under "image". If it fails, "error" is the message with file and line, "name"
-        the variable that caused it, if any, and "empty" whether that has no value in this cell.
+        the variable that caused it, if any, and "empty" whether that has no value in this cell. With
+        `origins`, "origins" has the template and the number of the line that each line comes from.
         """
         try:
-            return {"text": self._rendered(template, _named(values), _Images(images, names))}
+            seen = _named(values), _Images(images, names)
+            if not origins:
+                return {"text": self._rendered(self._environment, template, *seen)}
+            environment = self._made(_LineMarks)
+            text = self._rendered(environment, template, *seen)
+            return {"text": LINES.sub("", text), "origins": [*_origins(environment.marked, text)]}
         except _UnresolvedError as asked:
             return {"image": asked.name}
         except jinja2.TemplateNotFound as error:
@@ -100,12 +124,14 @@ class Templates:
         except Exception as error:  # noqa: BLE001 - a template can cause any exception
             return {"error": self._with_position(error, template), "of_cell": True, **_blamed(error)}
 
-    def _rendered(self, template: str, values: Mapping[str, object], images: _Images) -> str:
+    def _rendered(
+        self, environment: _Environment, template: str, values: Mapping[str, object], images: _Images
+    ) -> str:
         if self._stateful:
             # Jinja evaluates an imported template once, so that its objects would remember other cells.
-            for compiled in (self._environment.cache or {}).values():
+            for compiled in (environment.cache or {}).values():
                 compiled._module = None  # noqa: SLF001 - there is no other way
-        text = self._environment.get_template(template).render(values, images=images)
+        text = environment.get_template(template).render(values, images=images)
         if len(text) > OUTPUT:
             raise jinja2.TemplateRuntimeError(f"the output exceeds {OUTPUT:,} characters")
         return text
@@ -134,6 +160,19 @@ class Templates:
         if isinstance(error, MemoryError):
             return f"{position}: it needs too much memory"
         return f"{position}: {error}"
+
+
+def _origins(templates: Sequence[str], marked: str) -> Iterator[tuple[str, int]]:
+    """Yield the template and the number of the line that each line of a text with marks comes from.
+
+    The last of several marks counts, as those before it are of lines that leave no text.
+    """
+    origin = "0", "1"
+    for line in marked.split("\n"):
+        leading = LEADING.match(line)
+        origin = (LINES.findall(leading[0] if leading else "") or [origin])[-1]
+        yield templates[min(int(origin[0]), len(templates) - 1)], int(origin[1])
+        origin = (LINES.findall(line) or [origin])[-1]
 
 
 def _with_line_ends(text: str) -> str:
@@ -165,10 +204,33 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with a plain dictionary for the globals.
 
     Jinja copies them for every rendering, and copying its ChainMap takes a quarter of the rendering time.
+    `marked` are the templates with marks in their text.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.marked: list[str] = []
 
     def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
         return {**self.globals, **(d or {})}
+
+
+class _LineMarks(jinja2.ext.Extension):
+    """Marks each line of a template's text with the template's name and the number of the line."""
+
+    def filter_stream(self, stream: jinja2.lexer.TokenStream) -> Iterable[jinja2.lexer.Token]:
+        """Yield the tokens of a template, with marks in its text."""
+        marked: list[str] = self.environment.marked  # type: ignore[attr-defined] # of _Environment
+        marked.append(stream.name or "")
+        for token in stream:
+            if token.type != jinja2.lexer.TOKEN_DATA:
+                yield token
+                continue
+            lines = (
+                LINE.format(len(marked) - 1, number) + line
+                for number, line in enumerate(token.value.split("\n"), token.lineno)
+            )
+            yield jinja2.lexer.Token(token.lineno, token.type, "\n".join(lines))
 
 
 class _UnresolvedError(Exception):

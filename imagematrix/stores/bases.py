@@ -38,10 +38,10 @@ def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
             return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
         except docker.errors.APIError as error:
             if error.is_server_error():
-                message = f"the registry of the base image {reference} cannot be reached"
+                message = f"the registry of the image {reference} cannot be reached"
                 remedy = f"try again, or import {reference} into the engine"
                 raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
-            message = f"the base image {reference} is neither in the engine nor in its registry"
+            message = f"the image {reference} is neither in the engine nor in its registry"
             remedy = f"run `docker pull {word(reference)}`, or import it under that name"
             raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
 

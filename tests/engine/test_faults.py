@@ -323,7 +323,7 @@ def test_a_base_whose_registry_is_down_fails_only_its_own_cells(engine, registry
     registry.kill()
     upgraded = engine.imagematrix("lock", "--upgrade", cwd=folder)
     assert upgraded.returncode == 8
-    assert f"the registry of the base image {base} cannot be reached" in upgraded.stderr
+    assert f"the registry of the image {base} cannot be reached" in upgraded.stderr
     assert lock.read_bytes() == kept
 
     engine.docker("rmi", base)

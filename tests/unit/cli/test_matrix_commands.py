@@ -154,9 +154,9 @@ def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
     result = cli("validate", "-f", project(*changes, template="FROM {{ base }}\nRUN cc {{ march_option }}\n"))
     assert result.code == 2
     assert result.err.startswith(
-        f"imagematrix: {path}: cpu-x86-64-v3: the CPU flags of its march are unknown\n"
+        f"imagematrix: {path}: cpu-x86-64-v3 and 5 other cells: the CPU flags of its march are unknown\n"
     )
-    assert " more\n  name the template's stage that has the compiler 'compiler'" in result.err
+    assert "unknown\n  name the template's stage that has the compiler 'compiler'" in result.err
     planned = cli("plan", "-f", path)
     assert planned.code == 2
     assert " failed " in planned.out
@@ -178,7 +178,7 @@ def test_validate_reads_drivers_from_folders(cli, project, tmp_path, unpacked):
     (tmp_path / "new" / "libcuda.so.580.159.04").unlink()
     said = cli("validate", "-f", path)
     assert said.code == 2
-    assert "cuda12.4-sm70-drv580.159.04-x86-64-v3: the driver 580.159.04 in " in said.err
+    assert "cuda12.4-sm70-drv580.159.04-x86-64-v3 and 3 other cells: the driver 580.159.04 in " in said.err
     assert "is not complete: it lacks libcuda.so.580.159.04" in said.err
 
 
@@ -207,6 +207,16 @@ def test_validate_reports_template_errors(cli, project, tmp_path):
     assert (result.code, result.out) == (2, "")
     assert f"{tmp_path}/templates/training.j2:1: 'bsae' is undefined" in result.err
     assert "did you mean 'base'?" in result.err
+
+
+def test_validate_shows_missing_sources_at_their_places(cli, project, tmp_path):
+    result = cli("validate", "-f", project(template="FROM {{ base }}\nCOPY templtes/ /\n"))
+    assert result.code == 2
+    assert result.err == (
+        f"imagematrix: {tmp_path}/templates/training.j2:2:6: templtes/ is not in the context "
+        "(in training:v1 cpu-x86-64-v3 and 11 other cells)\n"
+        "    2 | COPY templtes/ /\n      |      ^\n  did you mean 'templates'?\n"
+    )
 
 
 def test_json_plan_conforms_to_the_schema(cli, shipped, conforms):
@@ -276,7 +286,8 @@ def test_render_to_stdout_requires_a_single_cell(cli, shipped, only):
 def test_error_in_a_dockerfile_names_template_and_cell(cli, project):
     result = cli("validate", "-f", project(template="FROM {{ base }}\nCOPYY a b\n"))
     assert result.code == 2
-    assert "training.j2: the Dockerfile has 'COPYY', which is not an instruction (in the cell " in result.err
+    where = "(in training:v1 cpu-x86-64-v3 and 11 other cells)\n    2 | COPYY a b\n      | ^\n"
+    assert f"training.j2:2:1: the Dockerfile has 'COPYY', which is not an instruction {where}" in result.err
 
 
 def test_unwritable_output_folder_is_rejected(cli, shipped, tmp_path):

@@ -14,6 +14,7 @@ from imagematrix.matrix.load import load
 from imagematrix.planning.context import STATE, recorded
 from imagematrix.planning.plan import DropStatus, PlanStatus
 from imagematrix.planning.planner import Against, plan
+from imagematrix.render.template_error import TemplateError
 
 ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
@@ -210,10 +211,10 @@ def test_image_without_a_context_has_no_files(planned, tmp_path):
     (tmp_path / "build.json").write_text("{}")
     (item,) = before.with_status(PlanStatus.BUILD)
     assert item.identity == planned(without, only=ONE).with_status(PlanStatus.BUILD)[0].identity
-    with pytest.raises(
-        UsageError, match=r"training.j2: the image has no context, .*: COPY main.c / \(in the"
-    ):
+    expected = r"training.j2:2:6: the image has no context, from which it takes main.c \(in training:v1 cpu"
+    with pytest.raises(TemplateError, match=expected) as caught:
         planned(without, template="FROM {{ base }}\nCOPY main.c /\n")
+    assert "context: src" in caught.value.remedy
 
 
 def test_too_many_images_on_images_are_rejected(planned, tmp_path):

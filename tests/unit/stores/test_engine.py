@@ -200,7 +200,7 @@ def test_missing_base_is_resolved_in_its_registry(engine, docker):
         docker.resolve("base:1")
     assert caught.value.remedy.startswith("run `docker pull base:1`")
     tell(engine, "GET", "/distribution/base:1/json", {"message": "timeout"}, 500)
-    with pytest.raises(EngineError, match=r"registry of the base image base:1 cannot be reached: timeout"):
+    with pytest.raises(EngineError, match=r"registry of the image base:1 cannot be reached: timeout"):
         docker.newest("base:1")
 
 
