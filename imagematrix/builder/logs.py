@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from imagematrix.text import plain
@@ -11,10 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["excerpt", "log_path", "opened"]
+__all__ = ["excerpt", "gist", "log_path", "opened"]
 
 # Image names do not contain these, so that folders are unique; their names cannot get too long.
 QUOTED = str.maketrans("/:", "+=")
+# In BuildKit's output: the number of a step, the seconds since it began, and the line before its summary.
+VARYING = re.compile(r"^#\d+ (?=\S)|(?:^|(?<= ))\d+\.\d+s?(?= |$)", re.MULTILINE)
+SUMMARY = "------"
 KEPT = 64 * 1024  # bytes of a log's end: about 500 lines, a small part of what CI systems keep of a job
 
 
@@ -44,6 +48,13 @@ def excerpt(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
     text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
+
+
+def gist(error: str) -> str:
+    """Return the part of a build's error that is the same for another cell with the same cause."""
+    lines = error.split("\n")
+    start = lines.index(SUMMARY) if SUMMARY in lines else 0
+    return VARYING.sub("", "\n".join(lines[start:]))
 
 
 def _trimmed(text: str) -> str:

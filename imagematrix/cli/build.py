@@ -27,7 +27,7 @@ from imagematrix.cli.options import (
 from imagematrix.cli.output import info, info_raw, print_error, print_json, print_text, warn, writing
 from imagematrix.cli.planning import locked, sharding, workshop
 from imagematrix.errors import ImagematrixError
-from imagematrix.text import counted
+from imagematrix.text import and_others, counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ CLASSIC = (
     "the engine has the classic image store: timestamps are kept, so a second build differs, "
     "and the engine compresses the layers that it pushes (compression: engine)"
 )
+SHOWN = 5  # cells that a message names
 
 
 def command(
@@ -266,16 +267,15 @@ def _warn(results: Sequence[Result]) -> None:
         for text in result.warnings:
             cells.setdefault(text, []).append(name(result.item))
     for text, names in cells.items():
-        more = f" and {counted(len(names) - 1, 'other cell')}" if len(names) > 1 else ""
-        warn(f"warning: {names[0]}{more}: {text}")
+        warn(f"warning: {and_others(names, 'cell')}: {text}")
 
 
 def _explain(results: Sequence[Result], *, overall: BaseException | None) -> None:
-    """Print why each failed cell failed, in the format of the CI system, if there is one.
+    """Print why cells failed, each reason once, in the format of the CI system, if there is one.
 
     `overall` is the error of the build as a whole; the caller prints it last.
     """
-    from imagematrix.builder.logs import excerpt
+    from imagematrix.builder.logs import excerpt, gist
     from imagematrix.builder.result import BuildStatus
     from imagematrix.cli import ci
     from imagematrix.planning.plan import naming
@@ -283,24 +283,18 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
 
     name = naming(result.item for result in results)
     system = ci.system()
-    alike: dict[tuple[str, str | None], list[Result]] = {}  # those that failed before their builds began
+    alike: dict[tuple[str, str | None], list[tuple[Result, ImagematrixError]]] = {}
     for result in results:
         error = result.error
-        if result.status is not BuildStatus.FAILED or error is None or error is overall:
-            continue
+        if result.status is BuildStatus.FAILED and error is not None and error is not overall:
+            alike.setdefault((gist(str(error)), error.remedy), []).append((result, error))
+    for group in alike.values():
+        first, error = group[0]
+        names = shortened([name(result.item) for result, _ in group], SHOWN)
         if system:
-            text = "\n".join(filter(None, (excerpt(result.log, str(error)), error.remedy)))
-            info_raw(ci.failed(system, name(result.item), headline(str(error)), text))
-            continue
-        if result.log is None:
-            alike.setdefault((str(error), error.remedy), []).append(result)
+            text = "\n".join(filter(None, (excerpt(first.log, str(error)), error.remedy)))
+            info_raw(ci.failed(system, names, headline(str(error)), text))
             continue
         info("")
-        info(f"{name(result.item)} (log: {result.log})")
+        info(f"{names} (log: {first.log})" if first.log else names)
         print_error(error)
-    for first, *others in alike.values():
-        more = f" and {counted(len(others), 'other cell')}" if others else ""
-        info("")
-        info(f"{name(first.item)}{more}")
-        if first.error:
-            print_error(first.error)

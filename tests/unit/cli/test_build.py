@@ -73,6 +73,29 @@ def test_failed_build_exits_with_6_and_shows_its_output(command, backend, tmp_pa
     assert result.err.endswith("imagematrix: 1 of 2 builds failed: cpu-x86-64-v3\n")
 
 
+def buildkit(time, reason="main.c:1: error"):
+    """Return BuildKit's last lines about a step that failed after `time` seconds."""
+    return BuildError(
+        f"#{time[0]} {time} {reason}",
+        f"#{time[0]} ERROR: process did not complete successfully: exit code: 1",
+        "------",
+        " > [program 2/2] RUN make:",
+        f"{time} {reason}",
+        "------",
+        "ERROR: failed to solve: exit code: 1",
+    )
+
+
+def test_equal_failures_are_shown_once_with_their_cells(command, backend, tmp_path):
+    backend.errors = {"cpu-x86-64-v3": buildkit("7.123"), "cpu-znver4": buildkit("9.5")}
+    result = command("build", *CPU)
+    assert result.err.count("main.c:1: error\n------") == 1
+    logs = tmp_path / ".imagematrix" / "logs" / "training"
+    assert f"\ncpu-x86-64-v3, cpu-znver4 (log: {logs / 'v1-cpu-x86-64-v3.log'})\n" in result.err
+    backend.errors["cpu-znver4"] = buildkit("9.5", "main.c:2: error")
+    assert command("build", *CPU).err.count(": error\n------") == 2
+
+
 def test_audit_contradiction_exits_with_9(command, backend, tar):
     backend.layers = [tar(("usr/lib/libcuda.so.550.163.01", b""))]
     result = command("build", *CPU)
@@ -193,7 +216,7 @@ def test_missing_base_fails_only_its_own_image(command, backend, conforms, tmp_p
     assert document["error"] is None
     assert 'tests="4" failures="2" errors="0"' in (tmp_path / "junit.xml").read_text()
     assert result.err.count("imagematrix: other:1 is nowhere") == 1, "once for both cells"
-    assert "app:v1 cpu-x86-64-v3 and 1 other cell\n" in result.err
+    assert "\napp:v1 cpu-x86-64-v3, app:v1 cpu-znver4\n" in result.err
 
 
 def test_base_whose_registry_is_down_exits_with_8_after_the_other_builds(command, backend, tmp_path):

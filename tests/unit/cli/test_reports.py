@@ -124,7 +124,7 @@ def test_progress_names_the_image_if_there_are_several(command, backend):
     result = command("build", *CPU, "--jobs", "1", changes=[TWO_IMAGES])
     assert "building training:v1 cpu-x86-64-v3\n" in result.err
     assert re.search(r"\[4/4\] failed base:v7 cpu-znver4 ", result.err)
-    assert "\nbase:v7 cpu-znver4 (log: " in result.err
+    assert "\ntraining:v1 cpu-znver4, base:v7 cpu-znver4 (log: " in result.err
     assert result.err.endswith("2 of 4 builds failed: training:v1 cpu-znver4, base:v7 cpu-znver4\n")
 
 
@@ -135,10 +135,7 @@ def test_only_existing_logs_are_named(command, tmp_path):
     unknown = ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: {base: "debian:trixie"}')
     result = command("build", *CPU, "--json", changes=[unknown], template="FROM {{ base }}\n")
     assert result.code == 6
-    assert (
-        "\ncpu-x86-64-v3 and 1 other cell\nimagematrix: the CPU flags of its march are unknown\n"
-        in result.err
-    )
+    assert "\ncpu-x86-64-v3, cpu-znver4\nimagematrix: the CPU flags of its march are unknown\n" in result.err
     assert [cell["log"] for cell in json.loads(result.out)["cells"]] == [None, None]
     assert not log.exists()
 
