@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.output import info
+from imagematrix.cli.taking_over import dockerfile_among, inside, require_absent, take_over, writing_all
 from imagematrix.errors import UnservedError, UsageError
 from imagematrix.spelling import nearest
 from imagematrix.text import counted, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["command"]
 
@@ -42,9 +42,9 @@ def command(
         list[Path] | None,
         typer.Option(
             "--from",
-            metavar="HOSTS",
+            metavar="HOSTS|DOCKERFILE",
             help="Write a matrix for these hosts and your own template: saved hosts as for `coverage`; "
-            "repeatable.",
+            "repeatable. Or take over a Dockerfile: what its ARGs say of CUDA, GPUs and Python becomes axes.",
         ),
     ] = None,
     drivers: Annotated[
@@ -75,7 +75,7 @@ def command(
     if hosts:
         if template is not None:
             raise UsageError("--from and --template exclude each other")
-        _write_for(hosts, folder, drivers, cuda or ())
+        _write_from(hosts, folder, drivers, cuda or ())
         return
     if drivers is not None or cuda:
         raise UsageError("--drivers and --cuda need the hosts of a fleet", remedy="add --from HOSTS")
@@ -83,16 +83,27 @@ def command(
     if chosen not in TEMPLATES:
         remedy = nearest(chosen, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
         raise UsageError(f"template {chosen!r} not found", remedy=remedy)
-    with _writing():
+    with writing_all():
         for name in ("matrix.yaml", "templates"):
-            _require_absent(folder / name)
+            require_absent(folder / name)
         for name in (chosen, *BASES.get(chosen, ())):
             shutil.copytree(STARTER / "templates" / name, folder / "templates" / name)
         for name in MACROS:
             shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)
         shutil.copyfile(STARTER / f"{chosen}.yaml", folder / "matrix.yaml")
     info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
-    info("next: `imagematrix plan`, then `imagematrix build`")
+    info(f"next: `{inside(folder)}imagematrix plan`, then `imagematrix build`")
+
+
+def _write_from(sources: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
+    """Write a matrix from hosts, or from a Dockerfile."""
+    text = dockerfile_among(sources)
+    if text is None:
+        _write_for(sources, folder, drivers, cuda)
+    elif drivers is not None or cuda:
+        raise UsageError("--drivers and --cuda need hosts, not a Dockerfile", remedy="leave them out")
+    else:
+        take_over(sources[0], text, folder)
 
 
 def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
@@ -110,8 +121,8 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     text = matrix_text(cells, drivers=DRIVERS if drivers is None else drivers)
     own = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
     own[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"
-    with _writing():
-        _require_absent(folder / "matrix.yaml")
+    with writing_all():
+        require_absent(folder / "matrix.yaml")
         for name, source in own.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if not (folder / name).exists():
@@ -124,20 +135,3 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     for reason in reasons:
         info(f"no cell can serve {reason}")
     info(f"next: write {folder / 'templates' / TEMPLATE}, then `imagematrix plan --for HOSTS`")
-
-
-def _require_absent(path: Path) -> None:
-    if path.exists():
-        raise UsageError(f"{path} already exists", remedy="choose an empty folder")
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Raise UsageError for a file that cannot be written."""
-    try:
-        yield
-    except shutil.Error as error:  # a list with source, target and reason of each file
-        (_, target, reason), *_ = error.args[0]
-        raise UsageError(f"{target}: {reason}") from error
-    except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from error

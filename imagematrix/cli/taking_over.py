@@ -1,0 +1,124 @@
+"""`imagematrix init --from Dockerfile`: a matrix and a template from a Dockerfile."""
+
+from __future__ import annotations
+
+import contextlib
+import os.path
+import shlex
+import shutil
+from pathlib import Path
+
+from imagematrix.cli.output import info, warn, writing
+from imagematrix.errors import UsageError
+from imagematrix.text import REPLACED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["dockerfile_among", "inside", "require_absent", "take_over", "writing_all"]
+
+LARGEST = 1 << 20  # bytes of a Dockerfile
+
+
+def dockerfile_among(paths: Sequence[Path]) -> str | None:
+    """Return the text of the one Dockerfile among `paths`; None if all are hosts.
+
+    Raises UsageError if there are other files beside it.
+    """
+    from imagematrix.proposal.dockerfile import is_dockerfile
+
+    for path in paths:
+        if not path.is_file():
+            continue
+        with writing(path), path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        text = raw.decode("utf-8-sig", "replace")
+        if not is_dockerfile(path.name, text):
+            continue
+        if len(paths) > 1:
+            raise UsageError(
+                f"{path} is a Dockerfile, which is taken over alone", remedy="leave out the others"
+            )
+        if len(raw) > LARGEST or REPLACED in text:
+            raise UsageError(f"{path} is not UTF-8 text, or exceeds {LARGEST // 2**10} KiB")
+        return text.replace("\r\n", "\n")
+    return None
+
+
+def take_over(path: Path, text: str, folder: Path) -> None:
+    """Write the template that a Dockerfile becomes, and its matrix, and say what they do not have of it."""
+    from imagematrix import files
+    from imagematrix.planning.sources import ContextFiles
+    from imagematrix.proposal.dockerfile import taken_over
+    from imagematrix.proposal.dockerfile_matrix import matrix_of
+    from imagematrix.proposal.text import TEMPLATE
+
+    context = path.parent
+    try:
+        taken = taken_over(text, ContextFiles(context).complaint)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
+    place = os.path.relpath(context.resolve(), folder.resolve())
+    target = folder / "templates" / TEMPLATE
+    with writing_all():
+        for name in (folder / "matrix.yaml", target):
+            require_absent(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.write(target, taken.template.encode())
+        files.write(folder / "matrix.yaml", matrix_of(taken, place if taken.copies else None).encode())
+    info(f"wrote {folder / 'matrix.yaml'} and {target}")
+    for remark in taken.remarks:
+        warn(f"{path}:{remark.line}: {remark.message}", remark.remedy)
+    allowing = ""
+    if taken.copies:
+        allowing = _prepare_context(path, folder, place)
+    info(f"next: `{inside(folder)}imagematrix plan{allowing}`, then `imagematrix build{allowing}`")
+
+
+def _prepare_context(path: Path, folder: Path, place: str) -> str:
+    """Keep a matrix out of the context of its images; return the option that allows a context elsewhere."""
+    context = path.parent
+    own = path.with_name(f"{path.name}.dockerignore")
+    if own.exists():
+        warn(f"{own} has no effect: builds read {context / '.dockerignore'}", "rename it to .dockerignore")
+    if folder.resolve().is_relative_to(context.resolve()):
+        below = folder.resolve().relative_to(context.resolve())
+        lines = [str(below / name) for name in ("matrix.yaml", "templates")]
+        ignore = context / ".dockerignore"
+        if ignore.exists():
+            present = ignore.read_text(encoding="utf-8", errors="replace").splitlines()
+            missing = shlex.join(line for line in lines if line not in present)
+            if missing:
+                warn(
+                    f"{ignore} does not exclude the matrix: each change of it would change the images",
+                    f"run `printf '\\n%s' {missing} >> {shlex.quote(str(ignore))}`",
+                )
+        else:
+            with writing_all():
+                ignore.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            info(f"wrote {ignore}, because a change of the matrix is no change of the images")
+    return f" --allow-context {shlex.quote(place)}" if place.startswith("..") else ""
+
+
+def inside(folder: Path) -> str:
+    """Return the command that changes into a folder before others, "" for the current one."""
+    return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+
+
+def require_absent(path: Path) -> None:
+    """Raise UsageError for a file or folder that would be overwritten."""
+    if path.exists():
+        raise UsageError(f"{path} already exists", remedy="choose an empty folder")
+
+
+@contextlib.contextmanager
+def writing_all() -> Iterator[None]:
+    """Raise UsageError for a file that cannot be written."""
+    try:
+        yield
+    except shutil.Error as error:  # a list with source, target and reason of each file
+        (_, target, reason), *_ = error.args[0]
+        raise UsageError(f"{target}: {reason}") from error
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
