@@ -8,6 +8,7 @@ from itertools import pairwise
 from imagematrix.errors import UsageError
 from imagematrix.render.instructions import (
     GOES_ON,
+    MOST,
     DockerfileError,
     Fault,
     Name,
@@ -112,11 +113,11 @@ def missing(
             return []
     except DockerfileError:  # of other instructions
         pass
-    found = []
+    found: list[Fault] = []
     for step in _needed(parsed(dockerfile)[0], targets):
         for name in step.copied:
             wrong = complaint(name.text)
-            if wrong:
+            if wrong and len(found) < MOST:
                 found.append(Fault(wrong[0], name.at, wrong[1]))
     return found
 
@@ -218,13 +219,13 @@ def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name]
                 wrong.append(_from_variable(name))
             elif step.stage is None and low in later:
                 wrong.append(_too_early(name))
-            elif fault := PLAIN_NAME.fullmatch(low) and _misspelt(name, step, steps, internal):
+            elif fault := PLAIN_NAME.fullmatch(low) and _misspelt(name, step, steps, internal, later):
                 wrong.append(fault)
             else:
                 found.append(name)
         if step.stage:
             internal.add(step.stage)
-    return found, wrong
+    return found, wrong[:MOST]
 
 
 def _from_variable(name: Name) -> Fault:
@@ -239,7 +240,11 @@ def _too_early(name: Name) -> Fault:
 
 
 def _misspelt(
-    name: Name, step: Instruction, steps: Sequence[Instruction], earlier: Collection[str]
+    name: Name,
+    step: Instruction,
+    steps: Sequence[Instruction],
+    earlier: Collection[str],
+    later: Collection[str],
 ) -> Fault | None:
     """Return the fault of a word in `step` that is nearly a stage; an image is seldom named without a tag.
 
@@ -247,7 +252,9 @@ def _misspelt(
     """
     word = name.text
     begins = step.stage is not None
-    stages = earlier if begins else {one.stage for one in steps if one.stage}
+    stages = earlier if begins else later
+    if len(stages) > MOST:  # it is generated, and does not misspell
+        return None
     near = [stage for stage in sorted(stages) if abs(len(stage) - len(word)) <= SLIPPED]
     guess = nearest(word.lower(), near, likeness=SLIP) if near else None
     if guess is None:

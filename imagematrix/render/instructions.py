@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GOES_ON",
+    "MOST",
     "WITH_HEREDOCS",
     "DockerfileError",
     "Fault",
@@ -61,6 +62,7 @@ GOES_ON = re.compile(r"\\[ \t]*$")
 UNCLEAR = re.compile(r"\\\\[ \t]*$")
 BLANKS = re.compile(r"[\t\v\f\r ]+")
 BETWEEN_WORDS = re.compile(f"[{SPACE}]+")
+MOST = 100  # faults of a kind that are reported; what is no Dockerfile has one in each line
 QUOTED = re.compile(r"""["'\\]""")
 PLAIN_WORD = re.compile(rf"""[^{SPACE}"'\\]*(?=[{SPACE}]|\Z)""")
 FLAG_VALUE = r"""(?:(?<=--mount=)|(?<=--mount=["'])|(?<![^\s,"'-]))from=["']?({})(?=[\s,"'\\]|$)"""
@@ -210,7 +212,7 @@ def _part(text: str, *, whole: bool = True) -> _Part:
             if (raw.rstrip("\r").lstrip("\t") if dash else raw.rstrip("\r")) == last:
                 heredocs.pop(0)
             continue
-        if says_nothing(raw):
+        if says_nothing(raw) or len(faults) == MOST:
             continue
         if not parts:
             start = begin

@@ -15,7 +15,7 @@ import re
 import resource
 import sys
 import time
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import jinja2
 import jinja2.ext
@@ -74,6 +74,10 @@ class Templates:
         self._stateful = False
         self._environment = self._made()
 
+    @cached_property
+    def _marking(self) -> _Environment:
+        return self._made(_LineMarks)
+
     def _made(self, *extensions: type[jinja2.ext.Extension]) -> _Environment:
         environment = _Environment(
             loader=jinja2.FunctionLoader(self._source),
@@ -111,9 +115,8 @@ class Templates:
             seen = _named(values), _Images(images, names)
             if not origins:
                 return {"text": self._rendered(self._environment, template, *seen)}
-            environment = self._made(_LineMarks)
-            text = self._rendered(environment, template, *seen)
-            return {"text": LINES.sub("", text), "origins": [*_origins(environment.marked, text)]}
+            text = self._rendered(self._marking, template, *seen)
+            return {"text": LINES.sub("", text), "origins": [*_origins(self._marking.marked, text)]}
         except _UnresolvedError as asked:
             return {"image": asked.name}
         except jinja2.TemplateNotFound as error:
