@@ -44,6 +44,10 @@ CHARLIECLOUD, APPTAINER = "charliecloud", "apptainer"
 ENGINES = (DOCKER, "oci", CHARLIECLOUD, APPTAINER)
 RUNTIMES = ("runc", "crun", "bwrap")
 LIMIT = 1 << 20  # bytes of the file
+PODMAN = (
+    "podman has the interface of docker: run `systemctl --user start podman.socket` and "
+    "`export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock`, and leave this out"
+)
 WORDS = {"engine": ENGINES, "runtime": RUNTIMES}  # keys whose values are one of these
 OVERRIDABLE = (
     "engine",
@@ -108,7 +112,7 @@ class Site(Record):
         if key in WORDS and given not in WORDS[key]:
             raise UsageError(
                 f"invalid {source} {given}: expected one of {', '.join(WORDS[key])}",
-                remedy=nearest(given, WORDS[key]),
+                remedy=PODMAN if given == "podman" else nearest(given, WORDS[key]),
             )
         return given
 

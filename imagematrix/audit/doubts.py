@@ -51,7 +51,8 @@ def _without_effect(programs: list[Found], march: str) -> Iterator[str]:
     plain = all(host and host.whole and not (host.required or host.undecided) for host in hosts)
     if programs and plain and not any(needs_level(found.file) for found in programs):
         paths = shortened([found.path for found in programs], SHOWN)
-        yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline"
+        remedy = "pass {{ cflags }} of the template to the compiler"
+        yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline; {remedy}"
 
 
 def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -134,4 +135,7 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     )
     for reason in reasons:
         info(f"no cell can serve {reason}")
-    info(f"next: write {folder / 'templates' / TEMPLATE}, then `imagematrix plan --for HOSTS`")
+    options = ["-f", str(folder / "matrix.yaml")] if folder != Path() else []
+    options += [word for path in hosts for word in ("--for", str(path))]
+    command = shlex.join(["imagematrix", "plan", *options])
+    info(f"next: write {folder / 'templates' / TEMPLATE}, then `{command}`")

@@ -208,9 +208,12 @@ class Shapes:
                 self._problem(f"{what} has no {name!r}", mark, remedy)
         return fields
 
-    def _required(self, node: Node, fields: dict[str, Node], name: str) -> Node | None:
+    def _required(
+        self, node: Node, fields: dict[str, Node], name: str, example: str | None = None
+    ) -> Node | None:
+        """Return a field that there must be; `example` is a line that would give it a value."""
         if name not in fields and isinstance(node, Mapping):
-            self._problem(f"{name!r} is missing", node.mark)
+            self._problem(f"{name!r} is missing", node.mark, example and f"write {example}")
         return fields.get(name)
 
     def _entries(self, node: Node | None, what: str) -> list[tuple[str, Mark, Node]]:

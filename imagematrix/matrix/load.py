@@ -39,6 +39,8 @@ OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
 TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
 MISPLACED = f"{words.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
+TEMPLATE = "template: app/Dockerfile.j2"
+IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
 GIVEN = ("secrets", "ssh", "build_args")
 IMAGE = (
     "version",
@@ -109,7 +111,7 @@ class _MatrixReader(Shapes):
         self._schema(root, top)
         facts = FactsReader(self.problems)
         self.facts = facts.facts(top.get("facts"))
-        axes = self._axes(self._required(root, top, "axes"))
+        axes = self._axes(self._required(root, top, "axes", "axes: {march: [x86-64-v2, x86-64-v3]}"))
         include = tuple(self._include(top.get("include"), axes))
         values = {
             axis: (*axes.get(axis, ()), *(entry.axes[axis] for entry in include if axis in entry.axes))
@@ -118,7 +120,7 @@ class _MatrixReader(Shapes):
         facts.needed(top.get("facts"), values)
         templates = self._templates(top.get("templates"), root.mark)
         self.compression = self.layers.compression(top.get("compression"))
-        images = self._images(self._required(root, top, "images"), templates, values)
+        images = self._images(self._required(root, top, "images", IMAGES), templates, values)
         cells = math.prod(map(len, axes.values())) * len(images)
         if cells > CELLS:
             remedy = "split it: values that never occur together belong in separate matrices"
@@ -137,7 +139,7 @@ class _MatrixReader(Shapes):
         )
 
     def _schema(self, root: document.Node, top: dict[str, document.Node]) -> None:
-        schema = self._text(self._required(root, top, "schema"), "schema")
+        schema = self._text(self._required(root, top, "schema", f"schema: {SCHEMA}"), "schema")
         if schema is not None and schema != SCHEMA:
             remedy = f"this release reads {SCHEMA!r}"
             self._problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
@@ -170,8 +172,8 @@ class _MatrixReader(Shapes):
             if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
                 self._problem(f"{name!r} is not an image name such as training or registry/ml/training", mark)
             fields = self._map(value, f"the image {name}", keys=IMAGE)
-            version = self._text(self._required(value, fields, "version"), "version")
-            template = self._text(self._required(value, fields, "template"), "template")
+            version = self._text(self._required(value, fields, "version", "version: v1"), "version")
+            template = self._text(self._required(value, fields, "template", TEMPLATE), "template")
             context = self._text(fields.get("context"), "context")
             development = self._text(fields.get("development"), "development") or "false"
             if version is not None and not TAG.fullmatch(version):

@@ -199,12 +199,15 @@ def _named(cell: Cell) -> dict[str, object]:
 
 def full_name(cell: Cell) -> str:
     """Return the name of a cell among those of several images."""
-    return f"{cell.image.name}:{cell.image.version} {cell.id}"
+    return f"{cell.image.name}:{cell.image.version} {cell.id}".rstrip()
 
 
 def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
-    """Return a function that names an item by its cell, with its image if `items` have several images."""
+    """Return a function that names an item by its cell, with its image if `items` have several images.
+
+    A cell of a matrix without axes has the name of its image.
+    """
     images = {(item.cell.image.name, item.cell.image.version) for item in items}
     if len(images) > 1:
         return lambda item: full_name(item.cell)
-    return lambda item: item.cell.id
+    return lambda item: item.cell.id or full_name(item.cell)

@@ -356,7 +356,8 @@ class _Planner:
             return replace(item, status=status, why=why, difference=difference)
         in_engine = _same(self._present_of(self._against.engine, cell), cell, made)
         if in_engine:
-            return replace(item, status=PlanStatus.ADOPT, labels=in_engine.labels)
+            why = "the engine has it, so it is pushed and not built"
+            return replace(item, status=PlanStatus.ADOPT, labels=in_engine.labels, why=why)
         return replace(item, why="the registry lost it") if same else item
 
     def _difference(self, store: Store, reference: str, cell: Cell, made: Identity) -> tuple[Difference, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 from imagematrix import documents
 from imagematrix.engine import transport
@@ -24,6 +25,7 @@ __all__ = ["digest_in_registry", "require_in_engine", "require_in_registry"]
 
 BUILT_FOR = ("amd64", "arm64")  # the architectures of a matrix
 KEY = "OnBuild"
+DEBIAN = re.compile(r"debian:([a-z]+)(?:-slim)?", re.ASCII)
 
 
 def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
@@ -39,11 +41,21 @@ def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
         except docker.errors.APIError as error:
             if error.is_server_error():
                 message = f"the registry of the image {reference} cannot be reached"
-                remedy = f"try again, or import {reference} into the engine"
+                remedy = f"try again, or {_how_to_import(reference)}"
                 raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
             message = f"the image {reference} is neither in the engine nor in its registry"
-            remedy = f"run `docker pull {word(reference)}`, or import it under that name"
+            remedy = f"run `docker pull {word(reference)}`, or {_how_to_import(reference)}"
             raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
+
+
+def _how_to_import(reference: str) -> str:
+    """Return how an image gets into the engine without its registry."""
+    debian = DEBIAN.fullmatch(reference)
+    if debian:
+        tree = f"debootstrap --variant=minbase {debian[1]} tree"
+        return f"make it as root: `{tree} && tar -C tree -c . | docker import - {word(reference)}`"
+    saved = f"`docker save {word(reference)} -o FILE`"
+    return f"bring it from a machine that has it: {saved} there, `docker load -i FILE` here"
 
 
 def require_in_engine(image: Mapping[str, Any], reference: str) -> None:

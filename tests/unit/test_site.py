@@ -170,6 +170,9 @@ def test_the_option_that_is_refused_is_named():
 
 
 def test_an_unknown_engine_has_a_suggestion():
+    with pytest.raises(UsageError, match="invalid --engine podman: expected one of docker, oci") as caught:
+        Site().chosen("engine", "podman")
+    assert "`export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock`" in caught.value.remedy
     with pytest.raises(UsageError, match="invalid --engine dokcer: expected one of docker, oci") as caught:
         Site().chosen("engine", "dokcer")
     assert caught.value.remedy == "did you mean 'docker'?"

@@ -59,7 +59,10 @@ def test_march_without_effect_is_doubted(audited, program):
     report = audited(("opt/tool", program(PROGRAM)))
     assert broken(report, HASWELL) == ""
     assert of_march(report, HASWELL) == [
-        "-march=haswell shows no effect: nothing in /opt/tool is beyond the baseline"
+        (
+            "-march=haswell shows no effect: nothing in /opt/tool is beyond the baseline; "
+            "pass {{ cflags }} of the template to the compiler"
+        )
     ]
 
 

@@ -37,10 +37,11 @@ def workdir(tmp_path, monkeypatch):
 def test_written_files_plan_for_the_same_hosts(cli, hosts, workdir):
     result = cli("init", "new", "--from", hosts)
     assert (result.code, result.out) == (0, "")
+    command = f"imagematrix plan -f new/matrix.yaml --for {hosts}"
     assert result.err.splitlines() == [
         "wrote new/matrix.yaml: 2 cells for 2 of 3 hosts",
         f"no cell can serve {hosts}/lost: no CUDA release of the tables has code for its GPUs",
-        "next: write new/templates/app/Dockerfile.j2, then `imagematrix plan --for HOSTS`",
+        f"next: write new/templates/app/Dockerfile.j2, then `{command}`",
     ]
     text = (workdir / "new" / "matrix.yaml").read_text()
     assert f"# No cell can serve {hosts}/lost: no CUDA release" in text

@@ -107,7 +107,17 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("schema: imagematrix.matrix/v1\n", ""), "1:1: 'schema' is missing"),
+        (
+            ("schema: imagematrix.matrix/v1\n", ""),
+            "1:1: 'schema' is missing\n  write schema: imagematrix.matrix/v1",
+        ),
+        (("axes:", "x:"), "1:1: 'axes' is missing\n  write axes: {march: [x86-64-v2, x86-64-v3]}"),
+        (
+            ("images:", "x:"),
+            "1:1: 'images' is missing\n  write images: {app: {version: v1, template: app/Dockerfile.j2}}",
+        ),
+        (("    version: v1\n", ""), "'version' is missing\n  write version: v1"),
+        (("    template: training.j2\n", ""), "'template' is missing\n  write template: app/Dockerfile.j2"),
         (("matrix/v1", "matrix/v9"), "1:9: the schema is 'imagematrix.matrix/v9'"),
         (("axes:", "axis:"), "did you mean 'axes'?"),
         (

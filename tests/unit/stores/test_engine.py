@@ -198,7 +198,14 @@ def test_missing_base_is_resolved_in_its_registry(engine, docker):
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
     with pytest.raises(UsageError, match=r"base:1 is neither in the engine.*denied") as caught:
         docker.resolve("base:1")
-    assert caught.value.remedy.startswith("run `docker pull base:1`")
+    assert caught.value.remedy.startswith(
+        "run `docker pull base:1`, or bring it from a machine that has it: "
+    )
+    tell(engine, "GET", "/images/debian:trixie/json", {"message": "no such image"}, 404)
+    tell(engine, "GET", "/distribution/debian:trixie/json", {"message": "denied"}, 403)
+    with pytest.raises(UsageError) as caught:
+        docker.resolve("debian:trixie")
+    assert "`debootstrap --variant=minbase trixie tree && tar -C tree -c . | docker" in caught.value.remedy
     tell(engine, "GET", "/distribution/base:1/json", {"message": "timeout"}, 500)
     with pytest.raises(EngineError, match=r"registry of the image base:1 cannot be reached: timeout"):
         docker.newest("base:1")
