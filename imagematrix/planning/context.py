@@ -84,14 +84,14 @@ class Listing:
         )
 
 
-def listing(folder: Path | None) -> Listing:
+def listing(folder: Path | None, paths: frozenset[str] | None = None) -> Listing:
     """Return the files in `folder` that a build can copy; files excluded by .dockerignore do not count.
 
-    Without a folder there are none.
+    Without a folder there are none. `paths` are their `names`, if they have been read.
 
     Raises UsageError if a file cannot be read, or is of a type that images cannot contain.
     """
-    return _read(folder, None) if folder else Listing({})
+    return _read(folder, None, paths) if folder else Listing({})
 
 
 def names(folder: Path) -> frozenset[str]:
@@ -217,7 +217,7 @@ def _stamps(folder: Path) -> dict[Path, object]:
     return {path: stamp_of(path.lstat()) for path in paths}
 
 
-def _read(folder: Path | None, target: Path | None) -> Listing:
+def _read(folder: Path | None, target: Path | None, paths: frozenset[str] | None = None) -> Listing:
     """List a context, and copy it to the folder `target` while it is read.
 
     Raises OSError if the target's disk is full, UsageError if the context cannot be read.
@@ -225,7 +225,7 @@ def _read(folder: Path | None, target: Path | None) -> Listing:
     entries: dict[str, tuple[str, str]] = {}
     try:
         if folder:
-            for name in sorted(names(folder)):
+            for name in sorted(names(folder) if paths is None else paths):
                 entry = _entry(folder / name, target / name if target else None)
                 if entry:
                     entries[name] = entry

@@ -297,11 +297,13 @@ class _Planner:
 
     def _uncopied(self, cell: Cell, text: str) -> list[Fault]:
         """Return the faults of paths that a Dockerfile copies; raise UsageError for an unreadable context."""
-        folder = cell.image.context
+        files = self._context_files(cell.image.context)
+        return dockerfiles.missing(text, files.complaint, [flags.STAGE] if "march" in cell.axes else [])
+
+    def _context_files(self, folder: Path | None) -> ContextFiles:
         if folder not in self._files_of:
             self._files_of[folder] = ContextFiles(folder)
-        files = self._files_of[folder]
-        return dockerfiles.missing(text, files.complaint, [flags.STAGE] if "march" in cell.axes else [])
+        return self._files_of[folder]
 
     def _located(
         self, cell: Cell, own: dict[str, Planned], rendered: str, text: str, found: Iterable[Fault]
@@ -382,7 +384,8 @@ class _Planner:
             raise self._unread[image.context]
         if image.context not in self.contexts:
             try:
-                self.contexts[image.context] = context.listing(image.context)
+                paths = self._context_files(image.context).names
+                self.contexts[image.context] = context.listing(image.context, paths)
             except UsageError as error:
                 self._unread[image.context] = error
                 raise

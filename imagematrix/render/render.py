@@ -201,8 +201,8 @@ def completed(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = Non
     runtime says so to it, whatever its base or its template says. Raises DockerfileError if the last
     instruction is not complete.
     """
-    text = with_bases_written_out(dockerfile, {**dict(cell.image.build_args), **(given or {})})
-    return text if cell.driver == HOST_DRIVER else with_environment(text, NO_RUNTIME)
+    text = dockerfile if cell.driver == HOST_DRIVER else with_environment(dockerfile, NO_RUNTIME)
+    return with_bases_written_out(text, {**dict(cell.image.build_args), **(given or {})})
 
 
 def variables(cell: Cell) -> dict[str, str | None]:
