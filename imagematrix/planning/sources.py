@@ -7,6 +7,7 @@ import posixpath
 import re
 from functools import cached_property
 
+from imagematrix.errors import UsageError
 from imagematrix.planning import context
 from imagematrix.spelling import nearest
 
@@ -31,7 +32,10 @@ class ContextFiles:
     @cached_property
     def names(self) -> frozenset[str]:
         """Their paths; raises UsageError if the folder cannot be read."""
-        return context.names(self._folder) if self._folder else frozenset()
+        try:
+            return context.names(self._folder) if self._folder else frozenset()
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{self._folder}: cannot be read: {error}") from error
 
     def complaint(self, source: str) -> tuple[str, str] | None:
         """Return what is wrong with a path that an instruction copies, and a remedy; None if it is there."""

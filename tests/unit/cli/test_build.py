@@ -174,14 +174,14 @@ def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, co
 
 def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypatch, tmp_path):
     (tmp_path / "deep").mkdir()
-    real = context.listing
+    real = context.names
 
-    def listing(folder):
+    def names(folder):
         if folder.name == "deep":
             raise RecursionError("too deep")
         return real(folder)
 
-    monkeypatch.setattr(context, "listing", listing)
+    monkeypatch.setattr(context, "names", names)
     other = "  app: {version: v1, template: training.j2, context: deep}\n"
     other += "  on: {version: v1, template: on.j2}\naxes:"
     (tmp_path / "templates" / "on.j2").write_text("FROM {{ images['app'] }}\n")
