@@ -136,6 +136,10 @@ class Reporter(Protocol):
         """Receive the current instruction of `item`."""
         ...
 
+    def output(self, item: Planned, text: str) -> None:
+        """Receive lines that were written to the log of `item`."""
+        ...
+
     def finished(self, result: Result) -> None:
         """Receive a result."""
         ...
@@ -249,7 +253,8 @@ class _BuildRun:
         self._reporter.started(item)
         try:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
-            result = self._maker.make(item, log, partial(self._reporter.step, item), release_slot)
+            step, follow = partial(self._reporter.step, item), partial(self._reporter.output, item)
+            result = self._maker.make(item, log, step, follow, release_slot)
         except StoppedError as error:
             result = Result(item=item, status=BuildStatus.STOPPED, error=error)
         except ImagematrixError as error:

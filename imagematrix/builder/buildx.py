@@ -63,7 +63,8 @@ class Buildx:
     the engine `docker` itself, whose image store then decides whether timestamps are rewritten. `attest` are
     the attestations of each image, in the syntax of `docker buildx build --attest`. With `proxy` builds have
     the proxies of this process, and otherwise none, whatever docker's configuration says. Layers of `earlier`
-    builds that the store has are not exported: images lack their bytes.
+    builds that the store has are not exported: images lack their bytes. With `no_cache` every step of each
+    image runs, also those that images share.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class Buildx:
         *,
         proxy: bool = False,
         earlier: EarlierBuilds | None = None,
+        no_cache: bool = False,
     ) -> None:
         self._docker = docker
         self._builder = builder
         self._earlier = earlier
         self._attest = attest
+        self._no_cache = no_cache
         self._require()
         self._solver = Solver(docker, builder, proxy=proxy)
         self._scratch = self._solver.folder
@@ -154,10 +157,12 @@ class Buildx:
         self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
-        self._begin(first, sources, io.StringIO(), lambda _: None)
+        if not self._no_cache:
+            self._begin(first, sources, io.StringIO(), lambda _: None)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            output = ["--output", _attributes({"type": "local", "dest": folder})]
-            self._solver.solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+            options = ["--no-cache"] if self._no_cache else []
+            options += ["--output", _attributes({"type": "local", "dest": folder})]
+            self._solver.solve(options, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     def base_layers(
@@ -219,8 +224,9 @@ class Buildx:
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
-        options += ["--no-cache"] if order.no_cache else []
-        first = () if order.no_cache else order.first
+        no_cache = order.no_cache or self._no_cache
+        options += ["--no-cache"] if no_cache else []
+        first = () if no_cache else order.first
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
             self._begin(first, order.sources, log, step)

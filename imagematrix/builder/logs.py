@@ -10,6 +10,8 @@ from imagematrix.text import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from _typeshed import ReadableBuffer
 
 __all__ = ["excerpt", "gist", "log_path", "opened"]
@@ -27,10 +29,23 @@ def log_path(folder: Path, image: str, version: str, cell: str) -> Path:
     return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
 
 
-def opened(path: Path) -> io.TextIOWrapper:
-    """Open a new log; any later OSError names it, too."""
+def opened(path: Path, follow: Callable[[str], None]) -> io.TextIOWrapper:
+    """Open a new log, of which `follow` is told what is written; any later OSError names the log, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return io.TextIOWrapper(io.BufferedWriter(_Named(path, "w")), encoding="utf-8", write_through=True)
+    return _Followed(_Named(path, "w"), follow)
+
+
+class _Followed(io.TextIOWrapper):
+    """Text that somebody else reads, too, once it is written."""
+
+    def __init__(self, file: io.FileIO, follow: Callable[[str], None]) -> None:
+        super().__init__(io.BufferedWriter(file), encoding="utf-8", write_through=True)
+        self._follow = follow
+
+    def write(self, text: str, /) -> int:
+        written = super().write(text)
+        self._follow(text)
+        return written
 
 
 class _Named(io.FileIO):

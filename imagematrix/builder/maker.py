@@ -154,9 +154,16 @@ class Maker:
             self._read(paths)
 
     def make(
-        self, item: Planned, log: Path, step: Callable[[str], None], release_slot: Callable[[], None]
+        self,
+        item: Planned,
+        log: Path,
+        step: Callable[[str], None],
+        follow: Callable[[str], None],
+        release_slot: Callable[[], None],
     ) -> Result:
         """Make and store one image, or adopt it; `release_slot` is called when the next build may start.
+
+        `step` is told the current instruction, `follow` what is written to the `log`.
 
         Raises ImagematrixError or OSError on failure.
         """
@@ -177,7 +184,7 @@ class Maker:
             first=self._beginnings[item.reference],
             compression=item.cell.image.compression,
         )
-        with opened(log) as file:
+        with opened(log, follow) as file:
             try:
                 return self._stored(item, order, promised, file, step, release_slot)
             except layout.HollowError:  # the store lost a layer, or another store needs it

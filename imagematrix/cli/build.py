@@ -21,12 +21,14 @@ from imagematrix.cli.options import (
     ForHosts,
     Json,
     Only,
+    Platforms,
     Proxy,
     ShardOf,
 )
 from imagematrix.cli.output import info, info_raw, print_error, print_json, print_text, warn, writing
 from imagematrix.cli.planning import locked, sharding, workshop
 from imagematrix.errors import ImagematrixError
+from imagematrix.spelling import require_known
 from imagematrix.text import and_others, counted, shortened
 
 TYPE_CHECKING = False
@@ -50,6 +52,7 @@ SHOWN = 5  # cells that a message names
 def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
+    platform: Platforms = None,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Builds at the same time.")
     ] = min(4, 2 * (os.cpu_count() or 1)),
@@ -100,6 +103,20 @@ def command(
     allow_context: AllowContext = None,
     hosts: ForHosts = None,
     at_most: AtMost = None,
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache", help="Run every step of the missing images, and use nothing of earlier builds."
+        ),
+    ] = False,
+    progress: Annotated[
+        str,
+        typer.Option(
+            metavar="{auto|plain|json}",
+            help="auto: the state of builds; plain: their logs as well; json: each event as JSON, in a line.",
+            autocompletion=lambda: ["auto", "plain", "json"],
+        ),
+    ] = "auto",
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report as well.")
     ] = None,
@@ -112,16 +129,18 @@ def command(
     """
     from imagematrix.builder.build import build
     from imagematrix.builder.result import failure
+    from imagematrix.cli.progress import KINDS
     from imagematrix.cli.rounds import Rounds
     from imagematrix.planning.given import parse
     from imagematrix.planning.plan import Plan
 
+    require_known(progress, KINDS, "progress")
     narrow = sharding(shard, durations)
     needs = needing(hosts, at_most)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
     if junit:
         _write(junit, ())  # report an unwritable path before an hour of builds
-    rounds = Rounds(narrow(Plan(items=(), bases={})), needs, adds=shard is None)
+    rounds = Rounds(narrow(Plan(items=(), bases={})), needs, adds=shard is None, shown=progress)
     cause: BaseException | None = None
     with contextlib.ExitStack() as stack:
         try:
@@ -133,13 +152,24 @@ def command(
                     attest=attest or (),
                     given=given,
                     verify=verify,
+                    no_cache=no_cache,
                 )
             )
 
             def planned() -> Plan:
                 contexts = allow_context or ()
-                options = {"push": push, "frozen": frozen}
-                return narrow(locked(file, shop.against, only, **options, contexts=contexts, needs=needs))
+                return narrow(
+                    locked(
+                        file,
+                        shop.against,
+                        only,
+                        platforms=platform or (),
+                        push=push,
+                        frozen=frozen,
+                        contexts=contexts,
+                        needs=needs,
+                    )
+                )
 
             def built(plan: Plan, reporter: Progress) -> None:
                 if not shop.builder.reproducible:

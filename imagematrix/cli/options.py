@@ -37,6 +37,7 @@ __all__ = [
     "MaxSize",
     "NvidiaSmi",
     "Only",
+    "Platforms",
     "Policy",
     "Protect",
     "Proxy",
@@ -58,6 +59,14 @@ Only = Annotated[
         metavar="EXPR",
         help="Select these cells only, such as 'cuda=12.4,march=znver*'.",
         autocompletion=completing.only,
+    ),
+]
+Platforms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--platform",
+        metavar="OS/ARCH[,...]",
+        help="Select the cells for these platforms only, such as linux/arm64; repeatable.",
     ),
 ]
 ForHosts = Annotated[

@@ -18,6 +18,7 @@ from imagematrix.cli.options import (
     ForHosts,
     Json,
     Only,
+    Platforms,
     Proxy,
     ShardOf,
 )
@@ -48,6 +49,7 @@ COLOURS = {
 def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
+    platform: Platforms = None,
     push: Annotated[
         bool, typer.Option("--push", help="Compare with the registry, as `build --push` does.")
     ] = False,
@@ -66,7 +68,17 @@ def command(
     narrow = sharding(shard, durations)
     given = parse(args=build_arg or (), proxy=proxy)
     needs = needing(hosts, at_most)
-    plan = narrow(compared(file, only, push=push, given=given, contexts=allow_context or (), needs=needs))
+    plan = narrow(
+        compared(
+            file,
+            only,
+            platforms=platform or (),
+            push=push,
+            given=given,
+            contexts=allow_context or (),
+            needs=needs,
+        )
+    )
     if json:
         print_json(plan.to_json())
     else:

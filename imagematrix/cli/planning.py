@@ -35,7 +35,8 @@ __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "shardin
 class Workshop:
     """The builders, which build `jobs` images at a time, the store of the images, and the layers read so far.
 
-    The builders are started when they are first needed. They use the `notes` of earlier builds, if any.
+    The builders are started when they are first needed. They use the `notes` of earlier builds, if any, and
+    with `no_cache` no result of one.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Workshop:
         layers: Layers,
         notes: Notes | None,
         stack: ExitStack,
+        *,
+        no_cache: bool,
     ) -> None:
         self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
@@ -59,6 +62,7 @@ class Workshop:
         self._engine = engine
         self._adopting = engine if remote else None
         self._stack = stack
+        self._no_cache = no_cache
 
     @cached_property
     def builder(self) -> Pool:
@@ -82,7 +86,7 @@ class Workshop:
         if self._notes and not (self.store is self._engine and name):
             earlier = EarlierBuilds(self._notes, self.store)
         return self._stack.enter_context(
-            Buildx(self._engine, name, self._attest, proxy=proxy, earlier=earlier)
+            Buildx(self._engine, name, self._attest, proxy=proxy, earlier=earlier, no_cache=self._no_cache)
         )
 
     @property
@@ -95,7 +99,8 @@ class Workshop:
             store=self.store,
             engine=self._adopting,
             given=self._given,
-            adopts_earlier=not self._attest,  # attestations name the build of the image
+            # Attestations name the build of the image, and without a cache its steps are to run.
+            adopts_earlier=not self._attest and not self._no_cache,
         )
 
 
@@ -108,11 +113,13 @@ def workshop(
     attest: Sequence[str] = (),
     given: Given | None = None,
     verify: bool = False,
+    no_cache: bool = False,
 ) -> Iterator[Workshop]:
     """Yield the workshop for images in the engine, or to be pushed; raise EngineError.
 
     Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
-    builds. Each image gets the attestations `attest`. To `verify` images, nothing of earlier builds is used.
+    builds. Each image gets the attestations `attest`. To `verify` images, and with `no_cache`, nothing of
+    earlier builds is used.
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
@@ -130,8 +137,8 @@ def workshop(
         scanners = stack.enter_context(Scanners())
         layers = Layers(cache, start_scan=scanners.start_scan)
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
-        notes = None if verify else cache
-        yield Workshop(wanted, attest, given, engine, remote, layers, notes, stack)
+        notes = None if verify or no_cache else cache
+        yield Workshop(wanted, attest, given, engine, remote, layers, notes, stack, no_cache=no_cache)
 
 
 def _builder_and_jobs(text: str, jobs: int) -> tuple[str | None, int]:
@@ -147,6 +154,7 @@ def planned(
     against: Against,
     only: str | None,
     *,
+    platforms: Sequence[str] = (),
     push: bool = False,
     frozen: bool = False,
     contexts: Sequence[Path] = (),
@@ -154,8 +162,9 @@ def planned(
 ) -> Plan:
     """Return the plan of the matrix in `file`, with the base images in its lock.
 
-    Contexts may be in the matrix' folder and in the folders `contexts`. With `needs`, only cells that hosts
-    need are planned. Raises UsageError if `--only` is invalid, or if an image to push has no registry.
+    Each of `platforms` is one, or several with commas between. Contexts may be in the matrix' folder and in
+    the folders `contexts`. With `needs`, only cells that hosts need are planned. Raises UsageError if
+    `--only` is invalid, or if an image to push has no registry.
     """
     from imagematrix.axis_conditions import ConditionError
     from imagematrix.matrix.load import load
@@ -177,7 +186,13 @@ def planned(
         note=info,
     )
     try:
-        made = plan(matrix, against, expression=only, unneeded=needs.unneeded if needs else None)
+        made = plan(
+            matrix,
+            against,
+            expression=only,
+            platforms=[name for listed in platforms for name in listed.split(",")],
+            unneeded=needs.unneeded if needs else None,
+        )
     except ConditionError as error:
         raise UsageError(f"--only: {error}") from error
     return replace(made, hosts=needs.to_json()) if needs else made
@@ -188,6 +203,7 @@ def locked(
     against: Against,
     only: str | None,
     *,
+    platforms: Sequence[str] = (),
     push: bool,
     frozen: bool,
     contexts: Sequence[Path] = (),
@@ -197,7 +213,16 @@ def locked(
     from imagematrix.planning import lock
 
     while True:
-        plan = planned(file, against, only, push=push, frozen=frozen, contexts=contexts, needs=needs)
+        plan = planned(
+            file,
+            against,
+            only,
+            platforms=platforms,
+            push=push,
+            frozen=frozen,
+            contexts=contexts,
+            needs=needs,
+        )
         if lock.extend(lock.beside(file), plan.bases):  # otherwise another build has locked another digest
             return plan
 
@@ -206,6 +231,7 @@ def compared(
     file: Path,
     only: str | None,
     *,
+    platforms: Sequence[str] = (),
     push: bool = False,
     given: Given | None = None,
     contexts: Sequence[Path] = (),
@@ -221,7 +247,7 @@ def compared(
             # A plan is also useful on machines that cannot build, such as a laptop.
             info(f"{error}; every feasible cell is shown as to build")
             against = Against(given=given)
-        return planned(file, against, only, push=push, contexts=contexts, needs=needs)
+        return planned(file, against, only, platforms=platforms, push=push, contexts=contexts, needs=needs)
 
 
 def warn_of_lost(plan: Plan) -> None:

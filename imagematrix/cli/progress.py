@@ -1,14 +1,18 @@
-"""Progress of a build: a live board on a terminal, a line for each event elsewhere."""
+"""Progress of a build: a live board on a terminal, a line for each event elsewhere.
+
+On request, the lines are whole logs, or JSON for other programs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 import time
 
 from imagematrix.builder.result import BuildStatus
-from imagematrix.cli.output import console, escaped, info
+from imagematrix.cli.output import console, escaped, info, info_raw
 from imagematrix.planning.plan import PlanStatus, naming
 from imagematrix.text import plain
 
@@ -22,7 +26,11 @@ if TYPE_CHECKING:
     from imagematrix.builder.result import Result
     from imagematrix.planning.plan import Planned
 
-__all__ = ["Progress", "progress"]
+__all__ = ["KINDS", "Progress", "progress"]
+
+SCHEMA = "imagematrix.progress/v1"
+AUTO, PLAIN, JSON = "auto", "plain", "json"
+KINDS = (AUTO, PLAIN, JSON)
 
 COLOURS: dict[str, str] = {
     BuildStatus.BUILT: "green",
@@ -35,9 +43,15 @@ COLOURS: dict[str, str] = {
 
 
 @contextlib.contextmanager
-def progress(items: Sequence[Planned]) -> Iterator[Progress]:
-    """Yield a Reporter for a build of `items`: a live board on a terminal, else plain lines."""
+def progress(items: Sequence[Planned], kind: str = AUTO) -> Iterator[Progress]:
+    """Yield a Reporter for a build of `items`, of one of the KINDS.
+
+    By itself it is a live board on a terminal, else a line when a build starts and one when it ends.
+    """
     name = naming(items)
+    if kind != AUTO:
+        yield _EventLines(len(items), name) if kind == JSON else _LoggedLines(len(items), name)
+        return
     if not (sys.stderr and sys.stderr.isatty() and items):
         yield _Lines(len(items), name)
         return
@@ -64,6 +78,9 @@ class Progress:
     def step(self, item: Planned, text: str) -> None:
         """Record the current instruction of `item`."""
 
+    def output(self, item: Planned, text: str) -> None:
+        """Record lines of the log of `item`."""
+
     def finished(self, result: Result) -> None:
         """Record a result."""
         with self._lock:
@@ -83,6 +100,40 @@ class _Lines(Progress):
 
     def _finished(self, result: Result, count: str, text: str) -> None:
         info(f"{count} {result.status} {text}")
+
+
+class _LoggedLines(_Lines):
+    """Prints the logs as well, each line with its cell."""
+
+    def output(self, item: Planned, text: str) -> None:
+        name = self._name(item)
+        for one in plain(text).splitlines():
+            info(f"{name}: {one}")
+
+
+class _EventLines(Progress):
+    """Prints a JSON document for each event, in one line."""
+
+    def started(self, item: Planned) -> None:
+        self._print("started", item)
+
+    def step(self, item: Planned, text: str) -> None:
+        self._print("step", item, text=plain(text))
+
+    def output(self, item: Planned, text: str) -> None:
+        for one in plain(text).splitlines():
+            self._print("output", item, text=one)
+
+    def _finished(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
+        error = plain(str(result.error)) if result.error else None
+        seconds = round(result.seconds, 3)
+        self._print("finished", result.item, status=result.status, seconds=seconds, error=error)
+
+    @staticmethod
+    def _print(event: str, item: Planned, **more: object) -> None:
+        image, cell = item.cell.image, item.cell.id
+        named = {"image": image.name, "version": image.version, "cell": cell}
+        info_raw(json.dumps({"schema": SCHEMA, "event": event, **named, **more}))
 
 
 class _Board(Progress):

@@ -26,13 +26,14 @@ class Rounds:
     """The plan of a build, and the results so far, also if the build is interrupted.
 
     With `needs`, the images decide again which cells the hosts need, once they are built: `adds` says whether
-    those that are then missing are built, too.
+    those that are then missing are built, too. `shown` is the kind of progress.
     """
 
-    def __init__(self, plan: Plan, needs: HostNeeds | None, *, adds: bool) -> None:
+    def __init__(self, plan: Plan, needs: HostNeeds | None, *, adds: bool, shown: str) -> None:
         self.plan = plan
         self._needs = needs
         self._adds = adds
+        self._shown = shown
         self._todo: list[Planned] = []
         self._done: list[Result] = []
         self._reporter: Progress | None = None
@@ -52,7 +53,7 @@ class Rounds:
             warn_of_lost(self.plan)
             todo = rest.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
             self._todo += todo
-            with progress(todo) as self._reporter:
+            with progress(todo, self._shown) as self._reporter:
                 # Builders are looked up only if there is something to build.
                 if todo or rest.with_status(PlanStatus.REFUSED):
                     build(rest, self._reporter)

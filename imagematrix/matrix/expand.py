@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from imagematrix import axis_conditions
+from imagematrix.errors import UsageError
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.matrix import GPU_AXES, NO_CUDA, Cell
 from imagematrix.matrix.problems import Mark, MatrixError, Problem
@@ -19,11 +20,11 @@ from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
 
-__all__ = ["Excluded", "Expansion", "expand", "only", "plain_pull"]
+__all__ = ["Excluded", "Expansion", "expand", "of_platforms", "only", "plain_pull"]
 
 SHOWN = 3
 
@@ -83,10 +84,24 @@ def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
         point = {**cell.axes, "image": cell.image.name}
         return all(point.get(axis) in values for axis, values in wanted.items())
 
+    return _narrowed(expansion, matches)
+
+
+def of_platforms(expansion: Expansion, platforms: Iterable[str]) -> Expansion:
+    """Return the part of `expansion` for these platforms; raise UsageError if a cell has none of them."""
+    wanted = frozenset(platforms)
+    existing = sorted({cell.platform for cell in expansion.cells})
+    for unknown in sorted(wanted.difference(existing)):
+        remedy = f"it has {', '.join(existing)}"
+        raise UsageError(f"--platform: this matrix has no cell for {unknown}", remedy=remedy)
+    return _narrowed(expansion, lambda cell: cell.platform in wanted)
+
+
+def _narrowed(expansion: Expansion, stays: Callable[[Cell], bool]) -> Expansion:
     return replace(
         expansion,
-        cells=tuple(cell for cell in expansion.cells if matches(cell)),
-        excluded=tuple(item for item in expansion.excluded if matches(item.cell)),
+        cells=tuple(cell for cell in expansion.cells if stays(cell)),
+        excluded=tuple(item for item in expansion.excluded if stays(item.cell)),
     )
 
 

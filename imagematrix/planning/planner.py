@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
-from imagematrix.matrix.expand import Excluded, expand, only
+from imagematrix.matrix.expand import Excluded, expand, of_platforms, only
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.words import DRIVER_FROM
 from imagematrix.planning import context, driver, flags, identity, installer
@@ -74,20 +74,27 @@ class Against:
 
 
 def plan(
-    matrix: Matrix, against: Against, *, expression: str | None = None, unneeded: Unneeded | None = None
+    matrix: Matrix,
+    against: Against,
+    *,
+    expression: str | None = None,
+    platforms: Collection[str] = (),
+    unneeded: Unneeded | None = None,
 ) -> Plan:
     """Return what a build of `matrix` would do; `expression` selects cells as `--only` does.
 
-    Cells that are `unneeded` are only built if another image of the matrix builds on them. `expression` plays
-    no part in that.
+    With `platforms`, such as linux/arm64, only cells for these are selected. Cells that are `unneeded` are
+    only built if another image of the matrix builds on them. Neither selection plays a part in that.
 
     Raises TemplateError with the faults of all Dockerfiles, UsageError if a base image is missing in a frozen
-    lock.
+    lock, or if no cell has one of the platforms.
     """
     names = [image.name for image in matrix.images]
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         expansion = expand(matrix)
         leaving = unneeded(matrix, expansion) if unneeded else {}
+        if platforms:
+            expansion = of_platforms(expansion, platforms)
         if expression:
             expansion = only(expansion, expression, matrix)
         planner = _Planner(matrix, against, renderer, leaving)

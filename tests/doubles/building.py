@@ -223,6 +223,9 @@ class Silent:
     def step(self, item, text):
         pass
 
+    def output(self, item, text):
+        pass
+
     def finished(self, result):
         pass
 

@@ -46,6 +46,9 @@ class Recorder:
     def step(self, item, text):
         self.notes.append((text, item.cell.id))
 
+    def output(self, item, text):
+        pass
+
     def finished(self, result):
         self.notes.append((result.status, result.item.cell.id))
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import threading
 from dataclasses import replace
 
@@ -398,6 +399,18 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
     lines = (tmp_path / "built").read_text().splitlines()
     assert [line for line in lines if line.startswith("RUN")] == ["RUN 1", "RUN 1", "RUN 2", "RUN 3", "RUN 4"]
     assert log.getvalue().count("begun") == 2
+
+
+def test_without_cache_every_step_of_each_image_runs(script, order, made):
+    asked = script(f'[ -z "$file" ] && exit; {made}')
+    first = (Beginning("1", "FROM a:1\nRUN 1\n"),)
+    with Buildx(Docker(), "mine", no_cache=True) as builder:
+        builder.export(order.dockerfile, order.sources, first)
+        make(builder, replace(order, first=first))
+    solves = re.split(r"^build\n", asked.read_text(), flags=re.MULTILINE)[1:]
+    assert len(solves) == 3, "what images share is not built before"
+    base = [solve for solve in solves if "\n--no-cache\n" not in solve]
+    assert len(base) == 1, "only the base, which has no steps"
 
 
 def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, layout, tar, tmp_path):

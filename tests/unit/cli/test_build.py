@@ -474,3 +474,62 @@ def test_no_progress_board_without_builds(monkeypatch):
     with progress(()):
         pass
     assert terminal.getvalue() == ""
+
+
+def test_progress_as_plain_text_has_the_logs(command, backend):
+    make = backend.make
+
+    def talking(order, log, step):
+        log.write("#5 0.1 hello\n#5 0.2 ::error::pwned\x1b[31m\n")
+        return make(order, log, step)
+
+    backend.make = talking
+    result = command("build", "--only", "march=znver4,cuda=none", "--progress", "plain")
+    assert result.code == 0
+    assert "\ncpu-znver4: #5 0.1 hello\n" in result.err
+    assert not re.search("\x1b|(?<!\\S)::error", result.err)
+    assert re.search(r"^\[1/1\] built cpu-znver4 [0-9.]+ s$", result.err, re.MULTILINE)
+
+
+def test_progress_as_json_is_a_document_for_each_event(command, backend, conforms):
+    backend.errors["cpu-x86-64-v3"] = BuildError("##[error]no")
+    result = command("build", *CPU, "--jobs", "1", "--progress", "json")
+    assert result.code == 6
+    lines = [line for line in result.err.splitlines() if line.startswith("{")]
+    events = [conforms(json.loads(line)) for line in lines]
+    shown = [(event["cell"], event["event"], event.get("text"), event.get("status")) for event in events]
+    assert shown == [
+        ("cpu-x86-64-v3", "started", None, None),
+        ("cpu-x86-64-v3", "output", "making cpu-x86-64-v3", None),
+        ("cpu-x86-64-v3", "step", "1/1 RUN true", None),
+        ("cpu-x86-64-v3", "finished", None, "failed"),
+        ("cpu-znver4", "started", None, None),
+        ("cpu-znver4", "output", "making cpu-znver4", None),
+        ("cpu-znver4", "step", "1/1 RUN true", None),
+        ("cpu-znver4", "finished", None, "built"),
+    ]
+    assert not any("##[" in line for line in lines)
+    unknown = command("build", *CPU, "--progress", "jso")
+    assert (unknown.code, unknown.err) == (
+        2,
+        "imagematrix: invalid progress: 'jso'\n  did you mean 'json'?\n",
+    )
+
+
+def test_platform_selects_cells_in_plan_and_build(command, backend):
+    assert command("build", *CPU, "--platform", "linux/amd64").code == 0
+    assert len(backend.images) == 2
+    for name in ("plan", "build"):
+        other = command(name, "--platform", "linux/amd64,linux/arm46")
+        assert (other.code, other.out) == (2, "")
+        assert "--platform: this matrix has no cell for linux/arm46\n  it has linux/amd64\n" in other.err
+
+
+def test_without_cache_a_new_version_is_not_taken_over(command, backend):
+    backend.layers = []
+    assert command("build", *CPU).code == 0
+    raised = [("version: v1", "version: v2")]
+    planned = command("plan", *CPU, changes=raised)
+    assert planned.out.count(" adopt ") == 2
+    assert command("build", *CPU, "--no-cache", changes=raised).code == 0
+    assert len(backend.called("make")) == 4

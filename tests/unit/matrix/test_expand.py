@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.axis_conditions import ConditionError
-from imagematrix.matrix.expand import expand, only, plain_pull
+from imagematrix.errors import UsageError
+from imagematrix.matrix.expand import expand, of_platforms, only, plain_pull
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
 from imagematrix.matrix.problems import Mark, MatrixError
@@ -170,6 +171,17 @@ def test_only_accepts_values_added_by_include(project):
     entry = "include:\n  - {cuda: none, march: znver5}\n"
     matrix = load(project(("exclude:", entry + "exclude:")))
     assert [cell.id for cell in only(expand(matrix), "march=znver5", matrix).cells] == ["cpu-znver5"]
+
+
+def test_platforms_narrow_all_cells(project):
+    axis = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
+    both = expand(load(project(axis)))
+    arm = of_platforms(both, ["linux/arm64"])
+    assert {cell.platform for cell in (*arm.cells, *(one.cell for one in arm.excluded))} == {"linux/arm64"}
+    assert len(arm.cells) * 2 == len(both.cells)
+    assert of_platforms(both, ["linux/amd64", "linux/arm64"]) == both
+    with pytest.raises(UsageError, match="no cell for linux/arm64"):
+        of_platforms(expand(load(project())), ["linux/amd64", "linux/arm64"])
 
 
 def test_cell_name_contains_the_platform_axis(project):
