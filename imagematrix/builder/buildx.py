@@ -8,7 +8,6 @@ timestamps.
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import re
 import tempfile
@@ -19,8 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from imagematrix.builder.caches import BuildCaches, attributes, entry
 from imagematrix.builder.rewrite import Rewriter
 from imagematrix.builder.solver import Solver
+from imagematrix.catalog import labels
 from imagematrix.engine import releases
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
@@ -31,7 +32,7 @@ from imagematrix.render.dockerfile import beginning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import TextIO
 
     from imagematrix.builder.earlier import EarlierBuilds
@@ -64,7 +65,8 @@ class Buildx:
     the attestations of each image, in the syntax of `docker buildx build --attest`. With `proxy` builds have
     the proxies of this process, and otherwise none, whatever docker's configuration says. Layers of `earlier`
     builds that the store has are not exported: images lack their bytes. With `no_cache` every step of each
-    image runs, also those that images share.
+    image runs, also those that images share. Steps have the results that are in `caches`, and leave theirs
+    there.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Buildx:
         proxy: bool = False,
         earlier: EarlierBuilds | None = None,
         no_cache: bool = False,
+        caches: BuildCaches | None = None,
     ) -> None:
         self._docker = docker
         self._builder = builder
         self._earlier = earlier
         self._attest = attest
         self._no_cache = no_cache
+        self._caches = caches or BuildCaches()
         self._require()
         self._solver = Solver(docker, builder, proxy=proxy)
         self._scratch = self._solver.folder
@@ -89,7 +93,7 @@ class Buildx:
         self._shared = _BuildLayout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
         self._known_bases: Once[str, tuple[Path, ...]] = Once()
-        self._begun: Once[tuple[object, ...], None] = Once()  # beginnings, by name and sources
+        self._begun: Once[tuple[object, ...], bool] = Once()  # beginnings, by name and sources
         self._kept = contextlib.ExitStack()  # layers that images need to the end
         self._unused: dict[str, contextlib.ExitStack] = {}  # layers of beginnings that no image uses yet
         self._idle: list[_BuildLayout] = []
@@ -110,6 +114,10 @@ class Buildx:
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store cannot keep attestations", remedy=remedy)
+        if self._caches and not self.reproducible:
+            remedy = "use the containerd image store, or --builder"
+            message = "an engine with the classic image store cannot import or export caches"
+            raise UsageError(message, remedy=remedy)
 
     def _require_builds(self) -> None:
         version = self._docker.version
@@ -161,7 +169,7 @@ class Buildx:
             self._begin(first, sources, io.StringIO(), lambda _: None)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             options = ["--no-cache"] if self._no_cache else []
-            options += ["--output", _attributes({"type": "local", "dest": folder})]
+            options += ["--output", attributes({"type": "local", "dest": folder})]
             self._solver.solve(options, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
@@ -213,8 +221,8 @@ class Buildx:
     def _exported_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         alone = Beginning(base, f"FROM {base}\n")
         with self._layout() as own:
-            image = self._exported_alone(alone, own.folder, sources, io.StringIO(), lambda _: None)
-        self._begun(_inputs(alone, sources), lambda: None)  # the export has built it
+            image, _ = self._exported_alone(alone, own.folder, sources, io.StringIO(), lambda _: None)
+        self._begun(_inputs(alone, sources), lambda: False)  # the export has built it
         name = self._lasting_name(base, sources)
         if self._earlier and name:
             self._earlier.note_base(name, image.layers)
@@ -231,7 +239,7 @@ class Buildx:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
             self._begin(first, order.sources, log, step)
             options += ["--output", "type=docker"]
-            made = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
+            made, _ = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
         with contextlib.ExitStack() as stack:
@@ -243,8 +251,13 @@ class Buildx:
                 with contextlib.suppress(BuildError):
                     self.base_layers(base, order.sources, order.together)
             known = frozenset() if order.unshared else self._known_layers(order)
-            self._begin(first, order.sources, log, step)
-            digest = self._exported(options, own.folder, order.dockerfile, order.sources, log, step)
+            image_name, _, tag = order.reference.rpartition(":")
+            cache = entry(labels.cell_of(tag), image_name, labels.cell_of(tag))
+            options += [] if no_cache else self._caches.importing(cache)
+            begun = self._begin(first, order.sources, log, step)
+            digest, imported = self._exported(options, own.folder, order.dockerfile, order.sources, log, step)
+            if not order.no_cache:
+                self._write_cache(cache, order.dockerfile, order.sources, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept
             layers = self._layers(own.folder, digest)
@@ -263,7 +276,13 @@ class Buildx:
             users.enter_context(own.blobs.used(layout.LayoutImage(own.folder, image).archives))
             if self._docker.held(order.sources.images.get(base or "", "")):
                 known |= kept
-            yield Made(digest=image, layout=own.folder, stored_layers=known, attested=attested)
+            yield Made(
+                digest=image,
+                layout=own.folder,
+                stored_layers=known,
+                attested=attested,
+                imported=begun or imported,
+            )
             if self._earlier:
                 rewritten = [layer for layer in layers if layer not in kept]
                 self._earlier.note_cell(
@@ -272,40 +291,75 @@ class Buildx:
 
     def _begin(
         self, first: Sequence[Beginning], sources: BuildSources, log: TextIO, step: Callable[[str], None]
-    ) -> None:
-        """Build beginnings that have not been built yet, several at a time."""
+    ) -> bool:
+        """Build beginnings that have not been built yet, several at a time.
 
-        def begin(last: Beginning) -> None:
-            for one in first:  # each comes after those that it needs
-                if one.name in last.needs or one is last:
-                    self._begun(_inputs(one, sources), partial(build, one))
+        Returns whether results may be those of an imported cache.
+        """
 
-        def build(one: Beginning) -> None:
+        def begin(last: Beginning) -> bool:
+            # Each comes after those that it needs.
+            needed = [one for one in first if one.name in last.needs or one is last]
+            imported = [self._begun(_inputs(one, sources), partial(build, one)) for one in needed]
+            return any(imported)
+
+        def build(one: Beginning) -> bool:
+            cache = entry("shared", one.name)
+            options = self._caches.importing(cache)
             own = io.StringIO()  # the outputs of several builds at a time could not be told apart
             try:
                 if one.exported:
-                    self._export_shared(one, sources, own, step)
+                    imported = self._export_shared(one, sources, own, step, options)
                 else:
-                    options = ["--provenance=false", "--output=type=cacheonly"]
-                    self._solver.solve(options, one.dockerfile, sources, own, step)
+                    options += ["--provenance=false", "--output=type=cacheonly"]
+                    imported = self._solver.solve(options, one.dockerfile, sources, own, step)
+                self._write_cache(cache, one.dockerfile, sources, own, step)
             finally:
                 log.write(own.getvalue())
+            return imported
 
-        if first:
-            step("building what images share")
-            with ThreadPoolExecutor(len(first), thread_name_prefix="begin") as pool:
-                for _ in pool.map(begin, first):
-                    pass
+        if not first:
+            return False
+        step("building what images share")
+        with ThreadPoolExecutor(len(first), thread_name_prefix="begin") as pool:
+            return any(list(pool.map(begin, first)))
+
+    def _write_cache(
+        self,
+        name: str,
+        dockerfile: str,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
+    ) -> None:
+        """Write the results of steps that have just run to the caches; raise BuildError.
+
+        It is a build of its own, in which no step runs, as its turn to write into a folder may come late.
+        """
+        with self._caches.exporting(name) as options:
+            if options:
+                step("writing the cache")
+                options += ["--provenance=false", "--output=type=cacheonly"]
+                self._solver.solve(options, dockerfile, sources, log, step)
 
     def _export_shared(
-        self, one: Beginning, sources: BuildSources, log: TextIO, step: Callable[[str], None]
-    ) -> None:
-        """Export layers that images share; their bytes are kept until an image uses them."""
+        self,
+        one: Beginning,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
+        options: Sequence[str],
+    ) -> bool:
+        """Export layers that images share; their bytes are kept until an image uses them.
+
+        Returns whether results may be those of an imported cache.
+        """
         with self._layout() as own:
-            image = self._exported_alone(one, own.folder, sources, log, step)
+            image, imported = self._exported_alone(one, own.folder, sources, log, step, options)
             unused = self._kept.enter_context(contextlib.ExitStack())
             unused.enter_context(own.blobs.used(image.archives))
             self._unused[one.name] = unused
+        return imported
 
     def parts(self, made: Made) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""
@@ -322,11 +376,21 @@ class Buildx:
         return [layer for image in images for layer in image.archives]
 
     def _exported_alone(
-        self, one: Beginning, folder: Path, sources: BuildSources, log: TextIO, step: Callable[[str], None]
-    ) -> layout.LayoutImage:
-        """Build the image of a beginning, without attestations, into the layout `folder`."""
-        digest = self._exported(["--provenance=false"], folder, one.dockerfile, sources, log, step)
-        return layout.LayoutImage(folder, digest)
+        self,
+        one: Beginning,
+        folder: Path,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
+        options: Sequence[str] = (),
+    ) -> tuple[layout.LayoutImage, bool]:
+        """Build the image of a beginning, without attestations, into the layout `folder`.
+
+        Returns also whether results may be those of an imported cache.
+        """
+        options = ["--provenance=false", *options]
+        digest, imported = self._exported(options, folder, one.dockerfile, sources, log, step)
+        return layout.LayoutImage(folder, digest), imported
 
     def _exported(
         self,
@@ -336,14 +400,15 @@ class Buildx:
         sources: BuildSources,
         log: TextIO,
         step: Callable[[str], None],
-    ) -> str:
-        """Build an image into the layout `folder`, and return its digest.
+    ) -> tuple[str, bool]:
+        """Build an image into the layout `folder`; return its digest, and as `Solver.solve` does.
 
         Its own layers stay uncompressed: they are compressed once, after their times are clamped.
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
-        options = [*options, "--output", _attributes(output)]
-        return str(self._solver.metadata(options, dockerfile, sources, log, step)["containerimage.digest"])
+        options = [*options, "--output", attributes(output)]
+        made, imported = self._solver.metadata(options, dockerfile, sources, log, step)
+        return str(made["containerimage.digest"]), imported
 
     @contextlib.contextmanager
     def _layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
@@ -381,10 +446,3 @@ def _inputs(beginning: Beginning, sources: BuildSources) -> tuple[object, ...]:
     context = sources.context if re.search("copy|add|mount", text, re.IGNORECASE) else None
     named = [(name, value) for each in (sources.images, sources.args) for name, value in each.items()]
     return beginning.name, sources.platform, context, *sorted(one for one in named if one[0] in text)
-
-
-def _attributes(attributes: Mapping[str, str]) -> str:
-    """Return attributes for buildx as a line of CSV, so that values may have any characters."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in attributes.items()])
-    return line.getvalue()

@@ -262,6 +262,7 @@ class Maker:
             compression=str(order.compression) if kept else ENGINE,
             libzstd=libzstd() if kept and order.compression.type == "zstd" else None,
             labels=order.labels,
+            imported_cache=made.imported,
         )
 
     def _put(self, item: Planned, order: Order, made: Made) -> Result:

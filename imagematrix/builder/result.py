@@ -40,7 +40,8 @@ class Result:
 
     `log` is None if the cell failed before its build began. `warnings` are those of its audit. `compression`
     is that of the layers that the build added, or ENGINE, or None if nothing was built; `libzstd` is the
-    version of libzstd that compressed them. `labels` are those of a new image.
+    version of libzstd that compressed them. `labels` are those of a new image. Results of its steps may be
+    from an `imported_cache`.
     """
 
     item: Planned
@@ -54,6 +55,7 @@ class Result:
     compression: str | None = None
     libzstd: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    imported_cache: bool = False
 
     @property
     def stored(self) -> bool:
@@ -106,6 +108,7 @@ def report(plan: Plan, results: Sequence[Result], fatal: str | None = None) -> d
                 "log": str(result.log) if result.log else None,
                 "error": str(result.error) if result.error else None,
                 "warnings": list(result.warnings),
+                "imported_cache": result.imported_cache,
             }
         cells.append(entry)
     return {"schema": SCHEMA, "shard": plan.shard, "error": fatal, "for": plan.hosts, "cells": cells}

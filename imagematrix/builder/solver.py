@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from imagematrix.builder import child
+from imagematrix.builder.caches import CacheUse
 from imagematrix.engine import endpoint, system
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.files import named
@@ -113,12 +114,13 @@ class Solver:
         sources: BuildSources,
         log: TextIO,
         step: Callable[[str], None],
-    ) -> dict[str, Any]:
-        """Build as `solve` does; return the metadata that buildx writes about the result."""
+    ) -> tuple[dict[str, Any], bool]:
+        """Build as `solve` does; return the metadata that buildx writes about the result, and its answer."""
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
-            self.solve([*options, f"--metadata-file={metadata.name}"], dockerfile, sources, log, step)
+            options = [*options, f"--metadata-file={metadata.name}"]
+            imported = self.solve(options, dockerfile, sources, log, step)
             document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
-        return document
+        return document, imported
 
     def solve(
         self,
@@ -127,13 +129,15 @@ class Solver:
         sources: BuildSources,
         log: TextIO,
         step: Callable[[str], None],
-    ) -> None:
+    ) -> bool:
         """Build `dockerfile` from its `sources` with further `options` of buildx; raise BuildError.
 
-        `log` receives the output, `step` is called with the current instruction. Raises StoppedError after
-        `stop`, and EngineError if the engine cannot be reached.
+        `log` receives the output, `step` is called with the current instruction. Returns whether results may
+        be those of an imported cache. Raises StoppedError after `stop`, and EngineError if the engine cannot
+        be reached.
         """
         tail: list[str] = []
+        use = CacheUse()
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder, "Dockerfile")
             with named(file):
@@ -154,6 +158,7 @@ class Solver:
                 for raw in process.stdout:
                     line = sources.named(raw)
                     log.write(line)
+                    use.read(line)
                     tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
                     match = STEP.match(line)
                     if match:
@@ -167,6 +172,7 @@ class Solver:
                     self._running.discard(process)
         if code:
             self._failed(tail)
+        return use.imported
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         with self._lock:

@@ -27,7 +27,7 @@ from imagematrix.cli.options import (
 )
 from imagematrix.cli.output import info, info_raw, print_error, print_json, print_text, warn, writing
 from imagematrix.cli.planning import locked, sharding, workshop
-from imagematrix.errors import ImagematrixError
+from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.spelling import require_known
 from imagematrix.text import and_others, counted, shortened
 
@@ -109,6 +109,22 @@ def command(
             "--no-cache", help="Run every step of the missing images, and use nothing of earlier builds."
         ),
     ] = False,
+    cache_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Use results of steps from this place, as --cache-to wrote them: REF, or "
+            "type=local,src=DIR; repeatable.",
+        ),
+    ] = None,
+    cache_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Write results of steps to a repository of a registry, REF, or to a folder, "
+            "type=local,dest=DIR; repeatable.",
+        ),
+    ] = None,
     progress: Annotated[
         str,
         typer.Option(
@@ -128,6 +144,7 @@ def command(
     missing are built, too; not in a shard.
     """
     from imagematrix.builder.build import build
+    from imagematrix.builder.caches import BuildCaches
     from imagematrix.builder.result import failure
     from imagematrix.cli.progress import KINDS
     from imagematrix.cli.rounds import Rounds
@@ -135,6 +152,9 @@ def command(
     from imagematrix.planning.plan import Plan
 
     require_known(progress, KINDS, "progress")
+    if no_cache and cache_from:
+        raise UsageError("--no-cache and --cache-from contradict each other", remedy="pass one of them")
+    caches = BuildCaches(cache_from or (), cache_to or ())
     narrow = sharding(shard, durations)
     needs = needing(hosts, at_most)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
@@ -153,6 +173,7 @@ def command(
                     given=given,
                     verify=verify,
                     no_cache=no_cache,
+                    caches=caches,
                 )
             )
 
@@ -251,6 +272,7 @@ def _report(
             up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))
             others.callback(_conclude, len(results), up_to_date)
             others.callback(_tell_compression, results)
+            others.callback(_tell_imported, results)
         if json:
             print_json(document)
         else:
@@ -269,6 +291,12 @@ def _tell_compression(results: Sequence[Result]) -> None:
     }
     if kinds:
         info(f"compression of new layers: {', '.join(sorted(kinds))}")
+
+
+def _tell_imported(results: Sequence[Result]) -> None:
+    """Print how many images may have results of steps that others wrote to a cache."""
+    if imported := sum(result.imported_cache for result in results):
+        info(f"{counted(imported, 'image')} with results of steps from an imported cache")
 
 
 def _conclude(done: int, up_to_date: int) -> None:

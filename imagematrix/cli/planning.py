@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.audit.layers import Layers
+    from imagematrix.builder.caches import BuildCaches
     from imagematrix.builder.earlier import Notes
     from imagematrix.builder.pool import Pool
     from imagematrix.cli.needing import HostNeeds
@@ -36,7 +37,7 @@ class Workshop:
     """The builders, which build `jobs` images at a time, the store of the images, and the layers read so far.
 
     The builders are started when they are first needed. They use the `notes` of earlier builds, if any, and
-    with `no_cache` no result of one.
+    with `no_cache` no result of one, and `caches` of other engines.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Workshop:
         stack: ExitStack,
         *,
         no_cache: bool,
+        caches: BuildCaches | None,
     ) -> None:
         self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
@@ -63,6 +65,7 @@ class Workshop:
         self._adopting = engine if remote else None
         self._stack = stack
         self._no_cache = no_cache
+        self._caches = caches
 
     @cached_property
     def builder(self) -> Pool:
@@ -86,7 +89,15 @@ class Workshop:
         if self._notes and not (self.store is self._engine and name):
             earlier = EarlierBuilds(self._notes, self.store)
         return self._stack.enter_context(
-            Buildx(self._engine, name, self._attest, proxy=proxy, earlier=earlier, no_cache=self._no_cache)
+            Buildx(
+                self._engine,
+                name,
+                self._attest,
+                proxy=proxy,
+                earlier=earlier,
+                no_cache=self._no_cache,
+                caches=self._caches,
+            )
         )
 
     @property
@@ -114,12 +125,13 @@ def workshop(
     given: Given | None = None,
     verify: bool = False,
     no_cache: bool = False,
+    caches: BuildCaches | None = None,
 ) -> Iterator[Workshop]:
     """Yield the workshop for images in the engine, or to be pushed; raise EngineError.
 
     Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
     builds. Each image gets the attestations `attest`. To `verify` images, and with `no_cache`, nothing of
-    earlier builds is used.
+    earlier builds is used; with `caches`, what these have of others.
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
@@ -138,7 +150,18 @@ def workshop(
         layers = Layers(cache, start_scan=scanners.start_scan)
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
         notes = None if verify or no_cache else cache
-        yield Workshop(wanted, attest, given, engine, remote, layers, notes, stack, no_cache=no_cache)
+        yield Workshop(
+            wanted,
+            attest,
+            given,
+            engine,
+            remote,
+            layers,
+            notes,
+            stack,
+            no_cache=no_cache,
+            caches=caches,
+        )
 
 
 def _builder_and_jobs(text: str, jobs: int) -> tuple[str | None, int]:

@@ -123,13 +123,15 @@ class Made:
 
     Without a layout its timestamps are not rewritten, so the same inputs give another digest next time.
     `stored_layers` are the digests of layers that the engine has from other images. `attested` is the digest
-    of an index in the layout with the image and its attestations, if any.
+    of an index in the layout with the image and its attestations, if any. If a cache was `imported`, results
+    of its steps may be from there.
     """
 
     digest: str
     layout: Path | None = None
     stored_layers: frozenset[str] = frozenset()
     attested: str | None = None
+    imported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import pytest
 from double import Double
 
 from imagematrix.builder.buildx import Buildx
+from imagematrix.builder.caches import BuildCaches
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci.layout import HollowError, LayoutImage
@@ -411,6 +412,31 @@ def test_without_cache_every_step_of_each_image_runs(script, order, made):
     assert len(solves) == 3, "what images share is not built before"
     base = [solve for solve in solves if "\n--no-cache\n" not in solve]
     assert len(base) == 1, "only the base, which has no steps"
+
+
+def test_caches_are_read_by_a_build_and_written_after_it(script, order, made):
+    output = r"printf '#1 importing cache manifest from c\n#1 DONE 0.1s\n#2 [2/2] RUN 2\n#2 CACHED\n'"
+    asked = script(f'{output}; [ -z "$file" ] && exit; {made}')
+    caches = BuildCaches(["reg/c"], ["reg/c"])
+    first = (Beginning("1", "FROM a:1\nRUN 1\n"),)
+    order = replace(order, reference="t:v1-one-0123456789ab", first=first)
+    with Buildx(Docker(), "mine", caches=caches) as builder:
+        result, steps = make(builder, order)
+        assert result.imported
+        assert "writing the cache" in steps
+        make(builder, replace(order, no_cache=True))
+    solves = re.split(r"^build\n", asked.read_text(), flags=re.MULTILINE)[1:]
+    found = [re.findall(r"^--cache-(from|to)=.*ref=reg/c:([a-z]+)-", solve, re.MULTILINE) for solve in solves]
+    shared, one = ([[("from", name)], [("to", name)]] for name in ("shared", "one"))
+    assert found == [[], *shared, *one, []], "the base, what images share, the image, and the check of it"
+
+
+def test_classic_store_has_no_caches(script):
+    script()
+    docker = Docker()
+    docker.has_manifests = False
+    with pytest.raises(UsageError, match="cannot import or export caches"):
+        Buildx(docker, caches=BuildCaches(["reg/c"]))
 
 
 def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, layout, tar, tmp_path):

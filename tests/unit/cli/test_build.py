@@ -525,6 +525,16 @@ def test_platform_selects_cells_in_plan_and_build(command, backend):
         assert "--platform: this matrix has no cell for linux/arm46\n  it has linux/amd64\n" in other.err
 
 
+def test_options_of_caches_that_cannot_be_meant_are_refused(command, backend):
+    both = command("build", *CPU, "--no-cache", "--cache-from", "reg/c")
+    assert (both.code, both.out) == (2, "")
+    assert "--no-cache and --cache-from contradict each other\n  pass one of them\n" in both.err
+    other = command("build", *CPU, "--cache-to", "type=s3,bucket=x")
+    assert (other.code, other.out) == (2, "")
+    assert "--cache-to: caches of the type 's3' are not supported\n" in other.err
+    assert not backend.images
+
+
 def test_without_cache_a_new_version_is_not_taken_over(command, backend):
     backend.layers = []
     assert command("build", *CPU).code == 0
