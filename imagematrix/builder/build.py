@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 from imagematrix.builder.logs import log_path
 from imagematrix.builder.maker import Maker
 from imagematrix.builder.result import BuildStatus, Result, complete
+from imagematrix.builder.testing import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.errors import BuildError, EngineError, ImagematrixError, TagMovedError, UsageError
 from imagematrix.planning.backend import StoppedError
 from imagematrix.planning.context import Snapshots, settle
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.audit.layers import Layers
+    from imagematrix.builder.testing import ImageTester
     from imagematrix.planning.backend import Builder, Store
     from imagematrix.planning.plan import Plan, Planned
 
@@ -59,6 +61,7 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     logs: Path,
     reporter: Reporter,
     layers: Layers,
+    tester: ImageTester | None = None,
     fail_fast: bool = False,
     verify: bool = False,
 ) -> list[Result]:
@@ -69,7 +72,8 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     it builds on, and skipped if one of them was not built.
 
     Returns the results in the order of the plan. Raises TagMovedError before anything is built if an image
-    of the same version and cell exists but was built from other inputs. With `fail_fast` the first failure
+    of the same version and cell exists but was built from other inputs. The `tester` tests images, also
+    up-to-date ones whose test is due; without one, nothing is tested. With `fail_fast` the first failure
     stops the remaining cells, as a lost engine always does. An interrupt ends the running builds before it
     propagates; the `reporter` has the results then.
     """
@@ -86,7 +90,9 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
             log_path(logs, image.name, image.version, result.item.cell.id).unlink()
         reporter.finished(result)
     verified = [PlanStatus.UP_TO_DATE] if verify else []
-    items = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, *verified)
+    made = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, *verified)
+    due = plan.with_status(PlanStatus.UP_TO_DATE) if tester and not verify else ()
+    items = (*made, *(item for item in due if tester and tester.due(item)))
     if not items or (failed and fail_fast):
         return failed
     try:
@@ -97,8 +103,8 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
     with scratch() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
-        with Maker(items, plan, snapshots, builder, store, layers, verify=verify, jobs=jobs) as maker:
-            run = _BuildRun(items, maker, reporter, logs, fail_fast=fail_fast)
+        with Maker(items, plan, snapshots, builder, store, layers, tester, verify=verify, jobs=jobs) as maker:
+            run = _BuildRun(items, maker, reporter, logs, tester, fail_fast=fail_fast)
             results = [*failed, *run.results(jobs)]
     position = {id(item): index for index, item in enumerate(plan.items)}
     return sorted(results, key=lambda result: position[id(result.item)])
@@ -154,6 +160,7 @@ class _BuildRun:
         maker: Maker,
         reporter: Reporter,
         logs: Path,
+        tester: ImageTester | None,
         *,
         fail_fast: bool,
     ) -> None:
@@ -161,6 +168,7 @@ class _BuildRun:
         self._maker = maker
         self._reporter = reporter
         self._logs = logs
+        self._tester = tester
         self._fail_fast = fail_fast
         self._results: dict[str, Result] = {}
         self._stopped = False
@@ -255,8 +263,13 @@ class _BuildRun:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
             step, follow = partial(self._reporter.step, item), partial(self._reporter.output, item)
             result = self._maker.make(item, log, step, follow, release_slot)
+            if self._tester and result.status is not BuildStatus.VERIFIED:
+                self._tester.note(item, result.test)
         except StoppedError as error:
             result = Result(item=item, status=BuildStatus.STOPPED, error=error)
+        except ImageTestError as error:
+            test = ImageTestResult(outcome=ImageTestOutcome.FAILED, why=str(error))
+            result = Result(item=item, status=BuildStatus.FAILED, error=error, test=test)
         except ImagematrixError as error:
             result = Result(item=item, status=BuildStatus.FAILED, error=error)
         except OSError as error:

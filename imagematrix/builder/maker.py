@@ -35,11 +35,12 @@ from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TextIO
 
     from imagematrix.audit.layer import Layer
     from imagematrix.audit.layers import Layers
+    from imagematrix.builder.testing import ImageTester, ImageTestResult
     from imagematrix.catalog.catalog import Variant
     from imagematrix.oci.parts import SizedLayer
     from imagematrix.planning.backend import Builder, Made, Store
@@ -67,6 +68,7 @@ class Maker:
         builder: Builder,
         store: Store,
         layers: Layers,
+        tester: ImageTester | None,
         *,
         verify: bool,
         jobs: int,
@@ -90,6 +92,7 @@ class Maker:
         )
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
+        self._tester = tester
         self._pins: dict[str, str | None] = {}
         self._missing: dict[str, UsageError] = {}  # bases that cannot be had
         self._program: Path | None = None  # the folder with the program for builds that trim
@@ -102,9 +105,11 @@ class Maker:
         self._kept.close()
 
     def stop(self) -> None:
-        """Stop the builds and audits that are running."""
+        """Stop the builds, audits and tests that are running."""
         self._builder.stop()
         self._layers.stop()
+        if self._tester:
+            self._tester.stop()
 
     def prepare(self) -> None:
         """Pin the bases and copy the contexts; their cells report what is missing.
@@ -112,7 +117,8 @@ class Maker:
         All contexts, and drivers that are not downloaded, are copied at the start, because their files may be
         edited during the builds. Raises EngineError.
         """
-        for name in dict.fromkeys(name for item in self._items for name in item.bases):
+        made = (item for item in self._items if self._verify or item.status is not PlanStatus.UP_TO_DATE)
+        for name in dict.fromkeys(name for item in made for name in item.bases):
             try:
                 self._pins[name] = self._builder.held(name, self._bases[name])
             except UsageError as error:
@@ -167,8 +173,14 @@ class Maker:
 
         Raises ImagematrixError or OSError on failure.
         """
-        if item.status is PlanStatus.ADOPT and not self._verify:
-            return self._taken_over(item, item.earlier) if item.earlier else self._adopted(item)
+        if item.status is not PlanStatus.BUILD and not self._verify:
+            with opened(log, follow) as file:
+                if item.status is PlanStatus.UP_TO_DATE:
+                    return self._tested(item, item.reference, item.labels, BuildStatus.TESTED, file, step)
+                if item.earlier:
+                    return self._taken_over(item, item.earlier, file, step)
+                tested = self._tested(item, item.reference, item.labels, BuildStatus.ADOPTED, file, step)
+                return replace(self._adopted(item), test=tested.test)
         sources = self._sources(item, step)
         # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
         promised = cache(
@@ -195,7 +207,27 @@ class Maker:
         compression = None if self._builder.reproducible else ENGINE
         return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
 
-    def _taken_over(self, item: Planned, earlier: str) -> Result:
+    def _tested(
+        self,
+        item: Planned,
+        reference: str,
+        own: Mapping[str, str],
+        status: BuildStatus,
+        log: TextIO,
+        step: Callable[[str], None],
+    ) -> Result:
+        """Test an image that is stored under a reference, with its `own` labels."""
+        test = None
+        if self._tester and item.cell.image.test:
+            step("testing")
+            # What this build takes over from the engine is not in the store yet.
+            foreign = item.status is PlanStatus.ADOPT and not item.earlier
+            digest = None if foreign else self._store.stored(reference).digest
+            entry = labels_of.read(own, reference=reference, digest=digest, size=None)
+            test = self._tester.stored(item, entry, log)
+        return Result(item=item, status=status, test=test)
+
+    def _taken_over(self, item: Planned, earlier: str, log: TextIO, step: Callable[[str], None]) -> Result:
         """Store the image of an earlier version under the labels of this one, over the same layers."""
         with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
             folder = Path(name)
@@ -205,6 +237,7 @@ class Maker:
             own = image.configuration["config"]["Labels"]
             if item.cell.image.budget is not None:
                 _require_budget(item.cell.image.budget, image.parts, compressed=True)
+            tested = self._tested(item, earlier, own, BuildStatus.ADOPTED, log, step)
             entry = labels_of.read(own, reference=item.reference, digest=None, size=None)
             order = Order(
                 reference=item.reference,
@@ -215,7 +248,7 @@ class Maker:
                 compression=item.cell.image.compression,
             )
             digest = self._store.store(order, labelled(before, order.labels))
-        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, labels=order.labels)
+        return replace(tested, digest=digest, labels=order.labels)
 
     def _stored(
         self,
@@ -227,6 +260,7 @@ class Maker:
         release_slot: Callable[[], None],
     ) -> Result:
         warnings: tuple[str, ...] = ()
+        test: ImageTestResult | None = None
         # Nothing can be added to an image of the classic store: its build gets what the cell promises.
         if not self._builder.reproducible:
             order = replace(order, labels=labels.for_item(item, promised()))
@@ -241,13 +275,17 @@ class Maker:
             if item.cell.image.budget is not None:
                 parts = self._builder.parts(made)
                 _require_budget(item.cell.image.budget, parts, compressed=made.layout is not None)
+            entry = promised()
             if made.layout:
                 image = layout.LayoutImage(made.layout, made.digest)
-                entry, warnings = self._proven(item, image, promised())
+                entry, warnings = self._proven(item, image, entry)
                 order = replace(order, labels=labels.for_item(item, entry))
                 made = labelled(made, order.labels)
             if self._verify:
                 self._built_again(order, made, log)
+            if self._tester and item.cell.image.test and item.status is not PlanStatus.UP_TO_DATE:
+                step("testing")
+                test = self._tester.made(item, entry, order, made, log)
             result = self._put(item, order, made)
             if result.status is BuildStatus.VERIFIED:
                 warnings += self._compared(item, made)
@@ -263,6 +301,7 @@ class Maker:
             libzstd=libzstd() if kept and order.compression.type == "zstd" else None,
             labels=order.labels,
             imported_cache=made.imported,
+            test=test,
         )
 
     def _put(self, item: Planned, order: Order, made: Made) -> Result:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
-from imagematrix.planning.plan import naming
+from imagematrix.planning.plan import Planned, PlanStatus, naming
 from imagematrix.text import shortened
 
 TYPE_CHECKING = False
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from imagematrix.planning.plan import Plan, Planned
+    from imagematrix.builder.testing import ImageTester, ImageTestResult
+    from imagematrix.planning.plan import Plan
 
 __all__ = ["ENGINE", "SCHEMA", "BuildStatus", "Result", "complete", "failure", "report"]
 
@@ -29,6 +30,7 @@ class BuildStatus(StrEnum):
     BUILT = "built"
     ADOPTED = "adopted"
     VERIFIED = "verified"
+    TESTED = "tested"  # it was up to date, and its test ran
     FAILED = "failed"
     SKIPPED = "skipped"  # an image it builds on was not built
     STOPPED = "stopped"
@@ -41,7 +43,7 @@ class Result:
     `log` is None if the cell failed before its build began. `warnings` are those of its audit. `compression`
     is that of the layers that the build added, or ENGINE, or None if nothing was built; `libzstd` is the
     version of libzstd that compressed them. `labels` are those of a new image. Results of its steps may be
-    from an `imported_cache`.
+    from an `imported_cache`. `test` is what came of its test, if it has one.
     """
 
     item: Planned
@@ -56,11 +58,17 @@ class Result:
     libzstd: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     imported_cache: bool = False
+    test: ImageTestResult | None = None
 
     @property
     def stored(self) -> bool:
         """Whether the image is in the store now."""
-        return self.status in (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED)
+        return self.status in (
+            BuildStatus.BUILT,
+            BuildStatus.ADOPTED,
+            BuildStatus.VERIFIED,
+            BuildStatus.TESTED,
+        )
 
 
 def complete(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:
@@ -87,10 +95,16 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     return kind(message) if kind in (AuditError, TagMovedError) else BuildError(message)
 
 
-def report(plan: Plan, results: Sequence[Result], fatal: str | None = None) -> dict[str, object]:
+def report(
+    plan: Plan,
+    results: Sequence[Result],
+    fatal: str | None = None,
+    tester: ImageTester | None = None,
+) -> dict[str, object]:
     """Return the Build document: every cell of the plan with its outcome.
 
-    `fatal` is the error that ended the build as a whole.
+    `fatal` is the error that ended the build as a whole. The `tester` knows what came of
+    the tests of images that were up to date.
     """
     by_item = {id(result.item): result for result in results}
     cells = []
@@ -110,5 +124,11 @@ def report(plan: Plan, results: Sequence[Result], fatal: str | None = None) -> d
                 "warnings": list(result.warnings),
                 "imported_cache": result.imported_cache,
             }
-        cells.append(entry)
+        if result and result.status is not BuildStatus.VERIFIED:
+            test = result.test
+        elif tester and isinstance(item, Planned) and item.status is PlanStatus.UP_TO_DATE:
+            test = tester.known(item)
+        else:
+            test = None
+        cells.append(entry | {"test": test.to_json() if test else None})
     return {"schema": SCHEMA, "shard": plan.shard, "error": fatal, "for": plan.hosts, "cells": cells}

@@ -33,15 +33,17 @@ from imagematrix.text import and_others, counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from imagematrix.builder.result import Result
+    from imagematrix.builder.testing import ImageTester
     from imagematrix.cli.progress import Progress
     from imagematrix.planning.plan import Plan
     from imagematrix.reports.outcome import Outcome
 
 __all__ = ["command"]
 
+SHOWN = 4  # cells listed in a message
 CLASSIC = (
     "the engine has the classic image store: timestamps are kept, so a second build differs, "
     "and the engine compresses the layers that it pushes (compression: engine)"
@@ -109,6 +111,9 @@ def command(
             "--no-cache", help="Run every step of the missing images, and use nothing of earlier builds."
         ),
     ] = False,
+    retest: Annotated[
+        bool, typer.Option("--retest", help="Test images that are up to date again, too.")
+    ] = False,
     cache_from: Annotated[
         list[str] | None,
         typer.Option(
@@ -145,7 +150,7 @@ def command(
     """
     from imagematrix.builder.build import build
     from imagematrix.builder.caches import BuildCaches
-    from imagematrix.builder.result import failure
+    from imagematrix.builder.result import failure, report
     from imagematrix.cli.progress import KINDS
     from imagematrix.cli.rounds import Rounds
     from imagematrix.planning.given import parse
@@ -162,6 +167,7 @@ def command(
         _write(junit, ())  # report an unwritable path before an hour of builds
     rounds = Rounds(narrow(Plan(items=(), bases={})), needs, adds=shard is None, shown=progress)
     cause: BaseException | None = None
+    tester: ImageTester | None = None
     with contextlib.ExitStack() as stack:
         try:
             shop = stack.enter_context(
@@ -174,8 +180,11 @@ def command(
                     verify=verify,
                     no_cache=no_cache,
                     caches=caches,
+                    retest=retest,
                 )
             )
+
+            tester = shop.tester
 
             def planned() -> Plan:
                 contexts = allow_context or ()
@@ -203,17 +212,19 @@ def command(
                     logs=file.parent / ".imagematrix" / "logs",
                     reporter=reporter,
                     layers=shop.layers,
+                    tester=shop.tester,
                     fail_fast=fail_fast,
                     verify=verify,
                 )
 
-            rounds.run(planned, built, verify=verify)
+            rounds.run(planned, built, verify=verify, due=shop.tester.due)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
         with _undisturbed():
             results = rounds.results
             error = cause or failure(results) or (needs.error() if needs and shard is None else None)
-            _report(rounds.plan, results, error, fatal=_fatal(cause, results), json=json, junit=junit)
+            document = report(rounds.plan, results, _fatal(cause, results), tester)
+            _report(rounds.plan, results, error, document, json=json, junit=junit)
     if error:
         raise error
 
@@ -243,8 +254,8 @@ def _report(
     plan: Plan,
     results: Sequence[Result],
     error: BaseException | None,
+    document: Mapping[str, object],
     *,
-    fatal: str | None,
     json: bool,
     junit: Path | None,
 ) -> None:
@@ -252,13 +263,13 @@ def _report(
 
     A report that fails does not prevent the others.
     """
-    from imagematrix.builder.result import BuildStatus, report
+    from imagematrix.builder.result import BuildStatus
     from imagematrix.cli import ci
     from imagematrix.planning.plan import PlanStatus
     from imagematrix.reports.outcome import parse
 
-    document = report(plan, results, fatal)
-    outcomes = parse(document, "build").outcomes
+    read = parse(document, "build")
+    outcomes, fatal = read.outcomes, read.error
     with contextlib.ExitStack() as others:
         if junit:
             others.callback(_write, junit, outcomes, fatal)
@@ -273,6 +284,7 @@ def _report(
             others.callback(_conclude, len(results), up_to_date)
             others.callback(_tell_compression, results)
             others.callback(_tell_imported, results)
+            others.callback(_tell_untested, outcomes)
         if json:
             print_json(document)
         else:
@@ -297,6 +309,18 @@ def _tell_imported(results: Sequence[Result]) -> None:
     """Print how many images may have results of steps that others wrote to a cache."""
     if imported := sum(result.imported_cache for result in results):
         info(f"{counted(imported, 'image')} with results of steps from an imported cache")
+
+
+def _tell_untested(outcomes: Sequence[Outcome]) -> None:
+    """Print which images have a test that did not run here, with each reason once."""
+    from imagematrix.builder.testing import ImageTestOutcome
+
+    cells: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.test == ImageTestOutcome.NOT_TESTED:
+            cells.setdefault(outcome.test_why or "", []).append(outcome.cell)
+    for why, names in cells.items():
+        warn(f"not tested here: {shortened(names, SHOWN)}: {why}")
 
 
 def _conclude(done: int, up_to_date: int) -> None:

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from imagematrix.builder.result import BuildStatus
+from imagematrix.builder.testing import ImageTestOutcome
 from imagematrix.cli.output import info
 from imagematrix.reports.outcome import BUILT, DROPPED, MISSING
 from imagematrix.text import headline, line, plain
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.reports.outcome import Outcome
 
-__all__ = ["failed", "system", "table", "write_summary"]
+__all__ = ["failed", "system", "table", "test_of", "write_summary"]
 
 SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
 ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.SKIPPED, BuildStatus.STOPPED, *BUILT)
@@ -80,20 +81,32 @@ def table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     lines = [f"### imagematrix: {totals}"]
     if fatal:
         lines += ["", _cell(headline(fatal))]
-    rows = [_row(outcome) for outcome in shown]
+    tested = any(outcome.test for outcome in shown)
+    rows = [_row(outcome, tested=tested) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
     kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
     if kept:
-        lines += ["", "| image | cell | | seconds |", "|---|---|---|--:|", *rows[:kept]]
+        head = ["| image | cell | | seconds |", "|---|---|---|--:|"]
+        if tested:
+            head = ["| image | cell | | test | seconds |", "|---|---|---|---|--:|"]
+        lines += ["", *head, *rows[:kept]]
     if kept < len(rows):
         lines += ["", f"and {len(rows) - kept} more"]
     return "\n".join([*lines, "", ""])
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: Outcome, *, tested: bool) -> str:
     seconds = "" if outcome.seconds is None else f"{outcome.seconds:.1f}"
-    words = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, seconds)
+    test = [test_of(outcome)] if tested else []
+    words = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, *test, seconds)
     return f"| {' | '.join(map(_cell, words))} |"
+
+
+def test_of(outcome: Outcome) -> str:
+    """Return what came of an image's test, in words for a table."""
+    if outcome.test == ImageTestOutcome.NOT_TESTED:
+        return f"not tested here: {headline(outcome.test_why or '')}"
+    return outcome.test or ""
 
 
 def _cell(text: str) -> str:

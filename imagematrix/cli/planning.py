@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.builder.earlier import Notes
     from imagematrix.builder.pool import Pool
     from imagematrix.cli.needing import HostNeeds
+    from imagematrix.cli.testing import ContainerTester
     from imagematrix.matrix.matrix import Matrix
     from imagematrix.planning.backend import Builder
     from imagematrix.planning.given import Given
@@ -53,10 +54,12 @@ class Workshop:
         *,
         no_cache: bool,
         caches: BuildCaches | None,
+        tester: ContainerTester,
     ) -> None:
         self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
         self.layers = layers
+        self.tester = tester
         self._notes = notes
         self._wanted = wanted
         self._attest = attest
@@ -126,19 +129,23 @@ def workshop(
     verify: bool = False,
     no_cache: bool = False,
     caches: BuildCaches | None = None,
+    retest: bool = False,
 ) -> Iterator[Workshop]:
     """Yield the workshop for images in the engine, or to be pushed; raise EngineError.
 
     Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
     builds. Each image gets the attestations `attest`. To `verify` images, and with `no_cache`, nothing of
-    earlier builds is used; with `caches`, what these have of others.
+    earlier builds is used; with `caches`, what these have of others. With
+    `retest`, images that are up to date are tested again.
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
     from imagematrix.audit.cache import Cache
     from imagematrix.audit.cpu.scanners import Scanners
     from imagematrix.audit.layers import Layers
+    from imagematrix.cli.testing import ContainerTester
     from imagematrix.files import cache_folder
+    from imagematrix.planning.given import Given
     from imagematrix.stores.engine import EngineStore
     from imagematrix.stores.registry import RegistryStore
 
@@ -149,6 +156,7 @@ def workshop(
         scanners = stack.enter_context(Scanners())
         layers = Layers(cache, start_scan=scanners.start_scan)
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
+        tester = ContainerTester(engine, cache, given or Given(), pushed=push, again=retest)
         notes = None if verify or no_cache else cache
         yield Workshop(
             wanted,
@@ -161,6 +169,7 @@ def workshop(
             stack,
             no_cache=no_cache,
             caches=caches,
+            tester=tester,
         )
 
 

@@ -36,6 +36,7 @@ COLOURS: dict[str, str] = {
     BuildStatus.BUILT: "green",
     BuildStatus.ADOPTED: "green",
     BuildStatus.VERIFIED: "green",
+    BuildStatus.TESTED: "green",
     BuildStatus.FAILED: "red",
     BuildStatus.SKIPPED: "yellow",
     BuildStatus.STOPPED: "yellow",

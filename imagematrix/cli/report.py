@@ -70,14 +70,17 @@ def command(
 
 
 def _print(outcomes: tuple[Outcome, ...]) -> None:
+    from imagematrix.cli.ci import test_of
 
+    tested = any(outcome.test for outcome in outcomes)
     table(
-        ("image", "cell", "status", "seconds"),
+        ("image", "cell", "status", *(["test"] if tested else []), "seconds"),
         [
             (
                 escaped(f"{outcome.image}:{outcome.version}"),
                 escaped(outcome.cell),
                 f"[{COLOURS[outcome.status]}]{outcome.status}[/]",
+                *([escaped(test_of(outcome))] if tested else []),
                 "" if outcome.seconds is None else f"{outcome.seconds:.1f}",
             )
             for outcome in outcomes

@@ -44,14 +44,24 @@ class Rounds:
         return complete(self._todo, [*self._done, *(self._reporter.results if self._reporter else ())])
 
     def run(
-        self, planned: Callable[[], Plan], build: Callable[[Plan, Progress], object], *, verify: bool
+        self,
+        planned: Callable[[], Plan],
+        build: Callable[[Plan, Progress], object],
+        *,
+        verify: bool,
+        due: Callable[[Planned], bool],
     ) -> None:
-        """Plan and build until hosts need nothing more, or something failed."""
+        """Plan and build until hosts need nothing more, or something failed.
+
+        An image that is up to date is built again to `verify` it, and tested again if it is `due`.
+        """
         verified = [PlanStatus.UP_TO_DATE] if verify else []
         while True:
             self.plan, rest = _continued(planned(), self._done)
             warn_of_lost(self.plan)
             todo = rest.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
+            if not verify:
+                todo += tuple(filter(due, rest.with_status(PlanStatus.UP_TO_DATE)))
             self._todo += todo
             with progress(todo, self._shown) as self._reporter:
                 # Builders are looked up only if there is something to build.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Gpu
 
-__all__ = ["arguments", "launch"]
+__all__ = ["arguments", "launch", "start"]
 
 
 def launch(
@@ -58,12 +58,26 @@ def launch(
     registry has the image, AuditError if its name now stands for an image built on it, and EngineError if the
     engine refuses or does not respond.
     """
-    from docker.errors import DockerException, NotFound
-    from requests.exceptions import RequestException
-
     _check_types(selection, share, wait)
     if selection.variant:
         require_signed(selection.variant, policy, version=selection.version)
+    return start(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
+
+
+def start(
+    selection: Selection,
+    command: str | Sequence[str] = (),
+    *,
+    gpus: Wanted = None,
+    share: Share | None = None,
+    wait: float = 0.0,
+    client: DockerClient | None = None,
+    **options: Any,
+) -> Container:
+    """Start a container as `launch` does, whose image nobody can have signed yet, or is checked."""
+    from docker.errors import DockerException, NotFound
+    from requests.exceptions import RequestException
+
     if isinstance(command, str):  # as docker-py takes it
         command = shlex.split(command)
     try:

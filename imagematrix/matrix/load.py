@@ -15,6 +15,7 @@ from imagematrix.matrix import document, words
 from imagematrix.matrix.document import Shapes
 from imagematrix.matrix.facts import MatrixFacts
 from imagematrix.matrix.folders import below, inside
+from imagematrix.matrix.image_test import ImageTest
 from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
 from imagematrix.matrix.problems import Mark, MatrixError, Problem
 from imagematrix.matrix.read_compression import CompressionReader
@@ -56,9 +57,12 @@ IMAGE = (
     "optional_device_code",
     "cpu_code",
     "compression",
+    "test",
     *GIVEN,
 )
 AUDIT = ("march",)
+TEST = ("command", "network", "secrets", "mounts")
+SHELL = ("/bin/sh", "-c")  # of a test that is one line, as in a Dockerfile
 
 
 def load(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
@@ -212,6 +216,7 @@ class _MatrixReader(Shapes):
                     claims_flags=self._claims_flags(fields.get("cpu_code")),
                     optional_code=self._globs(fields.get("optional_device_code")),
                     compression=self.layers.compression(fields.get("compression"), self.compression),
+                    test=self._test(fields.get("test")),
                 )
             )
         return tuple(images)
@@ -313,6 +318,40 @@ class _MatrixReader(Shapes):
             self._problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
             return None
         return int(amount)
+
+    def _test(self, node: document.Node | None) -> ImageTest | None:
+        """Return a test: a line for a shell, a list of words, or a map with one of them as its `command`."""
+        if node is None:
+            return None
+        fields: dict[str, document.Node] = {"command": node}
+        if isinstance(node, document.Mapping):
+            fields = self._map(node, "test", keys=TEST)
+        command = self._required(node, fields, "command")
+        words = [word for word, _ in self._items(command, "test")] if command else []
+        network = self._text(fields.get("network"), "network") or "false"
+        if network not in ("true", "false"):
+            self._problem(f"{network!r} is neither true nor false", fields["network"].mark)
+        if command and not (words and words[0]):
+            self._problem("a test needs a command", command.mark, "such as test: [train, --self-check]")
+        return ImageTest(
+            command=(*SHELL, *words) if isinstance(command, document.Scalar) else tuple(words),
+            network=network == "true",
+            secrets=self._ids(fields.get("secrets"), "secrets"),
+            mounts=tuple(self._mounts(fields.get("mounts"))),
+        )
+
+    def _mounts(self, node: document.Node | None) -> Iterable[tuple[str, Path]]:
+        for target, mark, value in self._entries(node, "mounts"):
+            name = self._text(value, target) or ""
+            path = inside(str(self.path.parent), name)
+            if not target.startswith("/") or ".." in target.split("/"):
+                self._problem(f"{target!r} is not an absolute path in the container", mark)
+            elif path is None:
+                self._problem(f"{name} is outside the matrix's folder", value.mark, OUTSIDE)
+            elif not os.path.exists(path):  # noqa: PTH110
+                self._problem(f"{name} not found beside the matrix", value.mark)
+            else:
+                yield target, Path(path)
 
     def _template(self, name: str, templates: Path, mark: Mark) -> None:
         path = inside(str(templates), name)

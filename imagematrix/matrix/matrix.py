@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from imagematrix.matrix.image_test import ImageTest
     from imagematrix.matrix.problems import Mark
 
 __all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix", "PlainPullCells"]
@@ -49,7 +50,8 @@ class Image:
     flags beyond its march unless it is proven to. With `claims_code`, an image for GPUs needs no device code
     that an audit sees: its programs compile it when they run. `optional_code` are globs of files that may
     lack device code for a GPU, because the image does not use them there. `compression` is that of the layers
-    that its build writes.
+    that its build writes. `test` runs in each built image before it is tagged, or is None; it is not part of
+    the identity.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Image:
     claims_code: bool = False
     optional_code: tuple[str, ...] = ()
     compression: Compression = DEFAULT
+    test: ImageTest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

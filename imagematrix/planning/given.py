@@ -69,10 +69,22 @@ class Given:
             ssh=tuple(self.ssh.get(name, name) for name in image.ssh),
         )
 
+    def secret(self, name: str) -> bytes:
+        """Return the content of a secret; raise UsageError if it was not given or cannot be read."""
+        if name not in self.secrets:
+            raise UsageError(f"the secret {name} is missing", remedy=f"pass --secret id={name},src=FILE")
+        fields = dict(part.partition("=")[::2] for part in next(csv.reader([self.secrets[name]])))
+        if fields["type"] == "env":
+            return os.environb[os.fsencode(fields["env"])]
+        try:
+            return Path(fields["src"]).read_bytes()
+        except OSError as error:
+            raise UsageError(f"{fields['src']}: {error.strerror}") from error
+
     def require_known(self, images: Sequence[Image]) -> None:
         """Raise UsageError if an input is declared by no image, or an argument has no value."""
         for option, given, taken in (
-            ("--secret", self.secrets, {name for image in images for name in image.secrets}),
+            ("--secret", self.secrets, {name for image in images for name in _secrets(image)}),
             ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
             ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
         ):
@@ -110,6 +122,11 @@ def parse(
         args=dict(map(_arg, args)),
         proxies=names,
     )
+
+
+def _secrets(image: Image) -> tuple[str, ...]:
+    """Return the ids of the secrets that an image, or its test, may use."""
+    return (*image.secrets, *(image.test.secrets if image.test else ()))
 
 
 def _secret(text: str) -> tuple[str, str]:

@@ -33,7 +33,13 @@ __all__ = [
 ]
 
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
-BUILT = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, PlanStatus.UP_TO_DATE)
+BUILT = (
+    BuildStatus.BUILT,
+    BuildStatus.ADOPTED,
+    BuildStatus.VERIFIED,
+    BuildStatus.TESTED,
+    PlanStatus.UP_TO_DATE,
+)
 # The outcome is not known yet.
 OPEN = (PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.REFUSED, PlanStatus.OTHER_SHARD, MISSING)
 DROPPED = tuple(DropStatus)
@@ -50,7 +56,10 @@ STATUSES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The entry of one cell in the document `where`; `data` is its JSON object, unchanged."""
+    """The entry of one cell in the document `where`; `data` is its JSON object, unchanged.
+
+    `test` is what came of the image's test, if it has one, and `test_why` why.
+    """
 
     image: str
     version: str
@@ -64,6 +73,8 @@ class Outcome:
     libzstd: str | None
     where: str
     data: Mapping[str, Any]
+    test: str | None = None
+    test_why: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -113,6 +124,7 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
     if planned and status == PlanStatus.UP_TO_DATE:
         status = PlanStatus.BUILD  # the plan looked into its own engine; the build job has another one
+    test = fields.object_or_none("test")
     return Outcome(
         image=fields.text("image"),
         version=fields.text("version"),
@@ -126,6 +138,8 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
         error=fields.text_or_none("error"),
         where=where,
         data=fields.data,
+        test=test.text("outcome") if test else None,
+        test_why=test.text_or_none("why") if test else None,
     )
 
 

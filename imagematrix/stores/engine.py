@@ -304,7 +304,7 @@ class EngineStore:
         If another build has since tagged an image of the same inputs, that image is kept. Raises
         TagMovedError if it has tagged one of other inputs.
         """
-        with transport.errors(), self._in_engine(order, made) as image:
+        with transport.errors(), self.loaded(order, made) as image:
             kept = self._namer.give(order, image)
         self._ids[order.reference] = kept or made.digest
         return kept or made.digest
@@ -316,7 +316,7 @@ class EngineStore:
             self._client.api.tag(made.digest, repository, tag)
 
     @contextlib.contextmanager
-    def _in_engine(self, order: Order, made: Made) -> Iterator[str]:
+    def loaded(self, order: Order, made: Made) -> Iterator[str]:
         """Yield the ID of an image in the engine, loaded under a temporary name if it is in a layout."""
         if made.layout is None:
             yield made.digest

@@ -230,6 +230,47 @@ class Silent:
         pass
 
 
+class FakeTester:
+    """An ImageTester that records what it is asked to test, and answers as its dictionaries say, by cell."""
+
+    def __init__(self):
+        self.results = {}
+        self.errors = {}
+        self.dues = set()
+        self.calls = []
+        self.noted = {}
+
+    def _result(self, item, *words):
+        self.calls.append((item.cell.id, *words))
+        if item.cell.id in self.errors:
+            raise self.errors[item.cell.id]
+        return self.results.get(item.cell.id)
+
+    def made(self, item, variant, order, made, log):
+        log.write("testing\n")
+        return self._result(item, "made", variant.reference, order.reference, made.digest)
+
+    def stored(self, item, variant, log):  # noqa: ARG002
+        return self._result(item, "stored", variant.reference, variant.digest)
+
+    def due(self, item):
+        return item.cell.id in self.dues
+
+    def known(self, item):
+        return self.results.get(item.cell.id)
+
+    def note(self, item, result):
+        self.noted[item.cell.id] = result
+
+    def stop(self):
+        self.calls.append(("stop",))
+
+
+@pytest.fixture
+def tester():
+    return FakeTester()
+
+
 @pytest.fixture
 def silent():
     return Silent()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.matrix import document
+from imagematrix.matrix.image_test import ImageTest
 from imagematrix.matrix.load import load
 from imagematrix.matrix.problems import MatrixError
 
@@ -23,6 +24,59 @@ def test_valid_matrix_keeps_order_and_text(project):
     assert matrix.properties["cuda"]["12.4"] == {"base": "debian:trixie", "compiler": "gcc-14"}
     assert matrix.exclude[0].why == "they have the newer toolkit"
     assert matrix.images[0].development is False
+
+
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [
+        ("train --check", ImageTest(command=("/bin/sh", "-c", "train --check"))),
+        ("[train, --check]", ImageTest(command=("train", "--check"))),
+        ("{command: [train], network: true}", ImageTest(command=("train",), network=True)),
+        (
+            "{command: [train], secrets: [b, a]}",
+            ImageTest(command=("train",), secrets=("a", "b")),
+        ),
+    ],
+)
+def test_test_of_an_image_is_a_line_or_words(project, text, test):
+    (image,) = load(project(("context: .", f"context: .\n    test: {text}"))).images
+    assert image.test == test
+
+
+def test_mounts_of_a_test_are_files_beside_the_matrix(project):
+    def written(mounts):
+        return project(("context: .", f"context: .\n    test: {{command: a, mounts: {mounts}}}"))
+
+    folder = written("{}").parent
+    (folder / "data").mkdir()
+    (image,) = load(written("{/data: data}")).images
+    assert image.test.mounts == (("/data", folder / "data"),)
+    for mounts, fault in (
+        ("{/data: ../x}", "is outside the matrix's folder"),
+        ("{/data: /etc}", "is outside the matrix's folder"),
+        ("{/data: absent}", "absent not found"),
+        ("{data: data}", "is not an absolute path"),
+        ("{/../data: data}", "is not an absolute path"),
+    ):
+        with pytest.raises(MatrixError, match=fault):
+            load(written(mounts))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[]", "a test needs a command"),
+        ("''", "a test needs a command"),
+        ("{network: true}", "'command' is missing"),
+        ("{command: a, network: perhaps}", "'perhaps' is neither true nor false"),
+        ("{command: a, sercets: b}", "test has no 'sercets'"),
+        ("{command: a, secrets: '../x'}", "'../x' is not an id"),
+        ("[a, [b]]", "expected a word, found a list"),
+    ],
+)
+def test_invalid_test_is_rejected(project, text, fault):
+    with pytest.raises(MatrixError, match=fault):
+        load(project(("context: .", f"context: .\n    test: {text}")))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from building import FakeTester
 
 from imagematrix.audit.layers import Layers
 from imagematrix.cli import planning
@@ -30,6 +31,7 @@ class Shop:
         self.builder = self.store = backend
         self.against = Against(store=backend)
         self.layers = Layers()
+        self.tester = FakeTester()
 
 
 @pytest.fixture
