@@ -46,7 +46,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["confirm", "list_catalogs", "open_catalog", "require_signed", "stored_catalog"]
+__all__ = ["confirm", "list_catalogs", "open_catalog", "policies_of", "require_signed", "stored_catalog"]
 
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
@@ -101,12 +101,12 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     if is_saved(text):
         from imagematrix.catalog import saved
 
-        return saved.catalog(text, image, _policies(policy))
+        return saved.catalog(text, image, policies_of(policy))
     if text is not name or _is_path(text):
         catalog = Catalog.from_json(documents.read(text), text)
     else:
         source = next(source for source in SOURCES if source.keeps(text))
-        catalog = source.module.catalog(text, _policies(policy))
+        catalog = source.module.catalog(text, policies_of(policy))
     return catalog if image is None else _part(catalog, image, text)
 
 
@@ -118,7 +118,7 @@ def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = N
     which would change the choice. An image that names no registry is in the site's registry if there is no
     engine, or the engine does not have it.
     """
-    policies = _policies(policy)
+    policies = policies_of(policy)
     site = _site_of(image)
     if site is None:
         return _kept_catalog(image, note, policies)
@@ -175,7 +175,7 @@ def require_signed(variant: Variant, policy: Policy = None, *, version: str | No
     `open_catalog`. Returns the digest that is signed, None if no policy requires a signature. Raises
     EngineError if the variant's registry cannot be reached.
     """
-    policies = _policies(policy)
+    policies = policies_of(policy)
     if not policies:
         return None
     from imagematrix.catalog.signed import require_variants, signed_digest
@@ -189,7 +189,7 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     `policy` is as in `open_catalog`. Raises UnknownImageError if `image` has none, SignatureError if a
     policy refuses an image.
     """
-    policies = _policies(policy)
+    policies = policies_of(policy)
     site = _site_of(image)
     if image is not None and site is not None and site.daemonless:
         image = site.full(image)
@@ -201,7 +201,7 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     return [homes[-1].module.catalog(str(image), policies)]  # raises an error that lists existing images
 
 
-def _policies(policy: Policy) -> Sequence[SignaturePolicy]:
+def policies_of(policy: Policy) -> Sequence[SignaturePolicy]:
     """Return the policies that images have to satisfy; raise UsageError if one cannot be read."""
     from imagematrix.trust.files import policy_files
 

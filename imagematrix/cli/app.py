@@ -35,6 +35,7 @@ COMMANDS = (
     "build",
     "report",
     "publish",
+    "copy",
     "retire",
     "verify",
     "trim",

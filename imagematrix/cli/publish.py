@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Declared = tuple[Matrix, Expansion, Image]  # a version, in a matrix with its cells
 
-__all__ = ["command"]
+__all__ = ["command", "document_of", "report_of", "signing_key", "signing_with"]
 
 
 def command(
@@ -85,7 +85,7 @@ def command(
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
     needs = needing(hosts, at_most)
-    key = _key(sign) if sign else None
+    key = signing_key(sign) if sign else None
     matrix = _matrix(image, version, file)
     declared = _declared(matrix, image, version) if matrix else None
     needed = _NeededCells(needs, declared, image, version) if needs else None
@@ -102,27 +102,29 @@ def command(
             chosen=chosen,
             repair=repair,
             needed=needed.among if needed else None,
-            sign=_signing(registry, key) if key else None,
+            sign=signing_with(registry, key) if key else None,
         )
     unneeded = sorted({*done.unneeded, *kept_back})
-    _report(name, done)
+    report_of(name, done)
     for tag in unneeded:
         info(f"{tag} left out: no host would choose it")
     if json:
-        print_json(_document(image, version, alias or [], done) | {"unneeded": unneeded})
+        print_json(document_of(image, version, alias or [], done) | {"unneeded": unneeded})
     else:
         print_text(f"{name}@{done.digest}")
     if needs and (unserved := needs.error()):
         raise unserved
 
 
-def _key(file: Path) -> SigningKey:
+def signing_key(file: Path) -> SigningKey:
+    """Return the private key in a file; raise UsageError."""
     from imagematrix.trust.signing import PASSWORD, SigningKey
 
     return SigningKey.load(file, os.environ.get(PASSWORD))
 
 
-def _signing(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
+def signing_with(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
+    """Return a function that signs manifests of a registry, and says how many it signed."""
     from imagematrix.stores.sign import sign
 
     def signing(digests: Sequence[str]) -> None:
@@ -201,7 +203,8 @@ def _declared(matrix: Matrix, image: str, version: str) -> Declared | None:
     return (matrix, expand(matrix), found) if found else None
 
 
-def _report(name: str, done: Published) -> None:
+def report_of(name: str, done: Published) -> None:
+    """Print what was published, and what a plain pull of it gets."""
     info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
         info(f"{reference} removed: the registry lost it")
@@ -270,7 +273,8 @@ def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCell
         return [reference.rpartition(":")[2] for reference in unneeded - pushed]
 
 
-def _document(image: str, version: str, aliases: list[str], done: Published) -> dict[str, object]:
+def document_of(image: str, version: str, aliases: list[str], done: Published) -> dict[str, object]:
+    """Return the Published document."""
     return {
         "schema": "imagematrix.published/v1",
         "image": image,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from imagematrix.oci.registry import Registry
     from imagematrix.trust.signing import SigningKey
 
-__all__ = ["sign"]
+__all__ = ["add_referrer", "add_signatures", "sign"]
 
 REQUESTS = 8  # at the same time
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -63,15 +63,25 @@ def _sign(registry: Registry, key: SigningKey, digest: str) -> bool:
 
 
 def _tag(registry: Registry, digest: str, key: SigningKey, content: bytes) -> None:
-    """Add a signature to those under the tag of a manifest."""
+    """Sign a manifest in the older form."""
+    signature = base64.b64encode(key.sign(content)).decode()
+    add_signatures(
+        registry, digest, [{**_pushed(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}}]
+    )
+
+
+def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
+    """Add signatures, whose payloads the registry has, to those under the tag of a manifest."""
     tag = signature_tag(digest)
     present = registry.manifest(tag)
     found = parse(present.raw, tag, Descriptor) if present else None
     layers = [layer.to_json() for layer in found.layers or ()] if isinstance(found, ImageManifest) else []
     for layer in layers:
         layer.pop("platform", None)
-    signature = base64.b64encode(key.sign(content)).decode()
-    layers.append({**_pushed(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}})
+    more = [dict(layer) for layer in new if layer not in layers]
+    if not more:
+        return
+    layers += more
     config = {
         "architecture": "",
         "os": "",
@@ -123,14 +133,22 @@ def _refer(registry: Registry, digest: str, bundle: bytes) -> None:
             "dev.sigstore.bundle.predicateType": PREDICATE,
         },
     )
+    add_referrer(registry, digest, raw, media_type)
+
+
+def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -> None:
+    """Push a bundle that refers to a manifest, and list it if the registry does not do so by itself."""
     own = digest_of(raw)
-    registry.push_manifest(own, raw, media_type)
+    if registry.digest(own) is None:
+        registry.push_manifest(own, raw, media_type)
     if registry.referrers(digest) is not None:
         return
     tag = digest.replace(":", "-")
     present = registry.manifest(tag)
     found = parse(present.raw, tag, Descriptor) if present else None
     listed = json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
+    if any(one["digest"] == own for one in listed):
+        return
     entry = {"mediaType": media_type, "digest": own, "size": len(raw), "artifactType": BUNDLE}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
     registry.push_manifest(tag, _json(document), INDEX)

@@ -1,0 +1,74 @@
+"""`imagematrix copy`: a published version in another registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json, Policy
+from imagematrix.cli.output import info, print_json, print_text
+from imagematrix.cli.publish import document_of, report_of, signing_key, signing_with
+from imagematrix.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION")],
+    target: Annotated[str, typer.Argument(metavar="REGISTRY/NAME[:VERSION]")],
+    alias: Annotated[
+        list[str] | None,
+        typer.Option("--alias", metavar="TAG", help="Move this tag, such as latest, to the copy."),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY", help="Sign the copy, too, with the private key in KEY: cosign's, or ECDSA in PEM."
+        ),
+    ] = None,
+    policy: Policy = None,
+    json: Json = False,
+) -> None:
+    """Copy a version to another registry: its images by digest, their signatures, and its index.
+
+    Prints the index with its digest. Nothing is built, and nothing needs an engine. What policies require
+    has to hold in both places. COSIGN_PASSWORD is the password of KEY.
+    """
+    from imagematrix.catalog.sources import policies_of
+    from imagematrix.oci.registry import Registry
+    from imagematrix.reference import names_registry, split
+    from imagematrix.stores.copying import copy_version
+
+    image, version = split(name)
+    other, other_version = split(target)
+    if version is None or "@" in name or not names_registry(image):
+        remedy = "such as registry.example.com/ml/training:v1"
+        raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
+    if "@" in target or not names_registry(other):
+        remedy = "such as mirror.example.com/ml/training"
+        raise UsageError(f"{target} is not the name of an image in a registry", remedy=remedy)
+    if other_version not in (None, version):
+        raise UsageError(
+            f"a copy of {version} cannot be called {other_version}: its images have their version in them",
+            remedy=f"leave out :{other_version}, or pass --alias {other_version}",
+        )
+    if (image, version) == (other, version):
+        raise UsageError(f"{name} would be copied to itself", remedy="name another registry or repository")
+    key = signing_key(sign) if sign else None
+    with Registry(image) as source, Registry(other) as mirror:
+        done = copy_version(
+            source,
+            mirror,
+            version,
+            alias or (),
+            policies=policies_of(policy),
+            sign=signing_with(mirror, key) if key else None,
+            note=lambda tag: info(f"copied {tag}"),
+        )
+    report_of(f"{other}:{version}", done)
+    if json:
+        print_json(document_of(other, version, alias or [], done) | {"unneeded": []})
+    else:
+        print_text(f"{other}:{version}@{done.digest}")

@@ -1,0 +1,43 @@
+"""`imagematrix copy` between registries in memory."""
+
+import json
+
+import pytest
+
+from imagematrix.oci.registry import Registry
+from imagematrix.stores.publish import publish
+
+
+def test_copy_prints_the_index_and_names_what_it_copied(cli, server, image, registry, add_variant, conforms):
+    add_variant("a")
+    done = publish(registry, "v1")
+    target = f"{server.address}/mirror/training"
+    copied = cli("copy", f"{image}:v1", target, "--alias", "stable")
+    assert copied.code == 0
+    name, at, digest = copied.out.strip().partition("@")
+    assert (name, at) == (f"{target}:v1", "@")
+    assert "copied v1-a-" in copied.err
+    assert f"{target}:v1: 1 variant, 1 new\n" in copied.err
+    with Registry(target) as mirror:
+        assert mirror.digest("stable") == mirror.digest("v1") == digest != done.digest
+    again = cli("copy", f"{image}:v1", f"{target}:v1", "--json")
+    document = conforms(json.loads(again.out))
+    assert (document["digest"], document["new"]) == (digest, 0)
+    assert "copied" not in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("{image}:v1", "{image}"), 2, "would be copied to itself"),
+        (("{image}:v1", "{image}2:v2"), 2, "leave out :v2, or pass --alias v2"),
+        (("{image}", "{image}2"), 2, "is not an image with a registry and a version"),
+        (("training:v1", "{image}2"), 2, "is not an image with a registry and a version"),
+        (("{image}:v1", "training"), 2, "is not the name of an image in a registry"),
+        (("{image}:v1", "{image}2"), 4, "has no published version"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused(cli, image, words, code, message):
+    done = cli("copy", *(word.format(image=image) for word in words))
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
