@@ -4,6 +4,7 @@ Steps write random bytes, so an image has the same digest only if no step ran ag
 """
 
 import json
+import re
 
 import pytest
 from engines import Registry
@@ -22,7 +23,7 @@ RUN cat /shared > /{{{{ part }}}} && head -c 16 /dev/urandom >> /{{{{ part }}}}
 MATRIX = """\
 schema: imagematrix.matrix/v1
 images:
-  cached: {version: v1, template: it.j2}
+  {image}: {version: v1, template: it.j2}
 axes:
   part: [one, two]
 """
@@ -38,6 +39,8 @@ def runners(start_engine, tmp_path):
     started[0].docker("push", "127.0.0.1:5000/base:1")
     for engine in started:
         empty(engine)
+    for engine, registry in zip(started, registries, strict=True):
+        engine.registry = registry
     yield started
     for engine, registry in zip(started, registries, strict=True):
         registry.remove()
@@ -49,9 +52,9 @@ def job(tmp_path):
     """Call it with an engine to build on it, and get the cells of the report and what was said."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates/it.j2").write_text(TEMPLATE)
-    (tmp_path / "matrix.yaml").write_text(MATRIX)
 
-    def build(engine, *options):
+    def build(engine, *options, image="cached"):
+        (tmp_path / "matrix.yaml").write_text(MATRIX.replace("{image}", f"'{image}'"))
         places = {"XDG_CACHE_HOME": str(engine.folder / "cache")}
         words = ("build", "--json", *options)
         done = engine.imagematrix(*words, cwd=tmp_path, env=engine.environment | places)
@@ -90,3 +93,17 @@ def test_an_empty_engine_builds_the_same_bytes_from_a_cache(runners, job, tmp_pa
     assert digests(fresh).keys() == digests(first).keys(), "a cache is no part of the identity"
     assert set(digests(fresh).values()).isdisjoint(digests(first).values()), "every step has run"
     assert [cell["imported_cache"] for cell in fresh] == [False, False]
+
+
+def test_a_second_run_on_an_empty_engine_pulls_nothing_but_manifests(runners, job):
+    one, other = runners
+    image = "127.0.0.1:5000/ml/pushed"
+    first, _ = job(one, "--push", image=image)
+    assert [cell["status"] for cell in first] == ["built"] * 2
+    before = other.registry.log
+    again, said = job(other, "--push", image=image)
+    assert [cell["status"] for cell in again] == ["up-to-date"] * 2, said
+    asked = re.findall(r'"(?:GET|HEAD|POST|PUT) (/v2/\S*)', other.registry.log.removeprefix(before))
+    assert asked
+    assert [path for path in asked if not re.search("/manifests/|/tags/|^/v2/$", path)] == []
+    assert not other.docker("images", "--quiet").stdout

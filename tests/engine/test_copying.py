@@ -27,7 +27,7 @@ def test_copy_by_digest_with_signatures_runs_elsewhere(engine, registry, mirror,
     (tmp_path / "templates/it.j2").write_text("FROM debian:trixie\nRUN echo {{ part }} > /part\n")
     image, copy = f"{registry.address}/ml/copied", f"{mirror.address}/ml/copied"
     (tmp_path / "matrix.yaml").write_text(MATRIX.format(image=f'"{image}"'))
-    environment = engine.environment | {"DOCKER_CONFIG": str(tmp_path / "docker"), "COSIGN_PASSWORD": ""}
+    environment = engine.environment | {"DOCKER_CONFIG": str(tmp_path / ".docker"), "COSIGN_PASSWORD": ""}
 
     def run(*words, code=0):
         done = engine.imagematrix(*words, cwd=tmp_path, env=environment)
@@ -42,9 +42,9 @@ def test_copy_by_digest_with_signatures_runs_elsewhere(engine, registry, mirror,
     published, _ = run("publish", f"{image}:v1", *signing)
     run("copy", f"{image}:v1", copy, code=8)  # without a login
     login = base64.b64encode(b"reader:password").decode()
-    (tmp_path / "docker").mkdir(exist_ok=True)
+    (tmp_path / ".docker").mkdir(exist_ok=True)
     auths = {"auths": {mirror.address: {"auth": login}}}
-    (tmp_path / "docker/config.json").write_text(json.dumps(auths))
+    (tmp_path / ".docker/config.json").write_text(json.dumps(auths))
     before = registry.log.count('"PUT ')
     copied, said = run("copy", f"{image}:v1", copy)
     assert copied == published.replace(registry.address, mirror.address), "the same digest"
