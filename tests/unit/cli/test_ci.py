@@ -131,3 +131,28 @@ def test_every_outcome_is_in_the_summary_and_in_the_report(cli, tmp_path, status
     assert f"| cpu-znver4 | {status} |" in ci.table([outcome])
     (tmp_path / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": [cell]}))
     assert f" {status} " in cli("report", tmp_path / "build.json").out
+
+
+def test_tests_of_images_have_a_column_in_the_summary_and_in_the_report(cli, tmp_path):
+    why = f"it needs a GPU{HOSTILE}"
+    cells = [
+        {"cell": "a", "status": "built", "test": {"outcome": "not-tested", "why": why}},
+        {"cell": "b", "status": "tested", "test": {"outcome": "passed", "why": None}},
+        {"cell": "c", "status": "built", "test": None},
+    ]
+    table = ci.table(outcomes(*cells))
+    assert "| image | cell | | test | seconds |" in table
+    assert "| b | tested | passed |" in table
+    assert "| a | built | not tested here: " in table
+    assert "| c | built |  |" in table
+    assert not commands(table)
+    whole = [
+        {"image": "training", "version": "v1", "axes": {}, "rule": None, "why": None, "reference": None}
+        | cell
+        for cell in cells
+    ]
+    (tmp_path / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": whole}))
+    shown = cli("report", tmp_path / "build.json")
+    assert shown.code == 0
+    assert "not tested here: " in shown.out
+    assert not commands(shown.out)

@@ -84,3 +84,25 @@ def test_hostile_text_is_escaped(text):
     assert [element.tag for element in document.iter()] == ["testsuites", "testsuite", "testcase", "failure"]
     (failure,) = document.iter("failure")
     assert failure.text.endswith(']]></failure><failure message="x">&amp;<![CDATA[\ufffd')
+
+
+def test_tests_of_images_are_cases_of_their_own(suites):
+    cells = [
+        {"cell": "a", "status": "built", "seconds": 1, "test": {"outcome": "passed", "why": None}},
+        {
+            "cell": "b",
+            "status": "failed",
+            "seconds": 1,
+            "error": "x",
+            "test": {"outcome": "failed", "why": "x\ncode 3"},
+        },
+        {"cell": "c", "status": "up-to-date", "test": {"outcome": "not-tested", "why": "no GPU"}},
+        {"cell": "d", "status": "built", "seconds": 1, "test": None},
+    ]
+    (suite,) = suites(junit(outcomes(cells), lambda _: "the log"))
+    assert (suite.tests, suite.failures, suite.skipped) == (7, 2, 1)
+    found = {case.name: [(type(one).__name__, one.message) for one in case.result] for case in suite}
+    assert found["a test"] == []
+    assert found["b test"] == [("Failure", "code 3")]
+    assert found["c test"] == [("Skipped", "not tested here: no GPU")]
+    assert "d test" not in found
