@@ -86,6 +86,7 @@ class Buildx:
         self._attest = attest
         self._no_cache = no_cache
         self._caches = caches or BuildCaches()
+        self._imported = False  # whether an answer of `export`, for labels of images, may be from a cache
         self._require()
         self._solver = Solver(docker, builder, proxy=proxy)
         self._scratch = self._solver.folder
@@ -165,12 +166,14 @@ class Buildx:
         self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
+        log, cache = io.StringIO(), entry("export", dockerfile)
         if not self._no_cache:
-            self._begin(first, sources, io.StringIO(), lambda _: None)
+            self._imported |= self._begin(first, sources, log, lambda _: None)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            options = ["--no-cache"] if self._no_cache else []
+            options = ["--no-cache"] if self._no_cache else self._caches.importing(cache)
             options += ["--output", attributes({"type": "local", "dest": folder})]
-            self._solver.solve(options, dockerfile, sources, io.StringIO(), lambda _: None)
+            self._imported |= self._solver.solve(options, dockerfile, sources, log, lambda _: None)
+            self._write_cache(cache, dockerfile, sources, log, lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     def base_layers(
@@ -281,7 +284,7 @@ class Buildx:
                 layout=own.folder,
                 stored_layers=known,
                 attested=attested,
-                imported=begun or imported,
+                imported=begun or imported or self._imported,
             )
             if self._earlier:
                 rewritten = [layer for layer in layers if layer not in kept]

@@ -431,6 +431,18 @@ def test_caches_are_read_by_a_build_and_written_after_it(script, order, made):
     assert found == [[], *shared, *one, []], "the base, what images share, the image, and the check of it"
 
 
+def test_answers_for_labels_come_from_caches_too(script, order, made):
+    """Otherwise a query of the compiler runs the steps that the images would have from their caches."""
+    output = r"printf '#1 importing cache manifest from c\n#1 DONE 0.1s\n#2 [2/2] RUN 2\n#2 CACHED\n'"
+    asked = script(f'{output}; [ -z "$file" ] && exit; {made}')
+    with Buildx(Docker(), "mine", caches=BuildCaches(["reg/c"], ["reg/c"])) as builder:
+        builder.export(order.dockerfile, order.sources)
+        assert re.findall(r"--cache-(from|to)=.*ref=reg/c:export-", asked.read_text()) == ["from", "to"]
+        script(f'[ -z "$file" ] && exit; {made}')
+        result, _ = make(builder, replace(order, reference="t:v1-one-0123456789ab"))
+        assert result.imported, "its labels may be from there"
+
+
 def test_classic_store_has_no_caches(script):
     script()
     docker = Docker()
