@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.output import info
-from imagematrix.cli.taking_over import dockerfile_among, inside, require_absent, take_over, writing_all
+from imagematrix.cli.taking_over import dockerfile_among, require_absent, take_over, tell_next, writing_all
 from imagematrix.errors import UnservedError, UsageError
 from imagematrix.spelling import nearest
 from imagematrix.text import counted, listed
@@ -93,7 +93,7 @@ def command(
             shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)
         shutil.copyfile(STARTER / f"{chosen}.yaml", folder / "matrix.yaml")
     info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
-    info(f"next: `{inside(folder)}imagematrix plan`, then `imagematrix build`")
+    tell_next(folder)
 
 
 def _write_from(sources: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
@@ -135,7 +135,6 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     )
     for reason in reasons:
         info(f"no cell can serve {reason}")
-    options = ["-f", str(folder / "matrix.yaml")] if folder != Path() else []
-    options += [word for path in hosts for word in ("--for", str(path))]
-    command = shlex.join(["imagematrix", "plan", *options])
-    info(f"next: write {folder / 'templates' / TEMPLATE}, then `{command}`")
+    command = ["imagematrix", "plan", *(("-f", str(folder / "matrix.yaml")) if folder != Path() else ())]
+    command += [word for path in hosts for word in ("--for", str(path))]
+    info(f"next: write {folder / 'templates' / TEMPLATE}, then `{shlex.join(command)}`")

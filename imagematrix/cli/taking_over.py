@@ -10,13 +10,13 @@ from pathlib import Path
 
 from imagematrix.cli.output import info, warn, writing
 from imagematrix.errors import UsageError
-from imagematrix.text import REPLACED
+from imagematrix.text import REPLACED, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["dockerfile_among", "inside", "require_absent", "take_over", "writing_all"]
+__all__ = ["dockerfile_among", "require_absent", "take_over", "tell_next", "writing_all"]
 
 LARGEST = 1 << 20  # bytes of a Dockerfile
 
@@ -70,14 +70,13 @@ def take_over(path: Path, text: str, folder: Path) -> None:
     info(f"wrote {folder / 'matrix.yaml'} and {target}")
     for remark in taken.remarks:
         warn(f"{path}:{remark.line}: {remark.message}", remark.remedy)
-    allowing = ""
     if taken.copies:
-        allowing = _prepare_context(path, folder, place)
-    info(f"next: `{inside(folder)}imagematrix plan{allowing}`, then `imagematrix build{allowing}`")
+        _keep_out(path, folder)
+    tell_next(folder, place if taken.copies and place.startswith("..") else None)
 
 
-def _prepare_context(path: Path, folder: Path, place: str) -> str:
-    """Keep a matrix out of the context of its images; return the option that allows a context elsewhere."""
+def _keep_out(path: Path, folder: Path) -> None:
+    """Keep a matrix out of the context of its images."""
     context = path.parent
     own = path.with_name(f"{path.name}.dockerignore")
     if own.exists():
@@ -88,22 +87,26 @@ def _prepare_context(path: Path, folder: Path, place: str) -> str:
         ignore = context / ".dockerignore"
         if ignore.exists():
             present = ignore.read_text(encoding="utf-8", errors="replace").splitlines()
-            missing = shlex.join(line for line in lines if line not in present)
+            missing = [line for line in lines if line not in present]
             if missing:
                 warn(
                     f"{ignore} does not exclude the matrix: each change of it would change the images",
-                    f"run `printf '\\n%s' {missing} >> {shlex.quote(str(ignore))}`",
+                    f"run `printf '\\n%s' {shlex.join(missing)} >> {word(ignore)}`",
                 )
         else:
             with writing_all():
                 ignore.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             info(f"wrote {ignore}, because a change of the matrix is no change of the images")
-    return f" --allow-context {shlex.quote(place)}" if place.startswith("..") else ""
 
 
-def inside(folder: Path) -> str:
-    """Return the command that changes into a folder before others, "" for the current one."""
-    return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+def tell_next(folder: Path, outside: str | None = None) -> None:
+    """Tell the commands that come after `init`; `outside` is a context that is not in the folder."""
+    enter = "" if folder.resolve() == Path.cwd() else f"`cd {word(folder)}`, "
+    if outside is None:
+        info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")
+    else:
+        plan = f"`imagematrix plan --allow-context {word(outside)}`"
+        info(f"next: {enter}{plan}, then `imagematrix build --allow-context {word(outside)}`")
 
 
 def require_absent(path: Path) -> None:

@@ -332,7 +332,9 @@ class _Planner:
                 yield kind(message, remedy=error.remedy)
             error = self.unresolved.get(name)
             if error and name == dockerfiles.frontend(text):
-                message = f"`# syntax={name}` names an image that reads the Dockerfile, not a base: {error}"
+                message = (
+                    f"the line # syntax={name} names an image that reads the Dockerfile, not a base: {error}"
+                )
                 remedy = f"remove this line, unless the Dockerfile needs it; otherwise {error.remedy}"
                 yield type(error)(message, remedy=remedy)
             elif error:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shlex
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
 from imagematrix.matrix.problems import Mark
 from imagematrix.spelling import SLIP, nearest
-from imagematrix.text import SPACE
+from imagematrix.text import SPACE, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -309,9 +308,9 @@ def _require_fixed(flags: Iterable[str], arguments: str) -> None:
         remedy = "write the address without variables of the build, and add --checksum=sha256:DIGEST"
     elif GIT.match(source):
         address = source.partition("#")[0]
-        remedy = f"add #COMMIT to it, such as the commit that `git ls-remote {shlex.quote(address)}` prints"
+        remedy = f"add #COMMIT to it, such as the commit that `git ls-remote {word(address)}` prints"
     else:
-        digest = f"`curl -fsSL {shlex.quote(source)} | sha256sum`"
+        digest = f"`curl -fsSL {word(source)} | sha256sum`"
         remedy = f"add --checksum=sha256:DIGEST, with the digest that {digest} prints"
     raise _FaultyError(message, remedy, source)
 
@@ -383,7 +382,7 @@ def _sources(command: str, flags: Iterable[str], raw: str, start: int) -> Iterat
         for name in _named_sources([flag]):
             if "$" in name:
                 message = f"{command.upper()} takes its source from a variable, which no build can: {name}"
-                remedy = "begin a stage with `FROM IMAGE AS NAME`, and name the stage"
+                remedy = "begin a stage with FROM IMAGE AS NAME, and name the stage"
                 raise _FaultyError(message, remedy, name)
             numbered = flag.startswith("--from=")
             pattern = FLAG_VALUE.format(re.escape(name))

@@ -52,8 +52,8 @@ def _how_to_import(reference: str) -> str:
     """Return how an image gets into the engine without its registry."""
     debian = DEBIAN.fullmatch(reference)
     if debian:
-        tree = f"debootstrap --variant=minbase {debian[1]} tree"
-        return f"make it as root: `{tree} && tar -C tree -c . | docker import - {word(reference)}`"
+        archive = f"tar -C tree -c . | docker import - {word(reference)}"
+        return f"make it as root: `debootstrap --variant=minbase {word(debian[1])} tree && {archive}`"
     saved = f"`docker save {word(reference)} -o FILE`"
     return f"bring it from a machine that has it: {saved} there, `docker load -i FILE` here"
 

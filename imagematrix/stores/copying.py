@@ -15,6 +15,7 @@ from imagematrix.once import Once
 from imagematrix.scratch import scratch
 from imagematrix.stores.publish import publish
 from imagematrix.stores.sign import add_referrer, add_signatures
+from imagematrix.text import word
 from imagematrix.trust.signature import signature_tag
 
 TYPE_CHECKING = False
@@ -88,7 +89,7 @@ def _published(source: Registry, version: str, policies: Sequence[SignaturePolic
     name = f"{source.name}:{version}"
     found = source.manifest(version)
     if found is None:
-        remedy = f"see `imagematrix ls {source.name}`"
+        remedy = f"see `imagematrix ls {word(source.name)}`"
         raise UnknownImageError(f"the registry has no published version {name}", remedy=remedy)
     entries = [entry for entry in index.published(found, source.name, version) if entry.ours]
     if not entries:

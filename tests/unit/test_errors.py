@@ -15,17 +15,23 @@ from imagematrix.gang.gang import Gang, Left, NothingFitsAll
 from imagematrix.launcher.devices import DeviceProblem, DevicesError
 from imagematrix.matrix import problems
 from imagematrix.matrix.problems import Mark, MatrixError
+from imagematrix.render.instructions import DockerfileError, Fault
+from imagematrix.render.template_error import TemplateError, TemplateFault
 from imagematrix.selection.selection import NothingFits
 
 SOME: Any = {"any": "thing"}  # for a Selection
 NODE = DeviceProblem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
 LEFT = Left(hosts=("node1",), nearest=None, rules=())
 GANG = Gang(catalog=Catalog(image="t", version="v1", variants=()), alike=None, members=(), left=(LEFT,))
+FAULT = Fault("unknown instruction: RUM", 7, "did you mean RUN?")
+PROBLEM = problems.Problem(message="bad", mark=Mark(1, 2))
 OWN = {
     NothingFitsAll: lambda: NothingFitsAll("none fits all", gang=GANG, remedy="build one"),
     NothingFits: lambda: NothingFits("none fits", selection=SOME, remedy="build one"),
     DevicesError: lambda: DevicesError((NODE,)),
-    MatrixError: lambda: MatrixError("matrix.yaml", [problems.Problem(message="bad", mark=Mark(1, 2))]),
+    DockerfileError: lambda: DockerfileError("FROM a\nRUM b", [FAULT]),
+    TemplateError: lambda: TemplateError([TemplateFault("a.j2", PROBLEM, "RUM b")]),
+    MatrixError: lambda: MatrixError("matrix.yaml", [PROBLEM]),
 }
 
 

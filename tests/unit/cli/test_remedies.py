@@ -26,8 +26,23 @@ BARE = re.compile(rf'\b{OWN} (?:{"|".join(COMMANDS)})\b[^"\n]*')
 END = re.compile(r" *(?:&& |[|;]| \d?[<>]).*", re.DOTALL)
 VARIABLES = re.compile(r"(?:env(?: -u \w+)* )?(?:[A-Z_]+=\S* )*")
 OTHERS = {
-    *("apptainer", "apt", "chmod", "chown", "cosign", "df", "dmesg", "docker", "dockerd", "findmnt", "helm"),
-    *("install", "jq", "kubectl", "ld.so", "lscpu", "mkdir", "modprobe", "nvidia-cuda-mps-control"),
+    *("apptainer", "apt", "cd", "chmod", "chown", "cosign", "curl", "debootstrap", "df", "dmesg", "docker"),
+    *(
+        "dockerd",
+        "export",
+        "findmnt",
+        "git",
+        "helm",
+        "install",
+        "jq",
+        "printf",
+        "kubectl",
+        "ld.so",
+        "lscpu",
+        "mkdir",
+        "modprobe",
+        "nvidia-cuda-mps-control",
+    ),
     *("nvidia-modprobe", "nvidia-smi", "pip", "rm", "ssh", "sysctl", "systemctl", "uname"),
 }
 OPTION_OR_KEY = re.compile(r"-.*|[\w.]+(?: ?[:=].*)?")  # what else is in backticks

@@ -342,6 +342,10 @@ def test_nodes_and_pods(outcome, cli, catalog_file, tmp_path):
     }
     nodes, pods, one = (tmp_path / name for name in ("nodes.json", "all.json", "pod.json"))
     chosen = ("--nodes", nodes, "--catalog", catalog_file)
+    pullable = tmp_path / "pullable.json"
+    catalog = json.loads(catalog_file.read_text())
+    pullable.write_text(json.dumps(catalog | {"image": "reg.example/ml/training"}))
+    running = ("reg.example/ml/training:v1", "--nodes", nodes, "--catalog", pullable)
     one.write_text(json.dumps(pod))
     for place, made in hostile(node):
         nodes.write_text(json.dumps({"kind": "List", "items": [made]}))
@@ -350,7 +354,7 @@ def test_nodes_and_pods(outcome, cli, catalog_file, tmp_path):
         pods.write_text(json.dumps({"kind": "List", "items": [made, pod]}))
         outcome.run(place, "kubernetes", "gpus", "--nodes", pods)
         outcome.run(place, "kubernetes", "render", "policy", "training:v1", *chosen)
-        outcome.run(place, "kubernetes", "render", "job", "training:v1", *chosen)
+        outcome.run(place, "kubernetes", "render", "job", *running)
     nodes.write_text(json.dumps({"kind": "List", "items": [node]}))
     for place, made in hostile(pod):
         one.write_text(json.dumps(made))

@@ -64,7 +64,10 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_benchmarks():
 def test_nothing_is_installed_by_a_name_that_anybody_could_take():
     """Before the first release, the package comes from a checkout: no index has it."""
     sources = [
-        path for folder in ("imagematrix", "ci") for path in (ROOT / folder).rglob("*") if path.is_file()
+        path
+        for folder in ("imagematrix", "ci")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
     ]
     by_name = re.compile(
         rb"\b(?:pip|pipx|uv tool|uv pip|uvx?) (?:install|run|add)\b[^\n`]*[ '\"]imagematrix(?![\w./-])"

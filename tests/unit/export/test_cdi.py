@@ -209,7 +209,7 @@ def test_a_node_without_gpus_leaves_an_earlier_spec_as_it_is(cli, tmp_path):
 def test_options_of_other_targets_are_refused(cli, words, option, whose):
     result = cli("export", *words)
     assert (result.code, result.out) == (2, "")
-    assert f"`export {words[0]}` does not have the option {option}" in result.err
+    assert f"`imagematrix export {words[0]}` does not have the option {option}" in result.err
     assert whose in result.err
 
 

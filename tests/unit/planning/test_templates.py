@@ -194,7 +194,7 @@ def test_syntax_line_is_no_base_in_messages(project, kind):
     (item,) = made.with_status(PlanStatus.FAILED)
     assert isinstance(item.error, kind)
     assert item.why == (
-        "`# syntax=docker/dockerfile:1` names an image that reads the Dockerfile, not a base: "
+        "the line # syntax=docker/dockerfile:1 names an image that reads the Dockerfile, not a base: "
         "the image docker/dockerfile:1 is nowhere"
     )
     assert item.error.remedy == "remove this line, unless the Dockerfile needs it; otherwise try again"

@@ -100,7 +100,7 @@ def test_base_from_a_variable_is_rejected(line):
 def test_source_from_a_variable_is_rejected(line):
     with pytest.raises(DockerfileError, match=r"takes its source from a variable, .*: \$STAGE") as caught:
         bases(f"ARG STAGE=x\nFROM debian\n{line}\n")
-    assert caught.value.remedy == "begin a stage with `FROM IMAGE AS NAME`, and name the stage"
+    assert caught.value.remedy == "begin a stage with FROM IMAGE AS NAME, and name the stage"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_hosts_and_selections_conform(profiles, shipped_catalog, conforms):
     for path in profiles.values():
         host = Host.load(path)
         conforms(host.to_json())
-        for wanted in ("all", "none"):
+        for wanted in ("all", "none") if host.gpus else ("none",):
             conforms(explain(host, shipped_catalog, gpus=wanted).to_json())
 
 
