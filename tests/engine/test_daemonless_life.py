@@ -17,7 +17,7 @@ from ordinary_user import AS_USER, HOST, ROOT, USER, squashfuses
 
 from imagematrix.image_store.folder import ImageStore
 
-FREE_S = 10  # by then, what nothing keeps is free
+FREE_S = 60  # by then, what nothing keeps is free
 EVERY = ("--gpus", "all", "training:v1")
 OUT = "/out"
 OUTLIVING = ("runc", "apptainer")  # runtimes whose containers live on when their keeper is killed
