@@ -30,19 +30,26 @@ class ImagematrixError(Exception):
     """Base of every error raised on purpose.
 
     The message has one line for each of `lines`, whatever is in the values that they show. `remedy` is one
-    sentence that states what to do about it, or None.
+    sentence that states what to do about it, or None. `shown` is the same with options of the command, where
+    the remedy has arguments of a function.
     """
 
     exit_code = 1
 
-    def __init__(self, *lines: str, remedy: str | None = None) -> None:
+    def __init__(self, *lines: str, remedy: str | None = None, shown: str | None = None) -> None:
         super().__init__("\n".join(map(line, lines)))
         self.remedy = None if remedy is None else line(remedy)
+        self._shown = None if shown is None else line(shown)
 
     @property
     def details(self) -> str:
         """The message in its long form, for a terminal."""
         return str(self)
+
+    @property
+    def shown(self) -> str | None:
+        """The remedy, with options of the command in place of arguments."""
+        return self._shown or self.remedy
 
     def __reduce__(self) -> tuple[Callable[..., ImagematrixError], tuple[Any, ...], dict[str, Any]]:
         # Exceptions are unpickled from their `args`, which differ from the parameters of these classes.

@@ -167,12 +167,12 @@ def _miss(miss: Miss, short: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines about the nearest variant, and its remedy."""
     if not miss.told:
         yield from folded("       ", escaped(miss.why))
-        yield from _remedy("         ", miss.fix)
+        yield from _remedy("         ", miss.shown)
     if miss.nearest:
         yield f"       nearest is {short(miss.nearest)}"
     for rule in miss.relevant:
         yield from folded("         ", escaped(f"{rule.rule}: {rule.why}"))
-        yield from _remedy("           ", rule.fix)
+        yield from _remedy("           ", rule.shown)
 
 
 def _remedy(indent: str, fix: str | None) -> list[str]:
@@ -247,5 +247,5 @@ def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
 
 
 def _fixes(miss: Miss) -> str:
-    fixes = dict.fromkeys([rule.fix for rule in miss.relevant] or [miss.fix])
+    fixes = dict.fromkeys([rule.shown for rule in miss.relevant] or [miss.shown])
     return "; ".join(fix for fix in fixes if fix)

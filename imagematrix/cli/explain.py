@@ -69,7 +69,7 @@ def command(
         confirm(image, catalog, [selection.selected])
     ambiguity = selection.decision.ambiguity
     if ambiguity:
-        raise UsageError(ambiguity[0], remedy=ambiguity[1].words)
+        raise UsageError(ambiguity[0], remedy=ambiguity[1].shown)
     if selection.selected is None:
         raise typer.Exit(NothingFits.exit_code)
 
@@ -114,7 +114,7 @@ def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
     yield from folded("  ", shortened(references, SHOWN, more=", {} more"))
     for position, rule in enumerate(members[0].failing):
         yield from folded("       ", _refusal(rule))
-        fixes = dict.fromkeys(fix for candidate in members if (fix := candidate.failing[position].fix))
+        fixes = dict.fromkeys(fix for candidate in members if (fix := candidate.failing[position].shown))
         if fixes:
             yield from folded("         ", f"-> {shortened([*fixes], SHOWN, ' or ', ' or {} more')}")
 

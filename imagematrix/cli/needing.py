@@ -99,7 +99,7 @@ class HostNeeds:
                 nearest = f" (nearest: {miss.nearest})" if miss.nearest else ""
                 hosts = shortened(some.hosts, NAMED, more=", {} more")
                 lines.append(f"{image}, {hosts}{nearest}: {'; '.join(whys)}")
-                remedies += [miss.fix] if miss.fix else []
+                remedies += [miss.shown] if miss.shown else []
         if not lines:
             return None
         return UnservedError("hosts get no image:", *listed(lines, SHOWN), remedy=next(iter(remedies), None))

@@ -141,7 +141,7 @@ def print_json(document: object) -> None:
 
 def print_error(error: ImagematrixError) -> None:
     """Print an error, whose lines are safe, and its remedy to stderr."""
-    _print_with_remedy(RED, error.details, error.remedy)
+    _print_with_remedy(RED, error.details, error.shown)
 
 
 def warn(text: str, remedy: str | None = None) -> None:

@@ -216,7 +216,7 @@ def _require_unambiguous(kinds: Iterable[Kind]) -> None:
             continue
         ambiguity = kind.answer.decision.ambiguity
         if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].words)
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
         chosen += [kind.answer.variant] if kind.answer.variant else []
     for axis, values in differing(chosen).items():
         raise UsageError(

@@ -91,7 +91,8 @@ def kinds(hosts: Mapping[str, Host], answer: Callable[[Host], Answer]) -> tuple[
 def miss(answer: Answer) -> Miss | None:
     """Return why a host gets no image, or None if it gets one."""
     if isinstance(answer, UsageError):
-        return Miss(why=str(answer), remedy=Remedy(words=answer.remedy) if answer.remedy else None)
+        remedy = Remedy(words=answer.remedy, shown=answer.shown) if answer.remedy else None
+        return Miss(why=str(answer), remedy=remedy)
     return answer.miss
 
 

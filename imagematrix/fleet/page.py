@@ -81,8 +81,8 @@ def _reasons(some: Iterable[Unserved | Loss]) -> list[_PageReason]:
     groups: dict[Hashable, list[Unserved | Loss]] = {}
     for one in some:
         miss = one.miss
-        said = None if miss.told else (miss.why, miss.fix)
-        key = said, tuple((rule.rule, rule.why, rule.fix) for rule in miss.relevant)
+        said = None if miss.told else (miss.why, miss.shown)
+        key = said, tuple((rule.rule, rule.why, rule.shown) for rule in miss.relevant)
         groups.setdefault(key, []).append(one)
     reasons = [
         _PageReason(

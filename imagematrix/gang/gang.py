@@ -147,7 +147,7 @@ class NothingFitsAll(UnservedError):  # noqa: N818 - named as NothingFits
     `gang` is the largest set of hosts that works, and why the others do not.
     """
 
-    def __init__(self, message: str, *, gang: Gang, remedy: str | None = None) -> None:
+    def __init__(self, message: str, *, gang: Gang, remedy: str, shown: str | None = None) -> None:
         left = listed([*map(str, gang.left)], SHOWN)
-        super().__init__(f"{message}:" if left else message, *left, remedy=remedy)
+        super().__init__(f"{message}:" if left else message, *left, remedy=remedy, shown=shown)
         self.gang = gang

@@ -19,6 +19,7 @@ from imagematrix.selection.candidate import failures
 from imagematrix.selection.decision import indistinguishable, undecided
 from imagematrix.selection.hardware import hardware, kind, ranking, sample
 from imagematrix.selection.index import Index, bits
+from imagematrix.selection.rule import Remedy, to_ask
 from imagematrix.selection.select import asking
 from imagematrix.selection.target import Target
 from imagematrix.text import counted, listed, word
@@ -224,7 +225,7 @@ def _members(
         same = indistinguishable([variant, *(other for other in leading if other is not variant)])
         if not settled and (differing or len(same) > 1):
             why, remedy = undecided(question.catalog, differing, leading if differing else same, WHOM)
-            raise UsageError(why, remedy=remedy.words)
+            raise UsageError(why, remedy=remedy.words, shown=remedy.shown)
         for one in group:
             for name in one.hosts:
                 host, gpus = one.member(name, number)
@@ -278,7 +279,8 @@ def _refused(selector: Selector, names: tuple[str, ...] | None, kinds: Sequence[
         unknown=tuple(unknown.items()),
     )
     number = served + sum(len(left.hosts) for left in gang.left)
-    return NothingFitsAll(_why(gang, number), gang=gang, remedy=_remedy(question, gang, kinds))
+    remedy = _remedy(question, gang, kinds)
+    return NothingFitsAll(_why(gang, number), gang=gang, remedy=remedy.words, shown=remedy.shown)
 
 
 def _largest(
@@ -327,16 +329,19 @@ def _why(gang: Gang, hosts: int) -> str:
     return f"{what} all {hosts} hosts: {most} {len(gang.members)}, but not"
 
 
-def _remedy(question: Question, gang: Gang, kinds: Sequence[_HostKind]) -> str | None:
+def _remedy(question: Question, gang: Gang, kinds: Sequence[_HostKind]) -> Remedy:
     if gang.unknown:
         told = ", ".join(
             f"{name} is unknown of {counted(number, 'variant')}" for name, number in gang.unknown
         )
-        return f"{told}, which are like no other: build them again, or adopt them, which reads their bytes"
+        return Remedy(
+            words=f"{told}, which are like no other: build them again, or adopt them, which reads their bytes"
+        )
     if gang.alike is None and _serving(_classes(question, alikeness.USUAL), kinds):
-        return f"--alike {','.join(alikeness.USUAL)} lets hosts run different variants"
+        usual = ",".join(alikeness.USUAL)
+        return to_ask("{} lets hosts run different variants", f"--alike {usual}", alike=usual)
     name = f"{gang.catalog.image}:{gang.catalog.version}"
-    return f"see with `imagematrix explain {word(name)} --host FILE` what a host needs"
+    return Remedy(words=f"see with `imagematrix explain {word(name)} --host FILE` what a host needs")
 
 
 def _serving(classes: Iterable[int], kinds: Sequence[_HostKind]) -> list[int]:

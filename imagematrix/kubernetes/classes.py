@@ -163,7 +163,7 @@ def classes(
     for kind in hardware:
         ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
         if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].words)
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
     return Classes(
         catalog=selector.question.catalog,
         classes=_named(hardware, by_name),

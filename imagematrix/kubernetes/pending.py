@@ -202,7 +202,7 @@ def _verdict(
         obstacles=summed(obstacle for some in found for obstacle in some),
         selected=image(each.variant) if each.variant else None,
         why=each.why,
-        fix=each.miss.fix if each.miss else None,
+        fix=each.miss.shown if each.miss else None,
     )
 
 

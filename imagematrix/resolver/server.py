@@ -292,7 +292,7 @@ def _error(status: int, message: str) -> web.Response:
 
 
 def _sentence(error: ImagematrixError) -> str:
-    return f"{error}; {error.remedy}" if error.remedy else str(error)
+    return f"{error}; {error.shown}" if error.shown else str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

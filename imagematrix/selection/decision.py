@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from imagematrix.catalog.catalog import Variant
 from imagematrix.selection.hardware import hardware, sample
+from imagematrix.selection.question import choosing
 from imagematrix.selection.rule import Remedy
 from imagematrix.text import shortened
 
@@ -152,13 +153,11 @@ def undecided(
             f"{axis} ({', '.join(value or 'not set' for value in values)})"
             for axis, values in differing.items()
         ]
-        choices = [f"--where {axis}={value}" for axis, value in leading[-1].axes if axis in differing]
-        option = " ".join(choices)
         return (
             f"variants of {name} that fit {whom} differ in {', '.join(open_axes)}",
-            Remedy(
-                words=f"choose with {option}; in matrix.yaml an image may set `defaults`",
-                change=("option", option),
+            choosing(
+                "choose with {}; in matrix.yaml an image may set `defaults`",
+                {axis: value for axis, value in leading[-1].axes if axis in differing},
             ),
         )
     remedy = Remedy(words=f"name one of them in place of {name}, such as {leading[0].reference}")

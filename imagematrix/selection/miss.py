@@ -9,7 +9,7 @@ from imagematrix.record import replace
 from imagematrix.selection.candidate import results
 from imagematrix.selection.hardware import kind, sample
 from imagematrix.selection.remedy import Remedies, refusals
-from imagematrix.selection.rule import Remedied, Remedy
+from imagematrix.selection.rule import Remedied, Remedy, to_ask
 from imagematrix.selection.rules import device_code
 from imagematrix.text import word
 
@@ -53,7 +53,7 @@ class Miss(Remedied):
         return {
             "nearest": self.nearest,
             "why": self.why,
-            "fix": self.fix,
+            "fix": self.shown,
             "change": self.change,
             "rules": [rule.to_json() for rule in self.rules],
         }
@@ -87,8 +87,8 @@ def _nearest(question: Question, target: Target) -> Miss:
     served = _served(index, target)
     if served:
         why += f" with all the GPUs passed; {which} fits {', '.join(gpu.label for gpu in served)}"
-        option = f"--gpus {spec(served)}"
-        remedy: Remedy | None = Remedy(words=f"pass {option}", change=("option", option))
+        named = spec(served)
+        remedy: Remedy | None = to_ask("pass {}", f"--gpus {named}", gpus=named)
     else:
         remedy, left = _remedy(index, remedies, variant, failing)
         remedy = remedy or Remedy(words=f"see with `imagematrix explain {word(name)}` what each rule needs")

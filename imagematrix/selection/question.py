@@ -11,7 +11,7 @@ from imagematrix.facts.versions import natural
 from imagematrix.record import replace
 from imagematrix.selection.index import Index
 from imagematrix.selection.order import order
-from imagematrix.selection.rule import Remedy
+from imagematrix.selection.rule import Remedy, to_ask
 from imagematrix.selection.rules.device_code import served
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Where = Mapping[str, str | int | Sequence[str | int]] | str | Sequence[str]
     Asked = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a key
 
-__all__ = ["Question", "asked", "axes", "narrowed", "parse", "values"]
+__all__ = ["Question", "asked", "axes", "choosing", "narrowed", "parse", "values"]
 
 EXAMPLE = 'write conditions such as {"python": "3.13"} or "python=3.13"'
 QUESTIONS = 8  # questions kept, which selections from other processes share
@@ -72,8 +72,7 @@ class Question:
         own = values(variant)
         differing = [axis for axis, these in self.wanted.items() if not these & {*own.get(axis, ())}]
         if all(axis in own for axis in differing):
-            option = " ".join(f"--where {axis}={own[axis][0]}" for axis in differing)
-            return Remedy(words=option, change=("option", option))
+            return choosing("pass {}", {axis: own[axis][0] for axis in differing})
         return Remedy(words=f"select it by its reference: {variant.reference}")
 
 
@@ -81,6 +80,12 @@ class Question:
 def _shared(whole: Catalog, where: Asked) -> Question:
     """Return the same question for equal ones, so that selections from a pool's workers share it."""
     return Question(whole, where)
+
+
+def choosing(words: str, where: Mapping[str, str]) -> Remedy:
+    """Return the remedy to choose these values of axes; `words` have {} in their place."""
+    option = " ".join(f"--where {axis}={value}" for axis, value in where.items())
+    return to_ask(words, option, where=dict(where))
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from imagematrix.node.host import Driver
 from imagematrix.record import Record, replace
 from imagematrix.selection import drivers
 from imagematrix.selection.hardware import kind, sample
-from imagematrix.selection.rule import Remedy
+from imagematrix.selection.rule import Remedy, to_ask
 from imagematrix.selection.rules import RULES, cpu
 
 TYPE_CHECKING = False
@@ -118,16 +118,16 @@ class Remedies:
         if "accelerators" in rule.facts and not variant.gpu:
             consenting = replace(target, allow_cpu=True)
             left = refusals(consenting, variant)  # all of `allowed`: no other rule reads the consent
-            remedy = Remedy(words="pass --allow-cpu", change=("option", "--allow-cpu"))
+            remedy = to_ask("pass {}", "--allow-cpu", allow_cpu=True)
             yield Tried(remedy=remedy, left=left, target=consenting)
         if len(target.gpus) > 1 and any(fact.startswith("gpus.") for fact in rule.facts):
             left_by_kind = {kind(gpu): refusals(replace(target, gpus=(gpu,)), variant) for gpu in target.gpus}
             for most in (frozenset[str](), allowed):
                 served = tuple(gpu for gpu in self._whole.gpus if left_by_kind[kind(gpu)] <= most)
                 if served:
-                    option = f"--gpus {spec(served)}"
+                    named = spec(served)
                     left = frozenset().union(*(left_by_kind[kind(gpu)] for gpu in served))
-                    remedy = Remedy(words=f"pass {option}", change=("option", option))
+                    remedy = to_ask("pass {}", f"--gpus {named}", gpus=named)
                     yield Tried(remedy=remedy, left=left, target=replace(self._whole, gpus=served))
 
     def _drivers(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
             """
 
 
-__all__ = ["Remedied", "Remedy", "Rule", "RuleResult", "RuleWarning"]
+__all__ = ["Remedied", "Remedy", "Rule", "RuleResult", "RuleWarning", "to_ask"]
 
 UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
@@ -37,12 +37,23 @@ UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown 
 class Remedy(Record):
     """What to do about a refusal, in words, and for a machine if it is one change.
 
-    The change is ("option", an option of `select`), ("driver", its version and kind), or ("matrix", the
-    values of axes).
+    `words` name arguments of `imagematrix.select`, `shown` the options of the command in their place; None
+    if the words are the same. The change is ("option", options of the command), ("driver", its version and
+    kind), or ("matrix", the values of axes).
     """
 
     words: str
     change: Change | None = None
+    shown: str | None = None
+
+
+def to_ask(words: str, option: str, **arguments: object) -> Remedy:
+    """Return the remedy to ask with other `arguments` of `select`, which are `option` of the command.
+
+    `words` have {} in their place.
+    """
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return Remedy(words=words.format(given), change=("option", option), shown=words.format(option))
 
 
 class Remedied(Record):
@@ -53,8 +64,13 @@ class Remedied(Record):
 
     @property
     def fix(self) -> str | None:
-        """The remedy in words."""
+        """The remedy in words, with arguments of `imagematrix.select`."""
         return self.remedy.words if self.remedy else None
+
+    @property
+    def shown(self) -> str | None:
+        """The remedy in words, with options of the command, as it and its documents have them."""
+        return (self.remedy.shown or self.remedy.words) if self.remedy else None
 
     @property
     def change(self) -> dict[str, object] | None:
@@ -87,7 +103,7 @@ class RuleResult(Remedied):
             "need": self.need,
             "have": self.have,
             "why": self.why,
-            "fix": self.fix,
+            "fix": self.shown,
             "change": self.change,
             "source": self.source,
         }

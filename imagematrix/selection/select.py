@@ -122,8 +122,8 @@ class Selector:
         if miss is None:
             return selection
         if selection.decision.ambiguity:
-            raise UsageError(miss.why, remedy=miss.fix)
-        raise NothingFits(miss.why, selection=selection, remedy=miss.fix)
+            raise UsageError(miss.why, remedy=miss.fix, shown=miss.shown)
+        raise NothingFits(miss.why, selection=selection, remedy=miss.fix, shown=miss.shown)
 
     def explain(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None if it raises; see the function `explain`."""
@@ -133,8 +133,9 @@ class Selector:
         if gpus is not None:
             if gpus == ALL and not (host.gpus or host.accelerators):  # these refuse an image without GPUs
                 raise UsageError(
-                    "--gpus all: the host has no GPU",
-                    remedy="leave out --gpus, or pass --gpus none, for an image that needs none",
+                    "all GPUs are requested, and the host has none",
+                    remedy="leave out gpus, or pass gpus='none', for an image that needs none",
+                    shown="leave out --gpus, or pass --gpus none, for an image that needs none",
                 )
             chosen = self.serving(host, candidates(host.gpus, gpus))[0].first
         allow_cpu = allow_cpu or gpus == NONE  # the word consents to leaving accelerators unused

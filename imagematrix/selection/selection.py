@@ -107,6 +107,8 @@ class NothingFits(ImagematrixError):  # noqa: N818 - the name is part of the lib
 
     exit_code = 3
 
-    def __init__(self, message: str, *, selection: Selection, remedy: str | None = None) -> None:
-        super().__init__(message, remedy=remedy)
+    def __init__(
+        self, message: str, *, selection: Selection, remedy: str | None = None, shown: str | None = None
+    ) -> None:
+        super().__init__(message, remedy=remedy, shown=shown)
         self.selection = selection

@@ -1,6 +1,7 @@
 """The public library: typed names, lazy imports, and no heavy modules for a selection."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -174,3 +175,25 @@ def test_errors_about_a_question_name_no_options_of_the_command(profiles, shippe
     with pytest.raises(im.UsageError) as caught:
         im.select(im.Host.load(profiles["genoa-h200"]), shipped_catalog, **question)
     assert not re.findall(r"--\w+", f"{caught.value} {caught.value.remedy or ''}")
+
+
+def test_remedies_name_arguments_and_the_command_shows_options(profiles, shipped_catalog):
+    host = im.Host.load(profiles["mixed"])
+    with pytest.raises(im.NothingFits) as caught:
+        im.select(host, shipped_catalog)
+    assert (caught.value.remedy, caught.value.shown) == ("pass gpus='device=0'", "pass --gpus device=0")
+    assert im.select(host, shipped_catalog, gpus="device=0").selected
+    rules = [rule for one in caught.value.selection.candidates for rule in one.failing]
+    assert not [rule.fix for rule in rules if re.search(r"--\w", rule.fix or "")]
+    assert {rule.change["option"] for rule in rules if rule.change and "option" in rule.change} <= {
+        (rule.shown or "").removeprefix("pass ") for rule in rules
+    }
+
+
+def test_an_error_keeps_both_forms_of_its_remedy_between_processes(profiles, shipped_catalog):
+    with pytest.raises(im.UsageError) as caught:
+        im.select(im.Host.load(profiles["laptop"]), shipped_catalog, gpus="all")
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    assert (copy.remedy, copy.shown) == (caught.value.remedy, caught.value.shown)
+    assert "--gpus none" in copy.shown
+    assert "--" not in copy.remedy

@@ -77,8 +77,8 @@ def _print(classes: Classes) -> None:
 def _remarks(each: Class) -> Iterator[str]:
     if each.miss:
         yield f"  {escaped(each.miss.why)}"
-        if each.miss.fix:
-            yield f"    -> {escaped(each.miss.fix)}"
+        if each.miss.shown:
+            yield f"    -> {escaped(each.miss.shown)}"
     yield from (f"  [yellow]{escaped(warning)}[/]" for warning in each.warnings)
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from imagematrix.catalog.catalog import UNKNOWN
 from imagematrix.facts import cuda, versions
 from imagematrix.facts.device_code import bounds, capability, cubin_runs, distance, order, ptx_runs
-from imagematrix.gpu_request.spec import spec
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 from imagematrix.text import shortened, word
@@ -177,7 +176,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
         idle = _idle(target)
         suffix = f"; this host's accelerators cannot be passed: {idle}" if idle else ""
         why = f"the image needs a GPU, and none is passed{suffix}"
-        return wanted, None, why, "run it on a node with a GPU, and pass one with --gpus"
+        return wanted, None, why, "run it on a node with a GPU, and pass one"
     driver = drivers.effective(target, variant)
     lacking = _lacking(target, variant)
     why, advice = _lack(variant, lacking, driver)
@@ -292,8 +291,9 @@ def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[st
         return f"{gpu.label} {state}", "see the warnings of `imagematrix probe`"
     if gpu.compute is None:
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
-    same = spec([other for other in unserved if other.compute == gpu.compute])
-    advice = f"build a variant for compute {gpu.compute}, and pass --gpus {same}"
+    same = [str(other.index) for other in unserved if other.compute == gpu.compute]
+    only = f"{'GPU' if len(same) == 1 else 'GPUs'} {drivers.listed(same)}"
+    advice = f"build a variant for compute {gpu.compute}, and pass only {only}"
     lacking = [code for code in _deciding(variant, gpu) if _match(code, gpu, driver) is None]
     without = [code for code in lacking if not _compilable(code, gpu, driver)]
     unless = _unless(variant, lacking, gpu, driver)

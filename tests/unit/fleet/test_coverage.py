@@ -77,7 +77,7 @@ def test_equal_hosts_are_grouped(fleet, catalog):
 def test_fix_for_a_mixed_host_names_the_gpus_that_fit(make, catalog):
     host = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
     (unserved,) = coverage({"mixed": host}, catalog).unserved
-    assert unserved.miss.fix == "pass --gpus device=0"
+    assert unserved.miss.fix == "pass gpus='device=0'"
     assert "one fits GPU 0 (NVIDIA L40S)" in unserved.miss.why
     (rule,) = unserved.miss.rules
     assert rule.rule == "device-code"
@@ -191,7 +191,7 @@ def test_each_axis_value_is_covered_separately(make, pythons, conforms):
     conforms(report.to_json())
     assert [service.reference for service in report.variants] == ["t:v1-3.13"]
     (unserved,) = report.unserved
-    assert (unserved.hosts, unserved.miss.fix) == (("cpu",), "--where python=3.9")
+    assert (unserved.hosts, unserved.miss.fix) == (("cpu",), "pass where={'python': '3.9'}")
 
 
 def test_upgrade_that_makes_the_choice_ambiguous_is_a_loss(make, pythons):

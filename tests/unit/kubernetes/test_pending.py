@@ -379,7 +379,7 @@ def test_the_command(cli, saved, items, conforms, monkeypatch):
     assert second.startswith("  -> add a toleration of nvidia.com/gpu")
     assert any(line.split()[:4] == [items.class_of("a"), "1", "0", "old"] for line in rest)
     assert "left out: 1 node without a matching class label: b" in rest
-    assert "    -> run it on a node with a GPU, and pass one with --gpus" in rest
+    assert "    -> run it on a node with a GPU, and pass one" in rest
     document = conforms(json.loads(cli("kubernetes", "explain", "pod.json", *OPTIONS, "--json").out))
     (image,) = document["images"]
     assert (image["cause"], document["pod"], document["node"]) == ("NoNodeFits", "p", None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
@@ -41,7 +43,9 @@ def refused(*question, **options):
 def test_open_axis_is_never_decided_alphabetically(make, pythons):
     error = refused(make.host(), pythons)
     assert str(error) == "variants of t:v1 that fit this host differ in python (3.9, 3.13)"
-    assert "--where python=" in error.remedy
+    choose = "choose with {}; in matrix.yaml an image may set `defaults`"
+    assert error.remedy == choose.format("where={'python': '3.13'}")
+    assert error.shown == choose.format("--where python=3.13")
     selection = explain(make.host(), pythons)
     assert (selection.selected, selection.variant, selection.digest) == (None, None, None)
     assert selection.to_json()["open"] == {"python": ["3.9", "3.13"]}
@@ -49,10 +53,8 @@ def test_open_axis_is_never_decided_alphabetically(make, pythons):
 
 
 def test_suggested_where_makes_selection_succeed(make, pythons):
-    axis, _, value = (
-        refused(make.host(), pythons).remedy.partition("--where ")[2].partition(";")[0].partition("=")
-    )
-    assert select(make.host(), pythons, where={axis: value}).selected == f"t:v1-cpu-{value}"
+    where = ast.literal_eval(re.search(r"where=({.*?})", refused(make.host(), pythons).remedy)[1])
+    assert select(make.host(), pythons, where=where).selected == f"t:v1-cpu-{where['python']}"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,8 @@ def test_remedy_names_another_value_where_the_default_fits_nothing(make):
         NothingFits, match=r"^t:v1-cpu-3\.13 does not fit this host: .*; t:v1-cpu-3\.9 fits"
     ) as caught:
         select(host, catalog)
-    assert caught.value.remedy == "--where python=3.9"
+    assert caught.value.remedy == "pass where={'python': '3.9'}"
+    assert caught.value.shown == "pass --where python=3.9"
     assert select(host, catalog, where={"python": "3.9"}).selected == "t:v1-cpu-3.9"
 
 
@@ -298,8 +301,8 @@ def test_suggested_axes_lead_to_a_fitting_variant(host, catalog, where):
     try:
         select(host, catalog, where=where)
     except NothingFits as error:
-        if (error.remedy or "").startswith("--where "):
-            more = dict(word.split("=") for word in error.remedy.split() if "=" in word)
+        if (error.remedy or "").startswith("pass where="):
+            more = ast.literal_eval(error.remedy.removeprefix("pass where="))
             assert any(
                 candidate.fits
                 for candidate in explain(host, catalog, where={**(where or {}), **more}).candidates

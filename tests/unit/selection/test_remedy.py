@@ -62,7 +62,7 @@ def test_the_message_names_every_rule_that_the_remedy_leaves(make, refusal):
     image = make.cpu_variant(cpu_flags=make.flags("x86-64-v4"))
     miss = refusal(make.host(make.gpu(), march="x86-64-v3"), image)
     assert miss.change == {"option": "--allow-cpu"}
-    assert miss.fix == "pass --allow-cpu"
+    assert miss.fix == "pass allow_cpu=True"
     assert "would leave accelerators unused: GPU 0 (NVIDIA L40S), and the host's CPUs lack" in miss.why
     after = refusal(make.host(make.gpu(), march="x86-64-v3"), image, allow_cpu=True)
     assert [rule.rule for rule in after.rules] == ["cpu"]
@@ -148,7 +148,7 @@ def test_no_driver_for_desktops_is_suggested_to_a_tegra(make, remedy):
 def test_two_changes_are_advice_and_no_change(make, remedy):
     host = make.host(make.gpu(0, **V100), make.gpu(1, compute="9.0"))
     assert remedy(host, by_host(make, cubins=("80",))) == (
-        "build a variant for compute 7.0, and pass --gpus device=0",
+        "build a variant for compute 7.0, and pass only GPU 0",
         None,
     )
     dropped = make.host(make.gpu(**K80), driver="590.44.01")
@@ -172,7 +172,7 @@ def test_a_change_must_not_make_another_variant_nearest_that_is_refused_for_more
     exact = make.umd("exact", "410.129")
     other = make.variant("t:other", cubins=("75",), cuda="10.2", driver=exact)
     first = explain(host, make.catalog(near, other)).candidates[0]
-    assert (first.reference, first.failing[0].fix) == ("t:near", "pass --gpus device=1")
+    assert (first.reference, first.failing[0].fix) == ("t:near", "pass gpus='device=1'")
     fix, change = remedy(host, near, other)
     assert (fix, change) == (
         "driver 440.33 or newer",
@@ -184,9 +184,9 @@ def test_some_gpus_of_a_node_are_an_option(make):
     host = make.host(make.gpu(0), make.gpu(1, **V100), make.gpu(2))
     other = make.variant("t:other", cubins=("90",))
     (near, _) = explain(host, make.catalog(make.variant(), other)).candidates
-    assert [(rule.rule, rule.fix, rule.change) for rule in near.failing] == [
-        ("device-code", "pass --gpus 0,2", {"option": "--gpus 0,2"})
-    ]
+    (rule,) = near.failing
+    assert (rule.rule, rule.fix, rule.shown) == ("device-code", "pass gpus='0,2'", "pass --gpus 0,2")
+    assert (rule.to_json()["fix"], rule.change) == ("pass --gpus 0,2", {"option": "--gpus 0,2"})
 
 
 def test_an_existing_variant_must_not_be_refused_for_more(make):
@@ -226,6 +226,6 @@ def test_an_empty_catalog_has_no_remedy(make, remedy):
 
 def test_a_host_without_gpus_is_not_told_to_load_a_driver(make, refusal):
     miss = refusal(make.host(driver=None), make.variant(cuda="12.4", cubins=("90",)))
-    assert miss.fix == "run it on a node with a GPU, and pass one with --gpus"
+    assert miss.fix == "run it on a node with a GPU, and pass one"
     assert miss.change is None
     assert not any(result.change for result in miss.rules)

@@ -42,7 +42,7 @@ def test_virtual_gpu_requires_the_host_driver(judge, make):
         result = judge(rule, host, variants[mode])
         assert not result.ok
         assert result.why.startswith("GPU 1 (NVIDIA L40S-24Q): a virtual GPU needs the driver")
-        assert result.fix == "pass --gpus device=0"
+        assert result.fix == "pass gpus='device=0'"
         alone = judge(rule, host, variants[mode], gpus=host.gpus[1:])
         assert alone.fix == "build a variant with no driver of its own (driver: host)"
 
@@ -119,6 +119,6 @@ def test_unknown_device_code_still_requires_working_gpus(judge, make):
     result = judge("device-code", host, variant)
     assert not result.ok
     assert result.why == "GPU 1 (NVIDIA L40S) has fallen off the bus"
-    assert result.fix == "pass --gpus device=0"
+    assert result.fix == "pass gpus='device=0'"
     alone = judge("device-code", host, variant, gpus=host.gpus[1:])
     assert (alone.fix, alone.change) == ("see the warnings of `imagematrix probe`", None)

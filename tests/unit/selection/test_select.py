@@ -112,9 +112,10 @@ def test_all_gpus_of_a_host_without_any_are_no_answer(make):
     """As for a count: whoever asks for GPUs by a word consents to no image that uses none."""
     host, catalog = make.host(), make.catalog(make.cpu_variant("t:cpu"), make.variant("t:gpu"))
     for ask in (select, explain):
-        with pytest.raises(UsageError, match="--gpus all: the host has no GPU") as caught:
+        with pytest.raises(UsageError, match="all GPUs are requested, and the host has none") as caught:
             ask(host, catalog, gpus="all")
-        assert "--gpus none" in (caught.value.remedy or "")
+        assert "gpus='none'" in (caught.value.remedy or "")
+        assert "--gpus none" in (caught.value.shown or "")
     assert select(host, catalog).selected == select(host, catalog, gpus="none").selected == "t:cpu"
     with_gpu = make.host(make.gpu(0))
     assert select(with_gpu, catalog, gpus="all").selected == select(with_gpu, catalog).selected
@@ -265,13 +266,13 @@ def test_remedy_for_a_mixed_node_names_the_gpus_that_fit(make):
     two = make.catalog(make.variant("t:89"), make.variant("t:70", cubins=("70",)))
     with pytest.raises(NothingFits) as caught:
         select(mixed, two)
-    assert caught.value.remedy == "pass --gpus 0,2"
+    assert caught.value.remedy == "pass gpus='0,2'"
     assert "GPU 0 (NVIDIA L40S), GPU 2 (NVIDIA L40S)" in str(caught.value)
     assert select(mixed, two, gpus="0,2").selected == "t:89"
     assert select(mixed, two, gpus="device=1").selected == "t:70"
     with pytest.raises(NothingFits) as caught:
         select(mixed, two, gpus="1,3")
-    assert caught.value.remedy == "pass --gpus device=1"
+    assert caught.value.remedy == "pass gpus='device=1'"
     fat = make.variant("t:fat", cubins=("70", "86", "90"))
     assert select(mixed, make.catalog(fat)).selected == "t:fat"
 
@@ -280,7 +281,7 @@ def test_remedy_names_the_gpus_of_a_single_variant(make):
     mixed = make.host(make.gpu(0, compute="7.0"), make.gpu(1, compute="7.5"), make.gpu(2, compute="9.0"))
     with pytest.raises(NothingFits) as caught:
         select(mixed, make.catalog(make.variant("t:7", cubins=("70",)), make.variant("t:9", cubins=("90",))))
-    assert caught.value.remedy == "pass --gpus 0,1"
+    assert caught.value.remedy == "pass gpus='0,1'"
 
 
 def test_explain_does_not_raise_if_nothing_fits(make):

@@ -88,7 +88,7 @@ def warn_of(grouped: Classes, classes: Sequence[Class]) -> None:
     missing = [(each.name, each.miss) for each in classes if each.miss]
     if len(missing) == 1:
         ((name, miss),) = missing
-        warn(f"nothing fits the class {name}: {miss.why}", miss.fix)
+        warn(f"nothing fits the class {name}: {miss.why}", miss.shown)
     elif missing:
         image = f"{grouped.catalog.image}:{grouped.catalog.version}"
         warn(

@@ -122,7 +122,7 @@ def test_every_gpu_needs_device_code(judge, make):
     result = judge("device-code", node, make.variant())
     assert not result.ok
     assert result.have == "GPU 1 (Tesla V100): 7.0; GPU 3: 6.1"
-    assert result.fix == "pass --gpus 0,2"
+    assert result.fix == "pass gpus='0,2'"
     assert judge("device-code", node, make.variant(cubins=("61", "70", "86"))).ok
     assert judge("device-code", node, make.variant(), gpus=node.gpus[:1]).ok
 
@@ -169,7 +169,7 @@ def test_cpu_variant_is_refused_where_an_accelerator_is_detected(judge, make):
     result = judge("device-code", seen, variant)
     assert not result.ok
     assert result.why.endswith("would leave accelerators unused: /dev/dxg: it is behind it")
-    assert result.fix == "pass --allow-cpu"
+    assert result.fix == "pass allow_cpu=True"
     assert judge("device-code", seen, variant, allow_cpu=True).ok
     broken = make.host(make.gpu(state="lost"))
     assert judge("device-code", broken, variant).why.endswith("GPU 0 (NVIDIA L40S) (state lost)")
@@ -204,7 +204,7 @@ def test_cpu_variant_is_refused_where_it_would_leave_gpus_unused(judge, make):
     node = make.host(make.gpu())
     result = judge("device-code", node, make.cpu_variant())
     assert (result.ok, result.need, result.have) == (False, "no GPU", "8.9")
-    assert result.fix == "pass --allow-cpu"
+    assert result.fix == "pass allow_cpu=True"
     assert judge("device-code", node, make.cpu_variant(), allow_cpu=True).ok
     assert judge("device-code", node, make.cpu_variant(), gpus=()).ok
     assert judge("device-code", make.host(), make.cpu_variant()).ok

@@ -33,7 +33,7 @@ def test_user_mode_driver_must_support_every_gpu(judge, make, mode, kernel, own,
         assert result.why == (
             "driver 590.44.01 does not support GPU 1 (Tesla V100): branch 580 is the last that does"
         )
-        assert result.fix == "pass --gpus device=0"
+        assert result.fix == "pass gpus='device=0'"
 
 
 def test_newer_cuda_compat_without_support_for_the_gpu_is_not_selected(make):
