@@ -89,7 +89,7 @@ def _labelled(audited: Audit, variant: Variant) -> Variant:
         variant,
         reference=_reference(audited.image),
         digest=audited.image.digest,
-        size=sum(audited.image.sizes.values()) or None,
+        size=audited.image.size,
         facts=tuple(sorted({**dict(variant.facts), **dict(proven(audited, variant))}.items())),
         libraries=audited.versions,
     )
@@ -160,7 +160,7 @@ def unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> tuple
         driver=driver,
         cpu_flags=needed,
         partial_flags=frozenset(audited.partial_flags if cpu_flags is None else ()),
-        size=sum(image.sizes.values()) or None,
+        size=image.size,
         facts=tuple(sorted(facts.items())),
         requires=tuple(map(requirements.text, filter(None, map(_settled, expressions)))),
         libraries=audited.versions,

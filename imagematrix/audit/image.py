@@ -44,7 +44,8 @@ class AuditedImage:
     """An image: its layers, the lowest first, and its configuration.
 
     `digest` is the digest of its manifest, or of its configuration if it has no manifest. `sizes` are the
-    known sizes of its layers in a registry, by digest. Containers inherit its `environment` and `labels`.
+    known sizes of its layers in a registry, by digest, and `size` is their sum, or else what the engine that
+    has the image tells; None if neither is known. Containers inherit its `environment` and `labels`.
     `names` are the names that an archive or a layout gives it. `inherited`: the image was built on a variant
     of imagematrix, and its labels are that variant's. `created` is the time in its configuration, and `sboms`
     are its own SBOMs, if they were asked for.
@@ -55,6 +56,7 @@ class AuditedImage:
     platform: str
     layers: tuple[Layer, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    size: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
@@ -130,6 +132,7 @@ def image(
         platform="/".join(part for part in platform if part),
         layers=source.layers(layers),
         sizes=sizes or {},
+        size=sum((sizes or {}).values()) or None,
         environment={name: value for name, _, value in pairs},
         labels=inner.named_texts("Labels"),
         inherited=labels.inherited(fields.data),

@@ -16,8 +16,7 @@ from imagematrix.audit.image import image, images
 from imagematrix.audit.statements import LARGEST, of_image
 from imagematrix.catalog.engine import catalog
 from imagematrix.documents import Fields
-from imagematrix.engine.images import ExportedImage
-from imagematrix.engine.images import digests as held_digests
+from imagematrix.engine.images import ExportedImage, digests_in, inspect
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.oci.archive import ImageArchive
 from imagematrix.oci.expanded import Hashed
@@ -29,6 +28,7 @@ from imagematrix.reference import Reference, names_registry, split
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
     from imagematrix.audit.image import AuditedImage
     from imagematrix.audit.layer import Layer
@@ -116,9 +116,9 @@ def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms:
 
 def _of_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage:
     if saved := _saved(variant.reference):
-        archive, digests = saved
+        archive, held = saved
         with archive:
-            for found in archived(archive, variant.reference, variant.platform, layers, digests, sboms=sboms):
+            for found in archived(archive, variant.reference, variant.platform, layers, held, sboms=sboms):
                 return found
     raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
 
@@ -133,9 +133,9 @@ def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Ite
             raise
         saved = None
     if saved is not None:
-        archive, digests = saved
+        archive, held = saved
         with archive:
-            yield from archived(archive, reference, platform, layers, digests, sboms=sboms)
+            yield from archived(archive, reference, platform, layers, held, sboms=sboms)
         return
     variants = _variants(reference)
     if variants:
@@ -167,19 +167,19 @@ def _variants(reference: str) -> list[str]:
     return []
 
 
-def _saved(reference: str) -> tuple[ExportedImage, frozenset[str]] | None:
-    """Return an image that the engine exports, and its digests in the engine; None if it has no such image.
+def _saved(reference: str) -> tuple[ExportedImage, Mapping[str, Any]] | None:
+    """Return an image that the engine exports, and what it tells of it; None if it has no such image.
 
     The engine exports by name, and a build or a pull may move the name to another image meanwhile.
     """
-    digests = held_digests(reference)
+    held = inspect(reference)
     for _ in range(TRIES):
-        if not digests:
+        if held is None:
             return None
         archive = ExportedImage(reference)
-        before, digests = digests, held_digests(reference)
-        if digests == before:
-            return archive, digests
+        before, held = held, inspect(reference)
+        if held is not None and digests_in(held) == digests_in(before):
+            return archive, held
         archive.close()
     raise EngineError(f"{reference} keeps changing in the engine", remedy="run the command again")
 
@@ -275,15 +275,18 @@ def archived(
     reference: str,
     platform: str,
     layers: Layers,
-    digests: frozenset[str] | None = None,
+    held: Mapping[str, Any] | None = None,
     *,
     sboms: bool = False,
 ) -> Iterator[AuditedImage]:
     """Yield the images in an archive of `docker save`, or of an OCI layout; see `image.images`.
 
-    `digests` are those that the engine has for the image: the classic image store exports manifests that
-    exist nowhere else.
+    `held` is what the engine that exports it tells of the image. Its digests count: the classic image store
+    exports manifests that exist nowhere else.
     """
+    digests = None if held is None else digests_in(held)
+    told = (held or {}).get("Size")
+    size = told if isinstance(told, int) and told > 0 else None
 
     def read_layer(name: str, digest: str | None, content: ByteStream) -> Layer:
         if digest is None:
@@ -306,7 +309,7 @@ def archived(
             _check(archive, listed.config, tuple(layer.digest for layer in read.layers))
             if sboms:
                 read = replace(read, sboms=of_image(source, digest, archive.attestations.get(digest, ())))
-            yield replace(read, names=listed.names)
+            yield replace(read, names=listed.names, size=read.size or size)
     except UsageError as error:
         raise AuditError(str(error)) from error
 

@@ -685,6 +685,19 @@ def test_multi_platform_image_in_an_engine_is_named_by_its_index(cli, engine):
     assert (variant["reference"], variant["digest"]) == ("t:v1", f"sha256:{'e' * 64}")
 
 
+def test_an_image_of_an_engine_has_the_size_that_the_engine_tells(cli, engine, tmp_path):
+    """An engine exports layers without compression, so their sizes are not those of a registry."""
+    layer = tar(CUBIN)
+    image = Parts(layer)
+    engine.responses["GET", "/get"] = 200, Path(saved(tmp_path / "a.tar", image, layer)).read_bytes()
+    for told, size, shown in ((12_340_000, 12_340_000, "12 MB"), ("much", None, "?")):
+        engine.responses["GET", "/json"] = 200, json.dumps({"Id": image.config, "Size": told}).encode()
+        assert cli("adopt", "t:v1", "--as", "torch:v1", "-o", tmp_path / "torch.json").code == 0
+        (variant,) = json.loads((tmp_path / "torch.json").read_text())["variants"]
+        assert variant["size"] == size
+        assert cli("ls", "--catalog", tmp_path / "torch.json").out.rstrip().endswith(shown)
+
+
 def test_duplicate_image_is_rejected(adopt):
     image = Parts(tar(CUBIN))
     assert "occurs twice" in adopt(image, image, code=2)
