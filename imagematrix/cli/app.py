@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from imagematrix.cli import completing
 from imagematrix.cli.options import resolved
+from imagematrix.cli.repeating import remember
 from imagematrix.text import visible
 
 TYPE_CHECKING = False
@@ -90,7 +91,17 @@ def _add(application: typer.Typer, package: str, names: Sequence[str], words: Se
             _add(group, module.__name__, commands, words[1:])
             application.add_typer(group, name=name)
         else:
-            application.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
+            settings = getattr(module, "SETTINGS", {})
+            application.command(name, cls=_Command, **settings)(resolved(module.command))
+
+
+class _Command(TyperCommand):
+    """A command that messages repeat with its options."""
+
+    def invoke(self, ctx: Any) -> Any:
+        given = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
+        remember({name: ctx.params[name] for name in given})
+        return super().invoke(ctx)
 
 
 class _Commands(TyperGroup):

@@ -360,6 +360,7 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
     from imagematrix.builder.logs import excerpt, gist
     from imagematrix.builder.result import BuildStatus
     from imagematrix.cli import ci
+    from imagematrix.cli.repeating import repeated
     from imagematrix.planning.plan import naming
     from imagematrix.text import headline
 
@@ -374,7 +375,7 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
         first, error = group[0]
         names = shortened([name(result.item) for result, _ in group], SHOWN)
         if system:
-            text = "\n".join(filter(None, (excerpt(first.log, str(error)), error.remedy)))
+            text = "\n".join(filter(None, (excerpt(first.log, str(error)), repeated(error.remedy or ""))))
             info_raw(ci.failed(system, names, headline(str(error)), text))
             continue
         info("")

@@ -18,6 +18,7 @@ import signal
 import sys
 
 from imagematrix.cli.output import info_block, print_error
+from imagematrix.cli.repeating import remember
 from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
@@ -136,10 +137,12 @@ def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] 
 
 
 def _call(words: Sequence[str]) -> None:
+    remember({})
     if words[:1] in (["select"], ["pull"]):
         command = __import__(f"imagematrix.cli.{words[0]}", fromlist=["command"]).command
         parameters = plain(command, words[1:])
         if parameters is not None:
+            remember(parameters)
             command(**parameters)
             return
     if words[:1] == ["run"]:
@@ -149,6 +152,14 @@ def _call(words: Sequence[str]) -> None:
         if args.image is not None and not args.help:
             from imagematrix.cli.starting import start
 
+            remember(
+                {
+                    "catalog": args.catalog,
+                    "policy": args.policy,
+                    "host": args.host,
+                    "nvidia_smi": args.nvidia_smi,
+                }
+            )
             sys.exit(start(args, args.image))
     if words[:1] == ["oci-task"] and words[1:] not in (["-h"], ["--help"]):
         from imagematrix.cli.tasking import start as start_task

@@ -7,6 +7,7 @@ import os
 import sys
 
 from imagematrix import documents
+from imagematrix.cli.repeating import repeated
 from imagematrix.errors import UsageError
 from imagematrix.text import line, shortened, visible
 
@@ -51,7 +52,7 @@ GAP = " " * 3  # between two columns of a table
 
 def info(text: str) -> None:
     """Print a message of one line to stderr; failing to do so is not an error."""
-    info_raw(line(text))
+    info_raw(line(repeated(text)))
 
 
 def info_block(text: str) -> None:
@@ -120,7 +121,7 @@ def folded(indent: str, text: str) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
-        line(text),
+        line(repeated(text)),
         WIDTH,
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
@@ -153,7 +154,7 @@ def _print_with_remedy(colour: str, text: str, remedy: str | None) -> None:
     start, dim, plain = (colour, DIM, PLAIN) if _coloured(sys.stderr) else ("", "", "")
     info_raw(f"{start}imagematrix:{plain} {text}")
     if remedy:
-        info_raw(f"  {dim}{remedy}{plain}")
+        info_raw(f"  {dim}{repeated(remedy)}{plain}")
 
 
 def console(stream: TextIO) -> Console:
