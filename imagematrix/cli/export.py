@@ -10,7 +10,17 @@ import typer
 from imagematrix import files
 from imagematrix.cli.choosing import host_of
 from imagematrix.cli.needing import needing
-from imagematrix.cli.options import AllowContext, AtMost, File, ForHosts, HostFile, NvidiaSmi, Only, Root
+from imagematrix.cli.options import (
+    AllowContext,
+    AtMost,
+    File,
+    ForHosts,
+    HostFile,
+    NvidiaSmi,
+    Only,
+    Platforms,
+    Root,
+)
 from imagematrix.cli.output import info, print_document, warn, writing
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
@@ -27,6 +37,8 @@ if TYPE_CHECKING:
     from imagematrix.matrix.matrix import Cell
     from imagematrix.node.host import Host
     from imagematrix.planning.backend import Order
+    from imagematrix.planning.plan import Plan
+    from imagematrix.planning.planner import Against
 
 __all__ = ["command"]
 
@@ -49,6 +61,7 @@ def command(
     ],
     file: File = Path("matrix.yaml"),
     only: Only = None,
+    platform: Platforms = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -85,7 +98,8 @@ def command(
         _write_cdi(host_of(host, root, nvidia_smi), output)
         return
     needs = needing(hosts, at_most)
-    written = TARGETS[target].files(_MatrixFile(file, only, allow_context or (), needs), jobs)
+    source = _MatrixFile(file, only, platform or (), allow_context or (), needs)
+    written = TARGETS[target].files(source, jobs)
     _write(written, output)
     if needs and (unserved := needs.error()):
         raise unserved
@@ -142,18 +156,34 @@ class _MatrixFile:
     """A matrix file as an ExportSource."""
 
     def __init__(
-        self, file: Path, only: str | None, contexts: Sequence[Path], needs: HostNeeds | None
+        self,
+        file: Path,
+        only: str | None,
+        platforms: Sequence[str],
+        contexts: Sequence[Path],
+        needs: HostNeeds | None,
     ) -> None:
         self.expression = only or ""
         self._file = file
         self._only = only
+        self._platforms = platforms
         self._contexts = contexts
         self._needs = needs
+
+    def _planned(self, against: Against) -> Plan:
+        return planned(
+            self._file,
+            against,
+            self._only,
+            platforms=self._platforms,
+            contexts=self._contexts,
+            needs=self._needs,
+        )
 
     def cells(self) -> list[Cell]:
         from imagematrix.planning.planner import Against
 
-        plan = planned(self._file, Against(), self._only, contexts=self._contexts, needs=self._needs)
+        plan = self._planned(Against())
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
@@ -164,11 +194,11 @@ class _MatrixFile:
         from imagematrix.planning.given import Given
 
         with workshop(push=False, given=Given()) as shop:
-            plan = planned(self._file, shop.against, self._only, contexts=self._contexts, needs=self._needs)
+            plan = self._planned(shop.against)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
-                message = f"a version would change in {counted(len(refused), 'cell')}: see `imagematrix plan`"
-                raise TagMovedError(message, remedy=REFUSED_REMEDY)
+                message = f"a version would change in {counted(len(refused), 'cell')}"
+                raise TagMovedError(message, remedy=f"see `imagematrix plan`; {REFUSED_REMEDY}")
             for item in plan.with_status(PlanStatus.FAILED):
                 if item.error:
                     raise type(item.error)(f"{item.cell.id}: {item.error}", remedy=item.error.remedy)
@@ -182,6 +212,11 @@ class _MatrixFile:
                     )
             if not items:
                 raise UsageError("nothing to export: no cell can be built")
+            if tested := dict.fromkeys(item.cell.image.name for item in items if item.cell.image.test):
+                warn(
+                    f"builds of other tools do not run the tests of {', '.join(tested)}",
+                    "run `imagematrix build --retest` where the images are",
+                )
             compilers = Compilers(items, shop.builder.export)
             pins = {base: shop.lasting(base, digest) for base, digest in plan.bases.items()}
             orders = []

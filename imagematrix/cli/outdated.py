@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, File, Json, Only, Policy
+from imagematrix.cli.options import AllowContext, File, Json, Only, Platforms, Policy
 from imagematrix.cli.output import escaped, folded, info, names, print_json, print_lines, table
 from imagematrix.text import counted, shortened
 
@@ -31,6 +31,7 @@ SHOWN = 3  # names of one kind, with one reason
 def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
+    platform: Platforms = None,
     hosts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -58,7 +59,7 @@ def command(
     from imagematrix.planning.planner import Against
 
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer) if hosts else {}
-    plan = planned(file, Against(), only, contexts=allow_context or ())
+    plan = planned(file, Against(), only, platforms=platform or (), contexts=allow_context or ())
     if not any(isinstance(item, Planned) for item in plan.items):
         raise UsageError("no cell can be built, so nothing can be outdated", remedy="see `imagematrix plan`")
     locked = lock.read(lock.beside(file))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix import files
-from imagematrix.cli.options import AllowContext, File, Only
+from imagematrix.cli.options import AllowContext, File, Only, Platforms
 from imagematrix.cli.output import info, print_document, writing
 from imagematrix.cli.planning import planned
 from imagematrix.errors import UsageError
@@ -19,6 +19,7 @@ __all__ = ["command"]
 def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
+    platform: Platforms = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Write one file for each cell to DIR."),
@@ -30,9 +31,8 @@ def command(
     from imagematrix.planning.planner import Against
 
     # A cell fails here if it lacks files; its Dockerfile does not need them.
-    items = planned(file, Against(), only, contexts=allow_context or ()).with_status(
-        PlanStatus.BUILD, PlanStatus.FAILED
-    )
+    plan = planned(file, Against(), only, platforms=platform or (), contexts=allow_context or ())
+    items = plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)
     if output is None:
         if len(items) != 1:
             remedy = "select one with --only, or write them to a folder with -o DIR"

@@ -516,11 +516,11 @@ def test_progress_as_json_is_a_document_for_each_event(command, backend, conform
     )
 
 
-def test_platform_selects_cells_in_plan_and_build(command, backend):
+def test_platform_selects_cells_wherever_a_condition_does(command, backend):
     assert command("build", *CPU, "--platform", "linux/amd64").code == 0
     assert len(backend.images) == 2
-    for name in ("plan", "build"):
-        other = command(name, "--platform", "linux/amd64,linux/arm46")
+    for words in (["plan"], ["build"], ["render"], ["outdated"], ["export", "bake"], ["export", "github"]):
+        other = command(*words, "--platform", "linux/amd64,linux/arm46")
         assert (other.code, other.out) == (2, "")
         assert "--platform: this matrix has no cell for linux/arm46\n  it has linux/amd64\n" in other.err
 

@@ -237,6 +237,17 @@ def test_bake_export_has_the_tags_and_labels_of_a_build(command, backend):
     assert target["labels"] == backend.images[target["tags"][0]]
 
 
+def test_bake_export_says_that_nothing_tests_the_images(command):
+    """Jobs of CI systems run `build`, which does."""
+    tests = ("version: v1", "version: v1\n    test: check me")
+    result = command("export", "bake", *CPU, changes=[tests])
+    assert (result.code, len(json.loads(result.out)["target"])) == (0, 2)
+    said = "imagematrix: builds of other tools do not run the tests of training\n"
+    assert result.err.startswith(f"{said}  run `imagematrix build --retest -f ")
+    assert command("export", "bake", *CPU).err == ""
+    assert command("export", "github", *CPU, changes=[tests]).err == ""
+
+
 def test_bake_export_uses_locked_bases(command, backend):
     """By digest also while the tag has not moved: bake may run later."""
     command("lock")
