@@ -166,6 +166,7 @@ def first_branches() -> Mapping[str, int]:
     return MappingProxyType(steps)
 
 
+@lru_cache(maxsize=1024)
 def drives(kind: str | None, compute: str | None) -> bool:
     """Whether kernel modules of a kind ("open", "proprietary") support GPUs of a compute capability.
 

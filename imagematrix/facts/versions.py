@@ -54,11 +54,13 @@ def named(file: str) -> str | None:
     return f"{match[2]}.{int(match[3])}" if match else None
 
 
+@lru_cache(maxsize=4096)
 def is_tegra(driver: str) -> bool:
     """Whether this is a Tegra driver version: its CUDA release is that of its JetPack, not of its branch."""
     return TEGRA.fullmatch(driver) is not None
 
 
+@lru_cache(maxsize=4096)
 def branch(driver: str) -> int:
     """Return the branch of a driver version: 550 of "550.163.01"."""
     return int(driver.partition(".")[0])

@@ -8,7 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
+from operator import itemgetter
 
 from imagematrix.facts import versions
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     Version = tuple[int, ...]
+    Interval = tuple[Version, Version | None, tuple[str, str]]
 
     class Scale(Protocol):
         """The values of one fact."""
@@ -105,25 +107,34 @@ class NumberScale:
 
     def atoms(self, compared: AbstractSet[Hashable]) -> tuple[Atom, ...]:
         """Return an atom for each interval, and one for an unknown number."""
-        starts = [*self._starts(compared), self.last + 1]
+        starts, values = _numbers(self, frozenset(compared))
+        ends = [*starts[1:], self.last + 1]
         return (
             *((Atom((self.unknown, self.unknown), (None,)),) if self.unknown is not None else ()),
-            *(Atom((start, end - 1), (self.value(start),)) for start, end in pairwise(starts)),
+            *(
+                Atom((start, end - 1), (value,))
+                for start, end, value in zip(starts, ends, values, strict=True)
+            ),
         )
 
     def reduced(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
         """Return the first value of the sample's interval."""
-        starts = self._starts(compared)
-        values = [self.value(start) for start in starts]
+        starts, values = _numbers(self, frozenset(compared))
         if sample is None or sample in values:
             return (sample,)
         return (values[bisect_right(starts, next(iter(self.starts(sample)))) - 1],)
 
-    def _starts(self, compared: AbstractSet[Hashable]) -> list[int]:
-        starts = {start for value in compared for start in self.starts(value)}
-        # Without a word of its own, an unknown number is told as the last one, which is then an atom, too.
-        always = {0} if self.unknown is not None else {0, self.last}
-        return sorted(always | {start for start in starts if start <= self.last})
+
+@lru_cache(maxsize=256)
+def _numbers(
+    scale: NumberScale, compared: frozenset[Hashable]
+) -> tuple[tuple[int, ...], tuple[Hashable, ...]]:
+    """Return the first number of each interval that comparisons do not divide, and their values."""
+    starts = {start for value in compared for start in scale.starts(value)}
+    # Without a word of its own, an unknown number is told as the last one, which is then an atom, too.
+    always = {0} if scale.unknown is not None else {0, scale.last}
+    numbers = sorted(always | {start for start in starts if start <= scale.last})
+    return tuple(numbers), tuple(map(scale.value, numbers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +165,9 @@ class VersionScale:
 
     def atoms(self, compared: AbstractSet[Hashable]) -> tuple[Atom, ...]:
         """Return an atom for each interval, without the texts that rules compare with, and for each text."""
-        texts = _texts(compared)
+        texts = _texts(frozenset(compared))
         return (
-            *(Atom((start, end), (first, last)) for (start, end), (first, last) in _intervals(texts).items()),
+            *(Atom((start, end), samples) for start, end, samples in _intervals(texts)),
             *(
                 Atom((text, None if versions.is_tegra(text) else versions.order(text)), (text,))
                 for text in texts
@@ -169,28 +180,32 @@ class VersionScale:
 
         Both have to fit: a rule may compare a driver's branch with the last one of a GPU.
         """
-        texts, version = _texts(compared), str(sample)
+        texts, version = _texts(frozenset(compared)), str(sample)
         if version in texts or versions.is_tegra(version):
             return (version,)
         intervals = _intervals(texts)
-        starts = [start for start, _ in intervals]
-        return [*intervals.values()][max(0, bisect_right(starts, versions.order(version)) - 1)]
+        place = bisect_right(intervals, versions.order(version), key=itemgetter(0)) - 1
+        return intervals[max(0, place)][-1]
 
 
-def _texts(compared: AbstractSet[Hashable]) -> tuple[str, ...]:
+@lru_cache(maxsize=256)
+def _texts(compared: frozenset[Hashable]) -> tuple[str, ...]:
     return tuple(sorted({str(version).rstrip(".") for version in compared}))
 
 
 @lru_cache(maxsize=256)
-def _intervals(texts: tuple[str, ...]) -> dict[tuple[Version, Version | None], tuple[str, str]]:
-    """Return the first and the last version of each interval, as texts that no rule compares with."""
+def _intervals(texts: tuple[str, ...]) -> tuple[Interval, ...]:
+    """Return where each interval and the next one start, and its first and last version.
+
+    These are texts that no rule compares with.
+    """
     reached = {start for text in texts for start in _starts(versions.order(text))}
     starts = sorted({OLDEST} | {start for start in reached if start > OLDEST})
-    intervals: dict[tuple[Version, Version | None], tuple[str, str]] = {}
+    intervals: list[Interval] = []
     for start, end in zip_longest(starts, starts[1:]):
         last = (GREATEST,) * PARTS if end is None else _before(end)
-        intervals[start, end] = _text(start, texts), _text(last, texts)
-    return intervals
+        intervals.append((start, end, (_text(start, texts), _text(last, texts))))
+    return tuple(intervals)
 
 
 def _text(version: Version, texts: tuple[str, ...]) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from imagematrix.needs.grid import Grid, boxes
-from imagematrix.needs.verdicts import ARCH, FLAGS, InexpressibleError, Judge
+from imagematrix.needs.grid import boxes
+from imagematrix.needs.verdicts import ARCH, FLAGS, InexpressibleError, judge
 from imagematrix.selection.target import ARCHITECTURES
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def alternatives(rule: AppliedRule, scope: Scope) -> tuple[Flags, ...]:
     told = vocabulary.flags(scope.arch)
     elsewhere = frozenset().union(*map(vocabulary.flags, ARCHITECTURES)) - told
     compared = frozenset(map(str, rule.compared[FLAGS])) - elsewhere
-    found = _alternatives(Judge(rule, scope, Grid(atoms={})).with_flags, compared)
+    found = _alternatives(judge(rule, scope).with_flags, compared)
     if found is None:
         raise InexpressibleError(f"the rule {name} combines too many CPU flags for {vocabulary.carrier}")
     untold = frozenset().union(*(some.present | some.absent for some in found)) - told

@@ -37,9 +37,10 @@ class Grid:
     def sets(self, fact: str, key: Callable[[Atom], Key]) -> dict[Key, int]:
         """Return the combinations by what a function returns for their atom of a fact."""
         found: dict[Key, int] = {}
-        for index, atom in enumerate(self.atoms[fact]):
-            value = key(atom)
-            found[value] = found.get(value, 0) | self._first(fact) << index * self.strides[fact]
+        members, stride = self._first(fact), self.strides[fact]
+        for value in map(key, self.atoms[fact]):
+            found[value] = found.get(value, 0) | members
+            members <<= stride
         return found
 
     def where(self, fact: str, holds: Callable[[Atom], bool]) -> int:

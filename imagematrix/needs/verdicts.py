@@ -7,7 +7,7 @@ rule states: a rule that reads another one cannot be expressed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cache, cached_property, lru_cache, partial, reduce
 from itertools import product
 from operator import and_
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from imagematrix.needs.grid import Grid
     from imagematrix.selection.rule import Rule
 
+    Seen = tuple[tuple[str, tuple[Hashable, ...]], ...]  # facts, each with the values that stand for all
+
 __all__ = [
     "ARCH",
     "DRIVER",
@@ -32,8 +34,10 @@ __all__ = [
     "AppliedRule",
     "InexpressibleError",
     "Judge",
+    "JudgedGrid",
     "Scope",
     "applied",
+    "judge",
 ]
 
 ARCH, FLAGS = "arch", "cpu.flags"
@@ -104,31 +108,27 @@ class Scope:
 
 
 class Judge:
-    """One rule's verdicts: the combinations of a grid of facts of GPUs with which a node fits.
+    """One rule's verdicts for one variant, and for all others with equal needs."""
 
-    The bit after the last combination is the verdict on a node without GPUs.
-    """
-
-    def __init__(self, applied: AppliedRule, scope: Scope, grid: Grid) -> None:
-        self._applied, self._compared, self._scope, self._grid = applied, applied.compared, scope, grid
+    def __init__(self, applied: AppliedRule, scope: Scope) -> None:
+        self.compared = applied.compared
+        self._applied, self._scope = applied, scope
         # Evaluating rules takes most of the time, and most nodes and GPUs look alike to one rule.
-        self._stand_ins: dict[tuple[str, Atom], tuple[Hashable, ...]] = {}
-        self._known: dict[Hashable, int] = {}
+        self._hosts: dict[Seen, list[_Sample]] = {}
+        self._gpus: dict[Seen, list[tuple[_Sample]]] = {}
+        self._verdicts: dict[tuple[Seen, Seen | None], bool] = {}
 
-    def fitting(self, node: Mapping[str, Atom]) -> int:
-        """Return the combinations with which a node fits, of which these facts are known.
-
-        Without a driver, it has no facts of one.
-        """
-        seen = tuple((fact, self._seen(fact, atom)) for fact, atom in node.items() if fact in self._compared)
-        fits = self._known.get(seen)
+    def fits(self, node: Seen, gpu: Seen | None) -> bool:
+        """Return the verdict on all nodes that look like this to the rule, with a GPU or without one."""
+        fits = self._verdicts.get((node, gpu))
         if fits is None:
-            hosts = [self._host(facts) for facts in _choices(dict(seen))]
-            fits = self._grid.everything + 1 if all(self._holds(host, ()) for host in hosts) else 0
-            for gpus, members in self._gpus:
-                if all(self._holds(host, (gpu,)) for host in hosts for gpu in gpus):
-                    fits |= members
-            self._known[seen] = fits
+            if node not in self._hosts:
+                self._hosts[node] = [self._host(facts) for facts in _choices(node)]
+            if gpu is not None and gpu not in self._gpus:
+                self._gpus[gpu] = [(_Sample(Gpu, GPUS, facts),) for facts in _choices(gpu)]
+            passed = [()] if gpu is None else self._gpus[gpu]
+            fits = all(self._holds(host, gpus) for host in self._hosts[node] for gpus in passed)
+            self._verdicts[node, gpu] = fits
         return fits
 
     def with_flags(self, flags: frozenset[str]) -> bool:
@@ -137,6 +137,11 @@ class Judge:
         host = self._host({FLAGS: flags})
         return all(self._holds(host, gpus) for gpus in ((), (_Sample(Gpu, GPUS, {}),)))
 
+    def seen(self, fact: str, atom: Atom) -> tuple[Hashable, ...]:
+        """Return the values that stand for an atom in this rule's comparisons."""
+        scale, compared = self._scope.vocabulary.scales[fact], self.compared[fact]
+        return tuple(dict.fromkeys(value for one in atom.samples for value in scale.reduced(compared, one)))
+
     def _holds(self, host: Any, gpus: tuple[Any, ...]) -> bool:
         rule, variant = self._applied.rule, self._applied.variant
         try:
@@ -144,33 +149,12 @@ class Judge:
         except _UnstatedError as error:
             raise InexpressibleError(_lacking(rule, str(error), self._scope.vocabulary)) from None
 
-    @cached_property
-    def _gpus(self) -> list[tuple[list[_Sample], int]]:
-        """The combinations that the rule does not tell apart, with the GPUs that represent them."""
-        facts = [fact for fact in self._grid.atoms if fact in self._compared]
-        sets = [self._grid.sets(fact, partial(self._seen, fact)).items() for fact in facts]
-        groups = []
-        for choice in product(*sets):
-            seen = {fact: values for fact, (values, _) in zip(facts, choice, strict=True)}
-            members = reduce(and_, (some for _, some in choice), self._grid.everything)
-            groups.append(([_Sample(Gpu, GPUS, gpu) for gpu in _choices(seen)], members))
-        return groups
-
-    def _seen(self, fact: str, atom: Atom) -> tuple[Hashable, ...]:
-        """Return the values that stand for an atom in this rule's comparisons."""
-        key = fact, atom
-        if key not in self._stand_ins:
-            scale, compared = self._scope.vocabulary.scales[fact], self._compared[fact]
-            seen = (value for sample in atom.samples for value in scale.reduced(compared, sample))
-            self._stand_ins[key] = tuple(dict.fromkeys(seen))
-        return self._stand_ins[key]
-
     def _host(self, facts: Mapping[str, object]) -> _Sample:
         """Return a host with these facts, and those that are the same for all nodes."""
         known = {fact: value for fact, value in facts.items() if "." not in fact}
-        if ARCH in self._compared:
+        if ARCH in self.compared:
             known[ARCH] = self._scope.arch
-        if any(fact.startswith(DRIVER) for fact in self._compared):
+        if any(fact.startswith(DRIVER) for fact in self.compared):
             loaded = any(fact.startswith(DRIVER) for fact in facts)
             known["driver"] = _Sample(Driver, DRIVER, facts) if loaded else None
         if FLAGS in facts:
@@ -178,10 +162,59 @@ class Judge:
         return _Sample(Host, "", known)
 
 
-def _choices(values: Mapping[str, tuple[Hashable, ...]]) -> Iterator[dict[str, Hashable]]:
+@lru_cache(maxsize=256)
+def judge(applied: AppliedRule, scope: Scope) -> Judge:
+    """Return the judge of a rule, which all variants with equal needs share."""
+    return Judge(applied, scope)
+
+
+class JudgedGrid:
+    """One rule's verdicts on a grid of facts of GPUs: the combinations with which a node fits.
+
+    The bit after the last combination is the verdict on a node without GPUs.
+    """
+
+    def __init__(self, judge: Judge, grid: Grid) -> None:
+        self._judge, self._grid = judge, grid
+        self._about_node = [fact for fact in judge.compared if not fact.startswith(GPUS)]
+        self._seen = cache(judge.seen)
+        self._known: dict[Seen, int] = {}
+
+    def fitting(self, node: Mapping[str, Atom]) -> int:
+        """Return the combinations with which a node fits, of which these facts are known.
+
+        Without a driver, it has no facts of one.
+        """
+        judge = self._judge
+        seen = tuple([(fact, self._seen(fact, node[fact])) for fact in self._about_node if fact in node])
+        fits = self._known.get(seen)
+        if fits is None:
+            fits = self._grid.everything + 1 if judge.fits(seen, None) else 0
+            for gpu, members in self._gpus:
+                if judge.fits(seen, gpu):
+                    fits |= members
+            self._known[seen] = fits
+        return fits
+
+    @cached_property
+    def _gpus(self) -> list[tuple[Seen, int]]:
+        """The combinations that the rule does not tell apart, with how it sees them."""
+        facts = [fact for fact in self._grid.atoms if fact in self._judge.compared]
+        sets = [self._grid.sets(fact, partial(self._judge.seen, fact)).items() for fact in facts]
+        return [
+            (
+                tuple(zip(facts, (values for values, _ in choice), strict=True)),
+                reduce(and_, (some for _, some in choice), self._grid.everything),
+            )
+            for choice in product(*sets)
+        ]
+
+
+def _choices(seen: Seen) -> Iterator[dict[str, Hashable]]:
     """Yield all choices of one value for each fact."""
-    for some in product(*values.values()):
-        yield dict(zip(values, some, strict=True))
+    facts = [fact for fact, _ in seen]
+    for some in product(*(values for _, values in seen)):
+        yield dict(zip(facts, some, strict=True))
 
 
 def _told(vocabulary: Vocabulary, fact: str) -> bool:

@@ -9,7 +9,7 @@ from imagematrix.facts import gpus, versions
 from imagematrix.needs.atoms import Atom
 from imagematrix.needs.grid import Grid, boxes, runs
 from imagematrix.needs.need import Need
-from imagematrix.needs.verdicts import DRIVER, GPUS, InexpressibleError, Judge
+from imagematrix.needs.verdicts import DRIVER, GPUS, InexpressibleError, JudgedGrid, judge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,20 +71,20 @@ class _Table:
     @cached_property
     def fitting(self) -> dict[Row, list[int]]:
         """For each kind of node, the combinations that fit with each of the drivers."""
-        judges = [Judge(rule, self._scope, self._grid) for rule in self._rules]
+        judged = [JudgedGrid(judge(rule, self._scope), self._grid) for rule in self._rules]
         table: dict[Row, list[int]] = {}
         for row in product(*(range(len(atoms)) for atoms in self._node.values())):
             node = {fact: atoms[value] for (fact, atoms), value in zip(self._node.items(), row, strict=True)}
             # Without a driver, there are no facts of one.
             bare = {ACCELERATORS: node[ACCELERATORS]}
             nodes = (node | {VERSION: driver} if driver else bare for driver in self._drivers)
-            table[row] = [self._all(judges, each) for each in nodes]
+            table[row] = [self._all(judged, each) for each in nodes]
         return table
 
-    def _all(self, judges: Sequence[Judge], node: Mapping[str, Atom]) -> int:
+    def _all(self, judged: Sequence[JudgedGrid], node: Mapping[str, Atom]) -> int:
         fits = self._everything
-        for judge in judges:
-            fits &= judge.fitting(node)
+        for one in judged:
+            fits &= one.fitting(node)
             if not fits:
                 break
         return fits
@@ -109,6 +109,16 @@ class _Table:
         modules = kind.samples[0] if kind.samples else None
         return self._grid.where("gpus.compute", lambda atom: not gpus.drives(modules, atom.samples[0]))
 
+    @cached_property
+    def _unlisted(self) -> int:
+        """The combinations with a state in which NVIDIA's software does not list a GPU."""
+        return self._grid.where("gpus.state", lambda atom: LISTED.isdisjoint(atom.shown))
+
+    @cached_property
+    def _supported(self) -> int:
+        """The combinations with GPUs that the newest driver supports."""
+        return self._grid.where(LAST_BRANCH, self._grid.atoms[LAST_BRANCH][-1].__eq__)
+
     def _listed(self, fits: int, driver: Atom | None) -> int:
         """Return combinations without GPUs that NVIDIA's software does not list with a driver.
 
@@ -116,12 +126,12 @@ class _Table:
         """
         if len(self._drivers) > 1 and driver is None:
             return fits & self._none
-        fits &= ~self._grid.where("gpus.state", lambda atom: LISTED.isdisjoint(atom.shown))
+        fits &= ~self._unlisted
         if LAST_BRANCH not in self._grid.atoms:
             return fits
         branch = versions.branch(driver.samples[0]) if driver and driver.samples else 0
-        *limits, newest = self._grid.atoms[LAST_BRANCH]
-        above = self._grid.where(LAST_BRANCH, newest.__eq__)
+        limits = self._grid.atoms[LAST_BRANCH][:-1]
+        above = self._supported
         result, next_listed = fits & (above | self._none), fits & above
         for limit in reversed(limits):
             # From the combinations with the next limit to those with this one.

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["RULE"]
 
 
-def need(variant: Variant) -> str | None:
-    """Return the user-mode driver ("" for the node's), or None if the variant needs none."""
-    if variant.driver:
-        return variant.driver.version or ""
-    return "" if variant.gpu else None
+def need(variant: Variant) -> tuple[int, bool] | tuple[()] | None:
+    """Return the branch of the user-mode driver and whether it is Tegra's (nothing if it is the node's).
+
+    Return None if the variant needs none.
+    """
+    own = drivers.baked(variant)
+    if own:
+        return versions.branch(own), versions.is_tegra(own)
+    return () if variant.driver or variant.gpu else None
 
 
 def holds(target: Target, variant: Variant) -> bool:
@@ -39,7 +43,7 @@ def holds(target: Target, variant: Variant) -> bool:
 
 def turns(variant: Variant) -> Turns:
     """Return the branches that are the first or the last to support GPUs, and the capabilities of these."""
-    own = need(variant)
+    own = drivers.baked(variant)
     branches = (versions.branch(own),) if own else tuple(sorted(gpus.last_branches()))
     first = gpus.first_branches()
     bounds = {*drivers.bounds(() if own else branches), *(f"{branch}.0" for branch in first.values())}
@@ -98,7 +102,7 @@ def gap(target: Target, variant: Variant) -> Gap:
 
 def _driver(target: Target, variant: Variant) -> str | None:
     """Return the user-mode driver: the image's, or the node's if the image has none."""
-    return need(variant) or target.kernel_driver
+    return drivers.baked(variant) or target.kernel_driver
 
 
 def _undriven(target: Target) -> list[Gpu]:

@@ -10,6 +10,7 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes.labels import VOCABULARY
 from imagematrix.needs.atoms import Atom, NameScale, NumberScale, TruthScale, VersionScale, Vocabulary
 from imagematrix.needs.needs import needs
+from imagematrix.record import replace as replaced
 from imagematrix.selection.rules import RULES
 
 
@@ -41,6 +42,22 @@ def test_only_variants_about_which_a_fact_decides_need_it(make, fact):
         else:
             assert needs(variant, told(fact)) == needs(variant, VOCABULARY)
     assert refused > 0
+
+
+def test_a_rule_judges_variants_with_equal_needs_once(make, monkeypatch):
+    (rule,) = [rule for rule in RULES if rule.name == "driver-gpu"]
+    judged = []
+
+    def holds(target, variant):
+        judged.append(variant)
+        return rule.holds(target, variant)
+
+    counting = [replaced(one, holds=holds) if one is rule else one for one in RULES]
+    monkeypatch.setattr("imagematrix.needs.needs.RULES", counting)
+    for own in ("550.54.14", "550.163.01"):
+        variant = make.variant(driver=make.umd("exact", own))
+        assert [need.driver for need in needs(variant, VOCABULARY)] == [own]
+    assert len({variant.driver.version for variant in judged}) == 1
 
 
 def test_flags_that_are_not_told(make):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.selection.rules.driver_gpu import RULE
 from imagematrix.selection.select import select
 
 V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db5", "brand": "tesla"}
@@ -158,6 +159,11 @@ def test_newer_user_mode_driver_does_not_help_a_kernel_that_is_older_than_the_gp
     assert judge("driver-gpu", newer, compat).ok
     older = make.variant(driver=make.umd("compat", "550.54.14"))
     assert not judge("driver-gpu", newer, older).ok
+
+
+def test_drivers_of_a_branch_are_judged_once(make):
+    needs = [RULE.need(make.variant(driver=make.umd("exact", own))) for own in ("550.54.14", "550.163.01")]
+    assert needs[0] == needs[1] != RULE.need(make.variant(driver=make.umd("exact", "540.4.0")))
 
 
 def test_drivers_of_tegra_have_other_branches(judge, make):
