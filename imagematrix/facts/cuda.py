@@ -122,6 +122,7 @@ def changes(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=256)
 def runs_from(cuda: str, stated: str | None = None) -> tuple[str, ...]:
     """Return the drivers from which on `driver_runs` may give another verdict."""
     wanted = versions.order(cuda)

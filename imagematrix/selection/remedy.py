@@ -6,6 +6,7 @@ rules: it has to end the refusal by the rule in question, and must not cause one
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import lru_cache
 from itertools import chain, product, takewhile
 
@@ -60,6 +61,7 @@ class Remedies:
         self._whole = target
         self._target = sample(target)
         self._found: dict[Hashable, Tried | None] = {}
+        self._driven: dict[Driver, Target] = {}
 
     def added(self, variant: Variant, verdicts: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
         """Return the results of rules for `variant` with the nearest change that ends each refusal."""
@@ -180,15 +182,19 @@ class Remedies:
     def _with(
         self, variant: Variant, allowed: frozenset[str], kernel: Driver, words: Callable[[], str]
     ) -> Iterator[Tried]:
-        target = self._driven(kernel)
+        target = self._with_driver(kernel)
         if not any(_causes(target, variant, allowed)):
             change = ("driver", (("version", kernel.version), ("kind", kernel.kind)))
             yield Tried(
                 remedy=Remedy(words=words(), change=change), left=refusals(target, variant), target=target
             )
 
-    def _driven(self, kernel: Driver) -> Target:
-        return replace(self._target, host=replace(self._target.host, driver=kernel))
+    def _with_driver(self, kernel: Driver) -> Target:
+        """Return the target with a driver, of which few are tried for many variants."""
+        if kernel not in self._driven:
+            host = replace(self._target.host, driver=kernel)
+            self._driven[kernel] = replace(self._target, host=host)
+        return self._driven[kernel]
 
     def _words(
         self, variant: Variant, allowed: frozenset[str], kernel: Driver, spans: list[str]
@@ -198,7 +204,7 @@ class Remedies:
 
         def does(other: str) -> bool:
             driver = replace(kernel, version=other, user_mode=kernel.user_mode and other)
-            return not any(_causes(self._driven(driver), variant, allowed))
+            return not any(_causes(self._with_driver(driver), variant, allowed))
 
         # Called only for a change that helps, because finding its limits tries many drivers.
         def words() -> str:
@@ -312,16 +318,12 @@ def _spans(variant: Variant) -> list[str]:
     if not starts:
         return []
     known = cuda.drivers()
-    spans = [driver for driver in known if versions.order(driver) < versions.order(starts[0])][-1:]
-    for start, end in zip(starts, [*starts[1:], None], strict=True):
-        inside = [driver for driver in known if _between(start, driver, end)] if start.endswith(".0") else []
-        spans.append(inside[0] if inside else start)
+    # Of the known drivers, how many are older than each start.
+    older = [bisect_left(known, versions.order(start), key=versions.order) for start in starts]
+    spans = [*known[: older[0]][-1:]]
+    for start, first, end in zip(starts, older, [*older[1:], len(known)], strict=True):
+        spans.append(known[first] if first < end and start.endswith(".0") else start)
     return spans
-
-
-def _between(start: str, version: str, end: str | None) -> bool:
-    key = versions.order(version)
-    return versions.order(start) <= key and (end is None or key < versions.order(end))
 
 
 def _built(variant: Variant, values: Mapping[str, str]) -> Variant:

@@ -63,6 +63,8 @@ def holds(target: Target, variant: Variant) -> bool:
 
 
 def _has_ptx(variant: Variant) -> bool:
+    if not variant.device_code:  # the only entry is the variant's own
+        return bool(variant.ptx)
     return any(code.ptx for code in variant.code)
 
 
@@ -143,9 +145,10 @@ def turns(variant: Variant) -> Turns:
     """
     if not variant.gpu:
         return {"accelerators": ()}
-    targets = {target for code in variant.code for target in code.targets}
-    guarded = {bound for code in variant.code if code.guard for bound in _guarded(code.guard)}
-    isas = {ptx.isa for code in variant.code for ptx in code.ptx}
+    entries = variant.code
+    targets = {target for code in entries for target in code.targets}
+    guarded = {bound for code in entries if code.guard for bound in _guarded(code.guard)}
+    isas = {ptx.isa for code in entries for ptx in code.ptx}
     compiling = {driver for isa in isas for driver in cuda.changes(partial(_knows, isa=isa))}
     return {
         "gpus.state": USABLE,
