@@ -15,6 +15,7 @@ from imagematrix.oci.registry import Registry
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from imagematrix.catalog.index import IndexEntry
     from imagematrix.oci.manifest import Manifest
@@ -54,16 +55,20 @@ class Inventory:
     attached: Mapping[str, str]
     referrers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def closure(self, digests: Iterable[str]) -> set[str]:
-        """Return these digests, what they name, and what refers to them, missing ones too."""
+    def below(self, digest: str) -> tuple[str, ...]:
+        """Return what a manifest names, and what refers to it, missing ones too."""
+        names = self.items[digest].names if digest in self.items else ()
+        return (*names, *self.referrers.get(digest, ()))
+
+    def closure(self, digests: Iterable[str], beside: AbstractSet[str] = frozenset()) -> set[str]:
+        """Return these digests and all below them, without those in `beside` and what only these lead to."""
         found: set[str] = set()
         left = list(digests)
         while left:
             digest = left.pop()
-            if digest not in found:
+            if digest not in found and digest not in beside:
                 found.add(digest)
-                left += self.items[digest].names if digest in self.items else ()
-                left += self.referrers.get(digest, ())
+                left += self.below(digest)
         return found
 
 

@@ -6,6 +6,7 @@ kept. The layers are the registry's to remove, by its garbage collection.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from imagematrix.catalog import index
@@ -244,16 +245,29 @@ def _tags(found: Inventory) -> dict[str, list[str]]:
 def _unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
     """Return the digests that nothing names once the `leaving` tags are gone, and the tags that go with them.
 
-    What is attached to a manifest goes with it.
+    What is attached to a manifest goes with it, and what is attached to that.
     """
-    tags = set(leaving)
-    while True:
-        kept = found.closure(digest for tag, digest in found.tags.items() if tag not in tags)
-        removed = found.closure(found.tags[tag] for tag in tags) - kept
-        attached = {tag for tag, subject in found.attached.items() if tag not in tags and subject in removed}
-        if not attached:
-            return removed, tags
-        tags |= attached
+    attached: dict[str, list[str]] = {}
+    for tag, subject in found.attached.items():
+        attached.setdefault(subject, []).append(tag)
+    holders: dict[str, list[str]] = {}  # by what they name
+    for digest in found.closure(found.tags.values()):
+        for name in found.below(digest):
+            holders.setdefault(name, []).append(digest)
+    staying = Counter(found.tags.values())  # how many tags each manifest has that stay
+    tags, removed = set[str](), set[str]()
+    new = leaving
+    while new:
+        tags |= new
+        staying.subtract(found.tags[tag] for tag in new)
+        # Only what new tags lead to may have lost its last name, so that a chain is looked at once.
+        below = found.closure([found.tags[tag] for tag in new], beside=removed)
+        outside = removed | below
+        named = (one for one in below if staying[one] or not outside.issuperset(holders.get(one, ())))
+        gone = below - found.closure(named)
+        removed |= gone
+        new = {tag for digest in gone for tag in attached.get(digest, ())} - tags
+    return removed, tags
 
 
 def _is_named(found: Inventory, version: str, own: Sequence[str]) -> bool:

@@ -319,6 +319,26 @@ def _retire(versions: int, _: Path) -> Callable[[], object]:
     return partial(retirement, "t", found, Retention(keep=versions // 2))
 
 
+def _retire_signatures(signatures: int, _: Path) -> Callable[[], object]:
+    own = labels_of("a", version="v1")
+    newest, image, *chain = [f"sha256:{number:064x}" for number in range(signatures + 2)]
+    signed = {f"{subject.replace(':', '-')}.sig": subject for subject in [image, *chain[:-1]]}
+    found = Inventory(
+        tags={"v2": newest, tag(own): image, **dict(zip(signed, chain, strict=True))},
+        items={digest: Item(names=(), blobs={digest: 1}) for digest in (newest, image, *chain)},
+        published={"v2": ()},
+        pushed={tag(own): "v1"},
+        named={},
+        attached=signed,
+    )
+
+    def run() -> None:
+        if len(retirement("t", found, Retention(keep=1)).removals) != 1 + signatures:
+            raise RuntimeError("some signatures stay")
+
+    return run
+
+
 def _verify_files(files: int, folder: Path) -> Callable[[], None]:
     return command("verify", growing.image(folder, 1, files), "--json")
 
@@ -422,6 +442,13 @@ OPERATIONS = (
         fixed="two variants each, an alias for every other one",
         n=50,
         prepare=_retire,
+    ),
+    Operation(
+        name="retire, signatures",
+        grows="signatures, each of the one before",
+        fixed="a version that goes",
+        n=50,
+        prepare=_retire_signatures,
     ),
     Operation(
         name="verify, files",

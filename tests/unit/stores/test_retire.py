@@ -4,16 +4,21 @@ import json
 
 import pytest
 from distribution import CONFIG, MANIFEST, digest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.node.host import Host
 from imagematrix.oci.manifest import ATTESTED, INDEX
+from imagematrix.stores.inventory import Inventory, Item
 from imagematrix.stores.publish import publish
 from imagematrix.stores.retention import Retention
-from imagematrix.stores.retire import carry_out, survey
+from imagematrix.stores.retire import carry_out, retirement, survey
 
 NEWEST = Retention(keep=1)
+DIGESTS = [f"sha256:{number:064x}" for number in range(8)]
+SOME = st.lists(st.sampled_from(DIGESTS), max_size=2, unique=True)
 
 
 @pytest.fixture
@@ -369,3 +374,41 @@ def test_images_with_other_content_are_left_alone(image, repository, versions):
     other = repository.image("v1-foreign-0123456789ab", {}, kind=CONFIG)
     remove(image)
     assert repository.tags["v1-foreign-0123456789ab"] == other
+
+
+def goes(found, own):
+    """Return what goes with the tags `own`, by definition: look at everything until nothing more goes."""
+    tags = {*own}
+    while True:
+        kept = found.closure(digest for tag, digest in found.tags.items() if tag not in tags)
+        gone = found.closure(found.tags[tag] for tag in tags) - kept
+        more = {tag for tag, subject in found.attached.items() if subject in gone} - tags
+        if not more:
+            return gone
+        tags |= more
+
+
+@given(
+    names=st.dictionaries(st.sampled_from(DIGESTS), SOME),
+    referrers=st.dictionaries(st.sampled_from(DIGESTS), SOME),
+    attached=st.lists(st.tuples(st.sampled_from(DIGESTS), st.sampled_from(DIGESTS)), max_size=6),
+    others=SOME,
+    own=SOME,
+)
+def test_what_is_attached_goes_with_what_goes_whatever_names_what(names, referrers, attached, others, own):
+    signatures = {f"s{number}": pair for number, pair in enumerate(attached)}
+    pushed = {f"v1-{number}-0123456789ab": digest for number, digest in enumerate(own)}
+    found = Inventory(
+        tags={"v2": "sha256:v2", **dict(zip("abc", others, strict=False)), **pushed}
+        | {tag: content for tag, (content, _) in signatures.items()},
+        items={one: Item(names=tuple(some), blobs={}) for one, some in names.items()},
+        published={"v2": ()},
+        pushed=dict.fromkeys(pushed, "v1"),
+        named={},
+        attached={tag: subject for tag, (_, subject) in signatures.items()},
+        referrers={one: tuple(some) for one, some in referrers.items()},
+    )
+    shown = retirement("t", found, NEWEST)
+    gone = goes(found, pushed)
+    assert shown.stays == found.items.keys() - gone
+    assert {removal.digest for removal in shown.removals} <= gone
