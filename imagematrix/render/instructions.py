@@ -247,6 +247,7 @@ def says_nothing(line: str) -> bool:
     return line.lstrip(SPACE)[:1] in ("", "#")
 
 
+@lru_cache(maxsize=1024)  # cells of a matrix have most instructions in common, at few offsets
 def _instruction(text: str, raw: str, start: int) -> Instruction:
     """Return the instruction in a text without continued lines; `raw` is its text in the file."""
     word, arguments = _split(text)
