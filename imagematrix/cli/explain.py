@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import typer
-
 from imagematrix.catalog.catalog import CLAIM, UNKNOWN
 from imagematrix.catalog.sources import confirm
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.options import (
-    AllowCpu,
-    CatalogName,
-    Gpus,
-    HostFile,
-    Image,
-    Json,
-    NvidiaSmi,
-    Policy,
-    Root,
-    Where,
-)
 from imagematrix.cli.output import escaped, folded, print_json, print_lines
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
@@ -30,6 +16,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from imagematrix.cli.options import (
+        AllowCpu,
+        CatalogName,
+        Gpus,
+        HostFile,
+        Image,
+        Json,
+        NvidiaSmi,
+        Policy,
+        Root,
+        Where,
+    )
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.rule import RuleResult
@@ -71,7 +69,7 @@ def command(
     if ambiguity:
         raise UsageError(ambiguity[0], remedy=ambiguity[1].shown)
     if selection.selected is None:
-        raise typer.Exit(NothingFits.exit_code)
+        raise SystemExit(NothingFits.exit_code)
 
 
 def _lines(host: Host, selection: Selection) -> Iterator[str]:

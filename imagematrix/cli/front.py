@@ -1,8 +1,9 @@
 """The entry point: finds a command, calls it, and turns errors into exit codes.
 
-`select`, `pull` and `run` are called on nodes, by jobs that wait for them, and loading typer takes longer
-than choosing an image. So this module reads plain command lines of `select` and `pull`, according to their
-signatures, and `launcher.options` reads those of `run`. Typer parses all others, and reports errors in them.
+`select`, `pull` and `run` are called on nodes, by jobs that wait for them, and `explain` by people who do.
+Loading typer takes longer than choosing an image. So this module reads plain command lines of the commands in
+PLAIN, according to their signatures, and `launcher.options` reads those of `run`. Typer parses all others,
+and reports errors in them.
 
 A whole `select` may take 6 times as long as `python -c pass`. In processor time, importing typer alone takes
 5.7 times as long as that, and a `select` that typer reads 3 times as long as one read here. argparse would
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDED_BY_SIGNAL", "plain", "run"]
 
+PLAIN = ("select", "explain", "pull")
 REPEATABLE = frozenset({"where", "gang"})  # options that make a list
 STDERR = 2
 # Errors from writing the answer, if they name no file.
@@ -138,7 +140,7 @@ def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] 
 
 def _call(words: Sequence[str]) -> None:
     remember({})
-    if words[:1] in (["select"], ["pull"]):
+    if words and words[0] in PLAIN:
         command = __import__(f"imagematrix.cli.{words[0]}", fromlist=["command"]).command
         parameters = plain(command, words[1:])
         if parameters is not None:

@@ -1,4 +1,4 @@
-"""Plain command lines of `select` are parsed without typer, with the same result."""
+"""Plain command lines of some commands are parsed without typer, with the same result."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,7 @@ import sys
 import pytest
 import typer
 
-from imagematrix.cli import front, pull, select
+from imagematrix.cli import explain, front, pull, select
 from imagematrix.cli.app import app
 from imagematrix.cli.front import plain
 
@@ -65,7 +65,7 @@ def test_empty_word_is_left_to_typer():
     assert plain(select.command, [""]) is None
 
 
-@pytest.mark.parametrize("module", [select, pull])
+@pytest.mark.parametrize("module", [select, explain, pull])
 def test_both_parsers_have_the_same_options(module):
     group = cast("TyperGroup", typer.main.get_command(app()))
     command = group.commands[module.__name__.rpartition(".")[2]]
@@ -83,10 +83,19 @@ def test_both_parsers_have_the_same_options(module):
     assert ours == theirs
 
 
-def test_both_parsers_give_the_same_result(cli, profiles, catalog_file, monkeypatch):
+def test_plain_commands_do_not_load_typer(profiles, catalog_file):
+    for command in ("select", "explain"):
+        words = [command, "training:v1", "--host", profiles["genoa-h200"], "--catalog", catalog_file]
+        asked = f"from imagematrix.cli import front; import sys; front.run({[*map(str, words)]}); "
+        done = subprocess.run([sys.executable, "-c", f"{asked}sys.exit('typer' in sys.modules)"], check=False)
+        assert done.returncode == 0, command
+
+
+@pytest.mark.parametrize("command", ["select", "explain"])
+def test_both_parsers_give_the_same_result(cli, profiles, catalog_file, monkeypatch, command):
     for name in ("genoa-h200", "mixed"):
         for more in ([], ["--json"], ["--gpus", "none"], ["--gpus", "9"], ["--allow-cpu"]):
-            words = ["select", "training:v1", "--host", profiles[name], "--catalog", catalog_file, *more]
+            words = [command, "training:v1", "--host", profiles[name], "--catalog", catalog_file, *more]
             quick = cli(*words)
             with monkeypatch.context() as patch:
                 patch.setattr(front, "plain", lambda *_: None)
