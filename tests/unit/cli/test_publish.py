@@ -377,7 +377,7 @@ def test_frozen_lock_without_a_base_exits_with_2(cli, backend, matrix):  # noqa:
     result = cli("build", "-f", matrix, "--frozen")
     assert result.code == 2
     assert "debian:trixie not found in the lock" in result.err
-    assert "run `imagematrix lock`, and commit the file" in result.err
+    assert "run `imagematrix lock -f " in result.err
     assert not matrix.with_name("imagematrix.lock").exists()
 
 
