@@ -143,10 +143,13 @@ def test_each_cause_gets_one_event_from_the_leader(
     repository = training.name.rpartition(":")[0]
     outdated = f"{repository}@{training.digests['sm_86 550.163.01']}"
     nowhere = {"nowhere": "x"}  # no node has such a label, so the pods stay pending
+    # What other pods have to run beside is no matter of images, so that this one stays pending and undecided.
+    beside = {"labelSelector": {"matchLabels": nowhere}, "topologyKey": HOST}
+    alone = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}}
     label = cluster.get("node", "n1")["metadata"]["labels"][CLASS]
     pods = {
         "NoImageFits": (newer.name, {"nodeSelector": {HOST: "n1", **nowhere}}),
-        "ImageUndecided": (training.name, {"nodeSelector": nowhere}),
+        "ImageUndecided": (training.name, {"affinity": alone}),
         "NoClassMatches": (training.name, {"nodeSelector": {CLASS: "none"}}),
         "ImageOutdated": (outdated, {"nodeSelector": nowhere}),
         "NoNodeFits": (training.name, {"nodeSelector": {CLASS: label, **nowhere}}),
