@@ -9,7 +9,6 @@ import json
 import socket
 import socketserver
 import ssl
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -237,25 +236,29 @@ class Network:
     def __init__(self):
         self.connected = []
 
-    def observe(self, event, arguments):
-        if event == "socket.connect" and isinstance(arguments[1], tuple):
-            self.connected.append(tuple(arguments[1][:2]))
+    def observing(self, connect):
+        """Return a method of sockets that does what `connect` does, and is seen."""
 
+        def observed(client, address):
+            if isinstance(address, tuple):
+                self.connected.append(tuple(address[:2]))
+            return connect(client, address)
 
-_observers: list[Network] = []
-# It stays, because a hook cannot be removed.
-sys.addaudithook(lambda event, arguments: [one.observe(event, arguments) for one in _observers])
+        return observed
 
 
 @contextlib.contextmanager
 def observed():
-    """Yield a Network that sees every connection that this process opens, whatever opens it."""
+    """Yield a Network that sees every connection that this process opens, whatever opens it.
+
+    No audit hook sees them, because none can be removed, and while one runs no other thread can be traced
+    for its coverage.
+    """
     network = Network()
-    _observers.append(network)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, network.observing(getattr(socket.socket, name)))
         yield network
-    finally:
-        _observers.remove(network)
 
 
 def lookup(real):
