@@ -147,7 +147,7 @@ def test_each_cause_gets_one_event_from_the_leader(
     beside = {"labelSelector": {"matchLabels": nowhere}, "topologyKey": HOST}
     alone = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}}
     label = cluster.get("node", "n1")["metadata"]["labels"][CLASS]
-    pods = {
+    pods: dict[str, tuple[str, dict[str, object]]] = {
         "NoImageFits": (newer.name, {"nodeSelector": {HOST: "n1", **nowhere}}),
         "ImageUndecided": (training.name, {"affinity": alone}),
         "NoClassMatches": (training.name, {"nodeSelector": {CLASS: "none"}}),
