@@ -122,7 +122,7 @@ class Workers:
 
     def _refuse_largest(self) -> None:
         """Let the largest call fail if too many large ones wait."""
-        large = [each for each in self._queue if each[0] > SMALL]
+        large = [each for each in self._queue if each[0] > SMALL and not each[2].done()]
         if len(large) > WAITING:
             largest = max(large)
             self._remove(largest)

@@ -165,6 +165,22 @@ def test_nothing_keeps_the_arguments_of_a_call_that_is_refused(monkeypatch):
         gc.enable()
 
 
+def test_a_call_whose_caller_has_just_left_is_not_refused_as_well(monkeypatch):
+    monkeypatch.setattr(workers_module, "WAITING", 1)
+
+    async def work(workers):
+        running = asyncio.create_task(workers.call(slept, 0.1, held=None))
+        leaving = asyncio.create_task(workers.call(slept, 0, held=None, size=SMALL + 9))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        assert await workers.call(added, 1, 2, held=3, size=SMALL + 5) == 6
+        await running
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+    using(work, count=1)
+
+
 def test_a_caller_that_leaves_does_not_spoil_the_next_call():
     async def work(workers):
         pid, _ = await workers.call(process, held=None)
