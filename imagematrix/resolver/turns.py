@@ -40,13 +40,11 @@ class Turns:
                 if not begun.cancelled():  # its turn began before it left
                     self._begin_next()
                 raise
-        ending = loop.call_later(self._longest_s, self._begin_next)
-        try:
+        with contextlib.ExitStack() as turn:  # which ends once: at the end of the block, or before
+            turn.callback(self._begin_next)
+            timer = loop.call_later(self._longest_s, turn.close)
+            turn.callback(timer.cancel)
             yield
-        finally:
-            if loop.time() < ending.when():
-                ending.cancel()
-                self._begin_next()
 
     def _begin_next(self) -> None:
         while self._waiting:
