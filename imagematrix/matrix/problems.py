@@ -46,9 +46,8 @@ class MatrixError(UsageError):
     @property
     def details(self) -> str:
         """The message with an excerpt of the file for each problem."""
-        return "\n".join(
-            line for problem in self.problems for line in detailed(self.where, problem, self.text)
-        )
+        lines = self.text.splitlines()
+        return "\n".join(line for problem in self.problems for line in detailed(self.where, problem, lines))
 
 
 def told(where: str, problem: Problem) -> list[str]:
@@ -57,9 +56,8 @@ def told(where: str, problem: Problem) -> list[str]:
     return [position, f"  {problem.remedy}"] if problem.remedy else [position]
 
 
-def detailed(where: str, problem: Problem, text: str) -> list[str]:
-    """Return the lines that tell of a problem, with an excerpt of the file's `text`."""
-    lines = text.splitlines()
+def detailed(where: str, problem: Problem, lines: Sequence[str]) -> list[str]:
+    """Return the lines that tell of a problem, with an excerpt of the file's `lines`."""
     parts = [*map(line, told(where, problem))]
     if 0 < problem.mark.line <= len(lines):
         parts += _excerpt(lines[problem.mark.line - 1], problem.mark)

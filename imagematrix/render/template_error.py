@@ -46,11 +46,12 @@ class TemplateError(UsageError):
     def details(self) -> str:
         """The message with a remedy, unless all have the same, and an excerpt for each fault."""
         lines: list[str] = []
+        texts = {text: text.splitlines() for text in {one.text for one in self.faults}}
         for one in self.faults:
             problem = one.problem
             if self.remedy:
                 problem = Problem(problem.message, problem.mark)
-            lines += detailed(one.where, problem, one.text)
+            lines += detailed(one.where, problem, texts[one.text])
         return "\n".join(lines)
 
 
@@ -61,7 +62,7 @@ def of_faults(
 
     `origins` has the origins of its lines; without them, lines are those of the Dockerfile.
     """
-    texts: dict[str, str] = {}
+    texts: dict[str, tuple[str, list[str]]] = {}
     found = []
     rendered = dockerfile.split("\n")
     for fault in faults:
@@ -74,12 +75,13 @@ def of_faults(
             continue
         name, number = origins[min(mark.line, len(origins)) - 1]
         if name not in texts:
-            texts[name] = _text(templates, name)
-        lines = texts[name].split("\n")
+            text = _text(templates, name)
+            texts[name] = text, text.split("\n")
+        text, lines = texts[name]
         own = lines[number - 1] if number <= len(lines) else ""
         column = _column(rendered[mark.line - 1], own, mark.column)
         problem = Problem(fault.message, Mark(number, column), fault.remedy)
-        found.append(TemplateFault(str(templates / name), problem, texts[name]))
+        found.append(TemplateFault(str(templates / name), problem, text))
     return TemplateError(found)
 
 
