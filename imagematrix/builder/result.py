@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.builder.testing import ImageTester, ImageTestResult
     from imagematrix.planning.plan import Plan
 
-__all__ = ["ENGINE", "SCHEMA", "BuildStatus", "Result", "complete", "failure", "report"]
+__all__ = ["ENGINE", "SCHEMA", "STORED", "BuildStatus", "Result", "complete", "failure", "report"]
 
 SCHEMA = "imagematrix.build/v1"
 ENGINE = "engine"  # the compression of images whose layers the engine compresses when it pushes them
@@ -34,6 +34,9 @@ class BuildStatus(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"  # an image it builds on was not built
     STOPPED = "stopped"
+
+
+STORED = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, BuildStatus.TESTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +66,7 @@ class Result:
     @property
     def stored(self) -> bool:
         """Whether the image is in the store now."""
-        return self.status in (
-            BuildStatus.BUILT,
-            BuildStatus.ADOPTED,
-            BuildStatus.VERIFIED,
-            BuildStatus.TESTED,
-        )
+        return self.status in STORED
 
 
 def complete(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-SHOWN = 4  # cells listed in a message
 CLASSIC = (
     "the engine has the classic image store: timestamps are kept, so a second build differs, "
     "and the engine compresses the layers that it pushes (compression: engine)"

@@ -19,7 +19,7 @@ import signal
 import sys
 
 from imagematrix.cli.output import info_block, print_error
-from imagematrix.cli.repeating import remember
+from imagematrix.cli.repeating import OPTIONS, remember
 from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
@@ -154,14 +154,7 @@ def _call(words: Sequence[str]) -> None:
         if args.image is not None and not args.help:
             from imagematrix.cli.starting import start
 
-            remember(
-                {
-                    "catalog": args.catalog,
-                    "policy": args.policy,
-                    "host": args.host,
-                    "nvidia_smi": args.nvidia_smi,
-                }
-            )
+            remember({name: getattr(args, name, None) for name in OPTIONS})
             sys.exit(start(args, args.image))
     if words[:1] == ["oci-task"] and words[1:] not in (["-h"], ["--help"]):
         from imagematrix.cli.tasking import start as start_task

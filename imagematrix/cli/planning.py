@@ -135,8 +135,8 @@ def workshop(
 
     Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
     builds. Each image gets the attestations `attest`. To `verify` images, and with `no_cache`, nothing of
-    earlier builds is used; with `caches`, what these have of others. With
-    `retest`, images that are up to date are tested again.
+    earlier builds is used; with `caches`, what these have of others. With `retest`, images that are up to
+    date are tested again.
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="add --push")
@@ -284,9 +284,11 @@ def compared(
 
 def warn_of_lost(plan: Plan) -> None:
     """Report lost images that `plan` does not rebuild."""
+    from imagematrix.catalog.labels import version_of
+
     for reference in plan.lost:
         image, _, tag = reference.rpartition(":")
-        version = f"{image}:{tag.partition('-')[0]}"
+        version = f"{image}:{version_of(tag)}"
         remedy = f"build it, or run `imagematrix publish --repair {word(version)}`"
         info(f"the registry lost {reference}, which is not in this plan: {remedy}")
 

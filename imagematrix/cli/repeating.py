@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["remember", "repeated"]
+__all__ = ["OPTIONS", "remember", "repeated"]
 
 # The parameters of commands that say which matrix, catalog or host a command is about, with their options.
 OPTIONS = {

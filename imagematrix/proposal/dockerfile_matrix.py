@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from imagematrix.proposal.text import IMAGE, TEMPLATE, VERSION, word
+from imagematrix.proposal.text import IMAGE, TEMPLATE, VERSION, yaml_word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _axes(taken: TakenOver) -> Iterator[str]:
         yield "  # Without an axis driver, images use the driver of the node."
     for axis, values in taken.axes.items():
         comment = f"  # {COMMENTS[axis]}" if axis in COMMENTS else ""
-        yield f"  {axis}: [{', '.join(map(word, values))}]{comment}"
+        yield f"  {axis}: [{', '.join(map(yaml_word, values))}]{comment}"
 
 
 def _properties(taken: TakenOver) -> Iterator[str]:
@@ -58,7 +58,7 @@ def _properties(taken: TakenOver) -> Iterator[str]:
     yield "# Properties of values. Templates see them as variables."
     yield "properties:"
     for axis, own in taken.properties.items():
-        fields = ", ".join(f"{name}: {word(value)}" for name, value in own.items())
-        values = '"*"' if axis == "march" else word(taken.axes[axis][0])
+        fields = ", ".join(f"{name}: {yaml_word(value)}" for name, value in own.items())
+        values = '"*"' if axis == "march" else yaml_word(taken.axes[axis][0])
         yield f"  {axis}:"
         yield f"    {values}: {{{fields}}}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.proposal.rules import ProposedRule
     from imagematrix.selection.miss import Miss
 
-__all__ = ["DRIVERS", "IMAGE", "TEMPLATE", "VERSION", "matrix_text", "unserved", "word"]
+__all__ = ["DRIVERS", "IMAGE", "TEMPLATE", "VERSION", "matrix_text", "unserved", "yaml_word"]
 
 IMAGE, VERSION = "app", "v1"
 TEMPLATE = f"{IMAGE}/Dockerfile.j2"
@@ -87,7 +87,7 @@ def _head(proposed: Proposed) -> Iterator[str]:
     yield "axes:"
     for axis, values in proposed.axes.items():
         yield f"  {axis}:"
-        written = [word(value) for value in values]
+        written = [yaml_word(value) for value in values]
         width = max(map(len, written))
         for value, shown in zip(values, written, strict=True):
             nodes = counted(proposed.hosts(axis, value), "node")
@@ -134,13 +134,13 @@ def _rule(rule: ProposedRule, proposed: Proposed) -> str:
 def _condition(values: Sequence[str], every: Sequence[str]) -> str:
     """Return a condition for these of all values of an axis: the shorter of a list and of negations."""
     others = [value for value in every if value not in values]
-    written = [word(value) for value in values]
+    written = [yaml_word(value) for value in values]
     if others and len(others) < len(values):
         written = [json.dumps(f"!{value}") for value in others]
     return written[0] if len(written) == 1 else f"[{', '.join(written)}]"
 
 
-def word(value: str) -> str:
+def yaml_word(value: str) -> str:
     """Return a value as YAML has it, quoted unless every reader takes it as text."""
     return (
         value if PLAIN.fullmatch(value) and (value == NO_CUDA or value not in KEYWORDS) else json.dumps(value)

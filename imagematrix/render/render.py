@@ -197,9 +197,8 @@ def completed(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = Non
     """Return a rendered Dockerfile with what no template needs to write.
 
     The values of ARGs are written into the images of FROM: those of the matrix, or those `given` on the
-    command line. An image that needs nothing from the node's NVIDIA
-    runtime says so to it, whatever its base or its template says. Raises DockerfileError if the last
-    instruction is not complete.
+    command line. An image that needs nothing from the node's NVIDIA runtime says so to it, whatever its base
+    or its template says. Raises DockerfileError if the last instruction is not complete.
     """
     text = dockerfile if cell.driver == HOST_DRIVER else with_environment(dockerfile, NO_RUNTIME)
     return with_bases_written_out(text, {**dict(cell.image.build_args), **(given or {})})

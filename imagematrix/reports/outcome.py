@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from imagematrix import documents
 from imagematrix.builder import result
-from imagematrix.builder.result import BuildStatus
+from imagematrix.builder.result import STORED, BuildStatus
 from imagematrix.planning import plan
 from imagematrix.planning.plan import DropStatus, PlanStatus
 
@@ -33,13 +33,7 @@ __all__ = [
 ]
 
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
-BUILT = (
-    BuildStatus.BUILT,
-    BuildStatus.ADOPTED,
-    BuildStatus.VERIFIED,
-    BuildStatus.TESTED,
-    PlanStatus.UP_TO_DATE,
-)
+BUILT = (*STORED, PlanStatus.UP_TO_DATE)
 # The outcome is not known yet.
 OPEN = (PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.REFUSED, PlanStatus.OTHER_SHARD, MISSING)
 DROPPED = tuple(DropStatus)

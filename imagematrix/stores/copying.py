@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,11 +10,12 @@ from functools import partial
 from imagematrix.catalog import index, labels
 from imagematrix.catalog.signed import guard
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.oci.expanded import Hashed
 from imagematrix.oci.manifest import INDEX, Descriptor, ImageIndex, ImageManifest, parse
 from imagematrix.once import Once
 from imagematrix.scratch import scratch
 from imagematrix.stores.publish import publish
-from imagematrix.stores.sign import add_referrer, add_signatures
+from imagematrix.stores.sign import add_referrer, add_signatures, listed_referrers
 from imagematrix.text import word
 from imagematrix.trust.signature import signature_tag
 
@@ -145,17 +146,11 @@ class _Copy:
             for layer in found.layers:
                 self._blob(layer.digest)
             add_signatures(self._target, digest, [_signature(layer) for layer in found.layers])
-        for bundle in self._source.referrers(digest) or self._listed(digest):
+        listed = (str(one["digest"]) for one in listed_referrers(self._source, digest))
+        for bundle in self._source.referrers(digest) or listed:
             refers = self._manifest(bundle)
             self._content(refers, 0)
             add_referrer(self._target, digest, refers.raw, refers.media_type)
-
-    def _listed(self, digest: str) -> list[str]:
-        """Return what refers to a manifest in a registry that does not tell of it by itself."""
-        tag = digest.replace(":", "-")
-        manifest = self._source.manifest(tag)
-        found = parse(manifest.raw, tag, Descriptor) if manifest else None
-        return [entry.digest for entry in found.entries] if isinstance(found, ImageIndex) else []
 
     def _manifest(self, digest: str) -> Manifest:
         manifest = self._source.manifest(digest)
@@ -187,13 +182,11 @@ class _Copy:
     def _copied(self, digest: str) -> None:
         if self._target.has_blob(digest):
             return
-        hashed = hashlib.sha256()
         with tempfile.TemporaryFile(dir=self._folder) as file:
             with self._source.open(digest) as stream:
-                while piece := stream.read(PIECE):
-                    hashed.update(piece)
-                    file.write(piece)
-            if digest != f"sha256:{hashed.hexdigest()}":
+                hashed = Hashed(stream)
+                shutil.copyfileobj(hashed, file, PIECE)
+            if digest != hashed.digest:
                 raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
             file.seek(0)
             self._target.push_blob(digest, file)

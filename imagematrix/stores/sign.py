@@ -26,11 +26,12 @@ from imagematrix.trust.signing import payload
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
     from imagematrix.oci.registry import Registry
     from imagematrix.trust.signing import SigningKey
 
-__all__ = ["add_referrer", "add_signatures", "sign"]
+__all__ = ["add_referrer", "add_signatures", "listed_referrers", "sign"]
 
 REQUESTS = 8  # at the same time
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -143,15 +144,25 @@ def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -
         registry.push_manifest(own, raw, media_type)
     if registry.referrers(digest) is not None:
         return
-    tag = digest.replace(":", "-")
-    present = registry.manifest(tag)
-    found = parse(present.raw, tag, Descriptor) if present else None
-    listed = json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
+    listed = listed_referrers(registry, digest)
     if any(one["digest"] == own for one in listed):
         return
     entry = {"mediaType": media_type, "digest": own, "size": len(raw), "artifactType": BUNDLE}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
-    registry.push_manifest(tag, _json(document), INDEX)
+    registry.push_manifest(_referrers_tag(digest), _json(document), INDEX)
+
+
+def listed_referrers(registry: Registry, digest: str) -> list[dict[str, Any]]:
+    """Return what refers to a manifest in a registry that does not list it by itself, as OCI descriptors."""
+    tag = _referrers_tag(digest)
+    present = registry.manifest(tag)
+    found = parse(present.raw, tag, Descriptor) if present else None
+    return json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
+
+
+def _referrers_tag(digest: str) -> str:
+    """Return the tag of a manifest's referrers (OCI distribution specification, "Referrers Tag Schema")."""
+    return digest.replace(":", "-")
 
 
 def _manifest(
