@@ -32,8 +32,8 @@ __all__ = ["Address", "listening"]
 KEEP_S = 120.0  # for idle connections; clients in Go, such as engines, close theirs after 90
 LINGER_S = 1.0  # for which the rest of a refused body is read, so that its client reads the refusal
 QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only after a second
-BATCH = 32  # clients to accept before others get their turn
-RETRY_S = 0.05  # between attempts to accept a client while there is no place
+BATCH = 512  # clients to accept before others get their turn
+RETRY_S = 0.05  # after a client that could not be accepted
 FILES = 4_096  # for clients, and what is read for them
 MAPPED = 1 << 17  # bytes of a block
 M_MMAP_THRESHOLD = -3  # in malloc.h
@@ -95,18 +95,20 @@ async def listening(
         handler_cancellation=True,  # a client that has gone waits for nothing any more
     )
     await runner.setup()
+    server = runner.server
+    assert server is not None  # noqa: S101 - the runner is set up; for the type checker
     try:
         with _bound(address) as listener:
-            tasks = [
-                asyncio.create_task(_accept(listener, runner, tls, connections)),
-                asyncio.create_task(connections.watch()),
-            ]
-            try:
-                yield Address(*listener.getsockname()[:2])
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
+                tasks = [
+                    group.create_task(_accept(listener, connections, tls=tls is not None)),
+                    group.create_task(connections.serve(server, tls)),
+                ]
+                try:
+                    yield Address(*listener.getsockname()[:2])
+                finally:
+                    for task in tasks:
+                        task.cancel()
     finally:
         await runner.cleanup()
         await connections.end()
@@ -143,24 +145,15 @@ def _bound(address: Address) -> socket.socket:
     return listener
 
 
-async def _accept(
-    listener: socket.socket, runner: web.AppRunner, tls: ssl.SSLContext | None, connections: Connections
-) -> None:
-    loop, server = asyncio.get_running_loop(), runner.server
-    assert server is not None  # noqa: S101 - the runner is set up; for the type checker
-    accepted = 0
+async def _accept(listener: socket.socket, connections: Connections, *, tls: bool) -> None:
+    loop, accepted = asyncio.get_running_loop(), 0
     while True:
         try:
             client, (peer, *_) = await loop.sock_accept(listener)
         except OSError:  # the client has gone, or there are too many open files
             await asyncio.sleep(RETRY_S)
             continue
-        if connections.crowded(peer):
-            client.close()
-        else:
-            while not connections.make_place():  # noqa: ASYNC110 - slow clients tell of no event
-                await asyncio.sleep(RETRY_S)
-            connections.open(client, peer, server, tls)
+        connections.arrive(client, peer, tls=tls)
         accepted += 1
         if accepted % BATCH == 0:  # a client that waits already is accepted without a pause
             await asyncio.sleep(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import io
 import ipaddress
 import json
 import re
@@ -40,7 +39,7 @@ Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog
@@ -73,6 +72,7 @@ DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-
 DECIDING = 4  # threads
 WATCH_S = 10.0  # between checks whether the node has changed
 CHOICES = 1_000 * ENTRY  # bytes of choices to keep
+PIECE = 1 << 16  # bytes of an answer to send at once
 LARGE = SMALL + 1  # the size of an explanation, which waits until all choices are made
 LIMITS = Limits(body=1 << 16)  # of requests that are refused for their method
 GRACE_S = 10.0  # for pulls in progress, after a signal
@@ -186,8 +186,8 @@ class Resolver:
                 text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
             )
         _require_unpackable(request, manifest)
-        keep(len(manifest.raw))
-        return _manifest(manifest)
+        headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
+        return _response(manifest.raw, headers)
 
     def _check(self, request: web.Request, repository: str) -> None:
         """Raise HTTPBadRequest for an invalid repository, HTTPForbidden if a request names another registry.
@@ -259,8 +259,7 @@ class Resolver:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         nodes = await self._locally(self._nodes.read)
         document = await self._workers.call(explained, nodes, reference.tag, held=version.catalog, size=LARGE)
-        keep(len(document))
-        return web.json_response(text=document)
+        return _response(document.encode(), {"Content-Type": "application/json; charset=utf-8"})
 
 
 def _accepted(request: web.Request, media_type: str) -> bool:
@@ -279,9 +278,15 @@ def _require_unpackable(request: web.Request, manifest: Manifest) -> None:
         )
 
 
-def _manifest(manifest: Manifest) -> web.Response:
-    headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
-    return web.Response(body=io.BytesIO(manifest.raw), headers=headers)  # sent in pieces, as a client reads
+def _response(body: bytes, headers: dict[str, str]) -> web.Response:
+    """Return a response whose body is sent in pieces, as the client reads, and copied for no client."""
+    keep(len(body))
+
+    async def pieces() -> AsyncIterator[memoryview]:
+        for begin in range(0, len(body), PIECE):
+            yield memoryview(body)[begin : begin + PIECE]
+
+    return web.Response(body=pieces(), headers={**headers, "Content-Length": f"{len(body)}"})
 
 
 def _error(status: int, message: str) -> web.Response:

@@ -27,8 +27,9 @@ Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Executor
+    from typing import Any
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.oci.manifest import Manifest
@@ -46,6 +47,7 @@ SMALL = (
 )  # bytes of a manifest, of which others keep half: few large ones must not displace all small ones
 READING = 4  # threads that read what is not kept; versions, which all need, are read by others
 WAITING = 64  # requests for that; more are refused
+CLIENTS = 400  # that wait for them, so that there are always places for others; more are refused
 PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
 FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
 PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
@@ -94,8 +96,9 @@ class Versions:
         self._small: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _size)
         self._large: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _size)
         self._readers = ThreadPoolExecutor(READING)
-        self._waiting = 0
+        self._waiting = self._clients = 0
         self._tasks: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
+        self._manifests: dict[tuple[str, str], asyncio.Task[Manifest | None]] = {}
         if state:
             self._restore(state)
 
@@ -147,12 +150,8 @@ class Versions:
         at, earlier = self._versions.get(key) or (self._absent.get(key) or -math.inf, None)
         if earlier is not None and time.monotonic() - at < FRESH_S:
             return earlier
-        if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._ask(key))
-            self._tasks[key].add_done_callback(partial(self._end, key))
         recent = time.monotonic() - at < RECENT_S
-        # A client that gives up must not end the request for others, who share it.
-        task = asyncio.shield(self._tasks[key])
+        task = _shared(self._tasks, key, partial(self._ask, key))
         try:
             patience_s = min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S
             return await asyncio.wait_for(task, patience_s if recent or earlier or hurry else None)
@@ -177,24 +176,27 @@ class Versions:
         """
         key = repository, digest
         entry = self._small.get(key) or self._large.get(key)
-        if entry is None:
-            listed = any(
-                digest in version.digests for (name, _), (_, version) in self._versions if name == repository
-            )
-            # The content of a digest never changes, so the saved manifest is as good as the upstream's.
-            entry = await self._saved(repository, digest)
-            if entry is None or (not listed and requirements(self._policies, repository)):
-                entry = await self._reading(
-                    partial(self._read_digest, repository, digest, entry, listed=listed)
-                )
-            if entry is not None:
-                (self._small if _size(entry) <= SMALL else self._large).put(key, entry)
-        return entry
+        if entry is not None:
+            return entry
+        if self._clients >= CLIENTS:
+            raise EngineError("too many requests wait for the upstream", remedy="try again later")
+        self._clients += 1
+        try:
+            return await _shared(self._manifests, key, partial(self._find_manifest, repository, digest))
+        finally:
+            self._clients -= 1
 
-    def _end(self, key: tuple[str, str], task: asyncio.Task[Version | None]) -> None:
-        del self._tasks[key]
-        if not task.cancelled():
-            task.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
+    async def _find_manifest(self, repository: str, digest: str) -> Manifest | None:
+        listed = any(
+            digest in version.digests for (name, _), (_, version) in self._versions if name == repository
+        )
+        # The content of a digest never changes, so the saved manifest is as good as the upstream's.
+        entry = await self._saved(repository, digest)
+        if entry is None or (not listed and requirements(self._policies, repository)):
+            entry = await self._reading(partial(self._read_digest, repository, digest, entry, listed=listed))
+        if entry is not None:
+            (self._small if _size(entry) <= SMALL else self._large).put((repository, digest), entry)
+        return entry
 
     async def _ask(self, key: tuple[str, str]) -> Version | None:
         version = await asyncio.to_thread(self._read, *key)
@@ -253,6 +255,27 @@ class Versions:
             else:
                 # It is never fresh, so the upstream is asked first.
                 self._versions.put((repository, tag), (-math.inf, version))
+
+
+def _shared(
+    tasks: dict[tuple[str, str], asyncio.Task[Result]],
+    key: tuple[str, str],
+    begin: Callable[[], Coroutine[Any, Any, Result]],
+) -> asyncio.Future[Result]:
+    """Return the task of a key, which `begin` begins if there is none: those who ask at one time share it.
+
+    A client that gives up does not end it for others.
+    """
+
+    def end(task: asyncio.Task[Result]) -> None:
+        del tasks[key]
+        if not task.cancelled():
+            task.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
+
+    if key not in tasks:
+        tasks[key] = asyncio.create_task(begin())
+        tasks[key].add_done_callback(end)
+    return asyncio.shield(tasks[key])
 
 
 def _size(manifest: Manifest) -> int:

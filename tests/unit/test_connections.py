@@ -101,7 +101,7 @@ def is_open(reader):
 
 
 @pytest.mark.parametrize("tls", [False, True])
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", HEAD % 1_000_000 + b"x"])
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost:", HEAD % 1_000_000 + b"x"])
 def test_the_oldest_without_a_whole_request_gives_way(tmp_path, sent, tls):
     async def run():
         async with Service(tmp_path, tls=tls, clients=3, peer=3) as service:
@@ -115,22 +115,16 @@ def test_the_oldest_without_a_whole_request_gives_way(tmp_path, sent, tls):
     asyncio.run(run())
 
 
-def test_one_that_has_sent_nothing_gives_way_before_an_older_one(tmp_path, monkeypatch):
-    """Nor does one that has only just come, before it could send something."""
-    monkeypatch.setattr(connections, "MUTE_S", 0.3)
-
+@pytest.mark.parametrize("tls", [False, True])
+def test_one_that_has_sent_nothing_takes_no_place(tmp_path, tls):
     async def run():
-        async with Service(tmp_path, clients=3, peer=3) as service:
-            half = await service.connect(b"GET / HTTP/1.1\r\nHost:")
-            silent = await service.connect()
-            await asyncio.sleep(0.4)
-            newer = await service.connect()
-            await service.connect()
-            await dropped(silent)
-            assert is_open(half)
-            await service.connect()
-            await dropped(half)  # although it has sent something
-            assert is_open(newer)
+        async with Service(tmp_path, tls=tls, clients=1, peer=1) as service:
+            silent = [await service.connect() for _ in range(5)]
+            half = await service.connect(HEAD % 4)
+            assert all(map(is_open, [*silent, half]))
+            assert await service.ask(data=b"good") == (200, "4")
+            await dropped(half)
+            assert all(map(is_open, silent))
 
     asyncio.run(run())
 
@@ -142,9 +136,9 @@ def test_one_whose_request_is_whole_never_gives_way(tmp_path):
             await until(lambda: service.begun == 2)
             for _ in range(10):
                 assert await service.ask(data=b"good") == (200, "4")
-            silent = await service.connect()
+            half = await service.connect(HEAD % 4)
             assert await service.ask(data=b"good") == (200, "4")
-            await dropped(silent)
+            await dropped(half)
             service.go.set()
             for one in held:
                 assert b"held" in await asyncio.wait_for(one.readuntil(b"held"), PATIENCE_S)
@@ -155,9 +149,9 @@ def test_one_whose_request_is_whole_never_gives_way(tmp_path):
 def test_an_address_takes_only_its_own_places(tmp_path):
     async def run():
         async with Service(tmp_path, clients=6, peer=2) as service:
-            other = await service.connect(source="127.0.0.1")
-            first, second = [await service.connect(source="127.0.0.2") for _ in range(2)]
-            third = await service.connect(source="127.0.0.2")
+            other = await service.connect(HEAD % 4, "127.0.0.1")
+            first, second = [await service.connect(HEAD % 4, "127.0.0.2") for _ in range(2)]
+            third = await service.connect(HEAD % 4, "127.0.0.2")
             await dropped(first)
             assert is_open(other)
             assert is_open(second)
@@ -166,9 +160,120 @@ def test_an_address_takes_only_its_own_places(tmp_path):
                 await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", "127.0.0.3") for _ in range(2)
             ]
             await until(lambda: service.begun == 2)
-            await dropped(await service.connect(source="127.0.0.3"))  # all it has are whole
-            assert all(map(is_open, held))
+            waiting = await service.connect(HEAD % 4 + b"good", "127.0.0.3")  # all it has are whole
             assert await service.ask(data=b"good") == (200, "4")
+            assert all(map(is_open, [*held, waiting]))
+            service.go.set()
+            assert b"200 OK" in await asyncio.wait_for(waiting.readline(), PATIENCE_S)
+
+    asyncio.run(run())
+
+
+def test_none_gives_way_that_is_young(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "YOUNG_S", 600.0)
+
+    async def run():
+        async with Service(tmp_path, clients=2, peer=2) as service:
+            half = [await service.connect(HEAD % 4) for _ in range(2)]
+            outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
+            await asyncio.sleep(0.2)
+            assert all(map(is_open, half + outside))
+            monkeypatch.setattr(connections, "YOUNG_S", 0.1)
+            for reader in outside:
+                assert b"200 OK" in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+
+    asyncio.run(run())
+
+
+def test_the_oldest_outside_are_refused_when_too_many_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "YOUNG_S", 600.0)
+    monkeypatch.setattr(connections, "OUTSIDE", 2)
+
+    async def run():
+        async with Service(tmp_path, clients=1, peer=1) as service:
+            half = await service.connect(HEAD % 4)
+            outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
+            await dropped(outside.pop(0))
+            assert all(map(is_open, [half, *outside]))
+
+    asyncio.run(run())
+
+
+def test_addresses_that_got_answers_come_before_strangers(tmp_path):
+    """Of them the oldest, but for each eighth."""
+    good = HEAD % 4 + b"good"
+
+    async def run():
+        async with Service(tmp_path, clients=1, peer=1) as service:
+            assert await service.ask(data=b"good") == (200, "4")
+            await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: service.begun == 1)
+            ended = []
+
+            async def end(name, reader):
+                await dropped(reader)  # with its answer, as others wait
+                ended.append(name)
+
+            ends = []
+            for number in range(8):
+                for name, source in (("stranger", "127.0.0.2"), (number, "127.0.0.1")):
+                    ends.append(asyncio.create_task(end(name, await service.connect(good, source))))
+            service.go.set()
+            await until(lambda: len(ended) == 9)
+            assert ended[:6] == [0, 1, 2, 3, 4, 5]
+            assert ended.count("stranger") == 1
+            for task in ends:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+def test_the_newest_stranger_comes_first(tmp_path):
+    async def run():
+        async with Service(tmp_path, clients=1, peer=1) as service:
+            await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: service.begun == 1)
+            ended = []
+
+            async def end(number, reader):
+                await dropped(reader)  # with its answer, as others wait
+                ended.append(number)
+
+            outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
+            ends = [asyncio.create_task(end(*each)) for each in enumerate(outside[1:], 1)]
+            service.go.set()
+            await asyncio.wait_for(asyncio.gather(*ends), PATIENCE_S)
+            assert b"200 OK" in await asyncio.wait_for(outside[0].readline(), PATIENCE_S)
+            assert ended == [2, 1]
+
+    asyncio.run(run())
+
+
+def test_one_with_a_part_of_a_handshake_begins_none(tmp_path, monkeypatch):
+    """What is not TLS does not wait for the rest of it: the handshake fails."""
+    begun = []
+
+    async def shake_hands(_loop, _server, client, **_):
+        begun.append(1)
+        client.close()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "connect_accepted_socket", shake_hands)
+
+    async def run():
+        async with Service(tmp_path, tls=True) as service:
+            for sent in (b"\x16", bytes.fromhex("1603010200") + bytes(511)):
+                _, writer = await asyncio.open_connection(service.address.host, service.address.port)
+                service.stack.callback(writer.close)
+                writer.write(sent)
+            await asyncio.sleep(0.3)
+            assert begun == []
+            writer.write(bytes(1))
+            await until(lambda: begun == [1])
+            _, writer = await asyncio.open_connection(service.address.host, service.address.port)
+            service.stack.callback(writer.close)
+            writer.write(b"GET / HTTP/1.1\r\n")
+            await until(lambda: begun == [1, 1])
 
     asyncio.run(run())
 
@@ -283,10 +388,12 @@ def test_one_that_waits_for_its_answer_is_not_slow_however_slow_its_request_was(
             await asyncio.sleep(0.2)
             writer.write(b"Host: x\r\n\r\n")
             await until(lambda: service.begun == 1)
-            refused = await service.connect()
-            await dropped(refused)
+            waiting = await service.connect(HEAD % 4 + b"good")
+            await asyncio.sleep(0.2)
+            assert is_open(reader)
             service.go.set()
             assert b"held" in await asyncio.wait_for(reader.readuntil(b"held"), PATIENCE_S)
+            assert b"200 OK" in await asyncio.wait_for(waiting.readline(), PATIENCE_S)
 
     asyncio.run(run())
 

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Server", "WebhookSettings", "serve"]
 
-LIMITS = Limits(body=3 << 20)  # the API server has the same limit on a request
+# The API server has the same limit on a request. A review takes moments, so few connections answer many
+# clients, and those of TLS keep a third of a MiB each.
+LIMITS = Limits(body=3 << 20, clients=600, peer=500)
 DRAIN_S = 5.0  # after SIGTERM, until the cluster sends no new reviews
 GRACE_S = 10.0  # for reviews in progress, after that
 
