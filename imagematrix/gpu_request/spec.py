@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     # What `--gpus` takes, or GPUs: as objects of the host, or by their indices or names.
     Wanted = int | str | Sequence[Gpu | int | str] | None
 
-__all__ = ["ALL", "NONE", "among", "candidates", "exactly", "names", "spec"]
+__all__ = ["ALL", "GPUS_VARIABLE", "NONE", "among", "candidates", "exactly", "names", "spec"]
 
 NONE = "none"  # requests no GPU
 ALL = "all"
+GPUS_VARIABLE = "IMAGEMATRIX_GPUS"  # in containers that a scheduler starts: the `names` of their GPUs
 
 
 def among(gpus: tuple[Gpu, ...], wanted: Wanted) -> tuple[Gpu, ...]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPU",
-    "GPUS",
     "OFFER",
     "PREFIX",
     "SHARES",
@@ -36,8 +35,6 @@ __all__ = [
 GPU = "NVIDIA-GPU"
 VRAM = "VRAM"
 PREFIX = "DOCKER_RESOURCE_"
-# A variable with the UUIDs of the container's GPUs: shells drop PREFIX + GPU, because its name has a dash.
-GPUS = "IMAGEMATRIX_GPUS"
 # Label of the engine: "shares" if the node offers GPU memory too, "gpus" if it offers only whole GPUs. Swarm
 # counts a GPU and its memory separately, so services that request GPUs should avoid nodes with "shares".
 OFFER = "io.imagematrix.offer"

@@ -24,14 +24,13 @@ from imagematrix.allocation.usage import combined, keys
 from imagematrix.engine import endpoint, images
 from imagematrix.errors import ImagematrixError, ProbeError
 from imagematrix.gpu_request.choice import Choice
-from imagematrix.gpu_request.spec import names
+from imagematrix.gpu_request.spec import GPUS_VARIABLE, names
 from imagematrix.launcher.devices import nodes, require
 from imagematrix.launcher.share import Share
 from imagematrix.node.host import Host
 from imagematrix.node.tree import Tree
 from imagematrix.record import Record
 from imagematrix.swarm import container, node
-from imagematrix.swarm.resources import GPUS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +156,8 @@ def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
             devices = nodes(host, claimed.gpus)
             require(devices)
             environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
-            environment[GPUS] = ",".join(names(claimed.gpus))
+            # The engine's own variable for them has a dash in its name, with which shells drop it.
+            environment[GPUS_VARIABLE] = ",".join(names(claimed.gpus))
             grant = grants.GpuGrant(
                 container=container_id,
                 bundle=bundle,

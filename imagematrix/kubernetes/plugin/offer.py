@@ -14,11 +14,10 @@ from imagematrix.allocation.pods import GIB, SHARE, VRAM, named
 from imagematrix.allocation.usage import consumers, keys
 from imagematrix.errors import ImagematrixError
 from imagematrix.gpu_request.choice import memory_mib, merged, parts
-from imagematrix.gpu_request.spec import names
+from imagematrix.gpu_request.spec import GPUS_VARIABLE, names
 from imagematrix.kubernetes import labels
 from imagematrix.launcher.devices import nodes
 from imagematrix.launcher.share import Share
-from imagematrix.swarm.resources import GPUS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def allocate(
     share = Share(vram_mib=len(devices) * GIB if vram else None)
     return Allocation(
         devices=nodes(offered.host, gpus),
-        environment={GPUS: ",".join(units), **share.environment(gpus)},
+        environment={GPUS_VARIABLE: ",".join(units), **share.environment(gpus)},
     )
 
 
