@@ -16,7 +16,8 @@ from imagematrix.errors import UsageError
 from imagematrix.kubelet import sockets
 from imagematrix.kubernetes.admission import AdmissionPolicy
 from imagematrix.kubernetes.dra import cdi, slice_policy, slices
-from imagematrix.kubernetes.manifests import DNS_LABEL, LABEL, manifest, pulling
+from imagematrix.kubernetes.manifests import LABEL, pulling
+from imagematrix.kubernetes.objects import DNS_LABEL, manifest
 from imagematrix.kubernetes.policy import API, rules, used
 from imagematrix.kubernetes.webhook.review import PATH
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from imagematrix.kubernetes.authority import Tls
-    from imagematrix.kubernetes.manifests import Manifest
+    from imagematrix.kubernetes.objects import Manifest
 
 __all__ = ["HOOK", "NAME", "Installation", "install", "service_names"]
 

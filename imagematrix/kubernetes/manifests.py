@@ -6,37 +6,24 @@ https://kueue.sigs.k8s.io (ResourceFlavor, v1beta1).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.affinity import affinity
 from imagematrix.kubernetes.labels import CLASS
+from imagematrix.kubernetes.objects import DNS_LABEL, manifest
 from imagematrix.kubernetes.placed import for_each, for_gang, require_labels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
 
     from imagematrix.kubernetes.classes import Class
+    from imagematrix.kubernetes.objects import Manifest
     from imagematrix.kubernetes.placed import Placed
 
-    Manifest = dict[str, Any]
+__all__ = ["LABEL", "WORKLOADS", "Workload", "flavors", "manifests", "names_of", "pulling"]
 
-__all__ = [
-    "DNS_LABEL",
-    "LABEL",
-    "WORKLOADS",
-    "Workload",
-    "flavors",
-    "manifest",
-    "manifests",
-    "names_of",
-    "pulling",
-]
-
-DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LONGEST = 63
 HASH = 8  # characters of the hash at the end of a class's name
 LABEL = "app.kubernetes.io/name"
@@ -115,12 +102,6 @@ def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
 def pulling(secret: str | None) -> Manifest:
     """Return the fields of a pod's spec that name the Secret for pulling its images, if there is one."""
     return {"imagePullSecrets": [{"name": secret}]} if secret else {}
-
-
-def manifest(version: str, kind: str, name: str, **fields: object) -> Manifest:
-    """Return an object of a cluster. `namespace` and `labels` are parts of its metadata."""
-    metadata = {key: fields.pop(key) for key in ("namespace", "labels") if key in fields}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **metadata}, **fields}
 
 
 def _job(workload: Workload, name: str, placed: Placed) -> Manifest:

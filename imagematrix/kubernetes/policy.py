@@ -26,14 +26,14 @@ from imagematrix.kubernetes.admission import (
 )
 from imagematrix.kubernetes.affinity import INTEGER, REQUIRED
 from imagematrix.kubernetes.labels import CLASS
-from imagematrix.kubernetes.manifests import manifest
+from imagematrix.kubernetes.objects import manifest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from imagematrix.kubernetes.admission import AdmissionPolicy, PodClass
-    from imagematrix.kubernetes.manifests import Manifest
+    from imagematrix.kubernetes.objects import Manifest
 
 __all__ = ["API", "mutation", "objects", "refusal", "rules", "used", "variables"]
 

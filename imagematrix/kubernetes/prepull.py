@@ -10,7 +10,8 @@ import base64
 
 from imagematrix.kubernetes.affinity import affinity
 from imagematrix.kubernetes.ending import ending
-from imagematrix.kubernetes.manifests import LABEL, manifest, names_of, pulling
+from imagematrix.kubernetes.manifests import LABEL, names_of, pulling
+from imagematrix.kubernetes.objects import manifest
 from imagematrix.kubernetes.placed import for_each
 
 TYPE_CHECKING = False
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.kubernetes.classes import Class
-    from imagematrix.kubernetes.manifests import Manifest
+    from imagematrix.kubernetes.objects import Manifest
     from imagematrix.kubernetes.placed import Placed
 
 __all__ = ["prepull"]

@@ -60,7 +60,7 @@ def command(
     With --events, it also says in an Event why a pod that uses one of the versions cannot start.
     """
     from imagematrix.kubernetes.api import inside, namespace
-    from imagematrix.kubernetes.manifests import DNS_LABEL
+    from imagematrix.kubernetes.objects import DNS_LABEL
     from imagematrix.kubernetes.webhook.events import Events
     from imagematrix.kubernetes.webhook.lease import Leadership
     from imagematrix.kubernetes.webhook.server import WebhookSettings, serve

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from imagematrix.errors import ImagematrixError
 from imagematrix.kubernetes.claimed import allocated_devices
 from imagematrix.kubernetes.dra.slices import API, DRIVER
-from imagematrix.kubernetes.manifests import DNS_LABEL
+from imagematrix.kubernetes.objects import DNS_LABEL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

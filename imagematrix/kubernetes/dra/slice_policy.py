@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 
 from imagematrix.kubernetes.dra.slices import API, DRIVER
-from imagematrix.kubernetes.manifests import manifest
+from imagematrix.kubernetes.objects import manifest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.kubernetes.manifests import Manifest
+    from imagematrix.kubernetes.objects import Manifest
 
 __all__ = ["objects"]
 

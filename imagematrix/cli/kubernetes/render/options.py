@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.kubernetes.classes import Class, Classes
-    from imagematrix.kubernetes.manifests import Manifest
+    from imagematrix.kubernetes.objects import Manifest
 
 __all__ = [
     "Arguments",
