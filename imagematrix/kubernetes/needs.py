@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from imagematrix.kubernetes import devices
+from imagematrix.kubernetes import devices, dra_selectors
 from imagematrix.kubernetes.affinity import foreign, owned
-from imagematrix.kubernetes.dra import selectors, slices
+from imagematrix.kubernetes.dra import slices
 from imagematrix.kubernetes.labels import VOCABULARY
 from imagematrix.needs.needs import needs
 
@@ -40,5 +40,5 @@ def _variant(variant: Variant, dra_driver: str, *, allow_cpu: bool) -> dict[str,
         "digest": variant.digest,
         "terms": [{"matchExpressions": list(term)} for term in owned(ways)],
         "terms_without_labels": [{"matchExpressions": list(term)} for term in foreign(listed)],
-        "device": selectors.selector(ways) if dra_driver == slices.DRIVER else devices.selector(listed),
+        "device": dra_selectors.selector(ways) if dra_driver == slices.DRIVER else devices.selector(listed),
     }

@@ -24,9 +24,10 @@ from scheduling import Cel, Semver, admitted
 from imagematrix import documents
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.facts import marches, versions
+from imagematrix.kubernetes import dra_selectors
 from imagematrix.kubernetes.affinity import admits, affinity, foreign, owned, required
 from imagematrix.kubernetes.devices import DRIVER, selector
-from imagematrix.kubernetes.dra import selectors, slices
+from imagematrix.kubernetes.dra import slices
 from imagematrix.kubernetes.labels import VOCABULARY
 from imagematrix.needs.need import Need
 from imagematrix.needs.needs import needs as needs_by
@@ -116,7 +117,7 @@ def device_selectors():
 @cache
 def own_selectors():
     return {
-        one: (owned([Need(arch=ways[0].arch, flags=ways[0].flags)]), selectors.selector(ways))
+        one: (owned([Need(arch=ways[0].arch, flags=ways[0].flags)]), dra_selectors.selector(ways))
         for one in VARIANTS
         if (ways := needs(one))
     }
@@ -192,7 +193,7 @@ def test_a_selector_for_our_driver_admits_a_gpu_if_and_only_if_the_variant_fits(
 
 BIND = re.compile(
     re.escape(f'device.driver == "{slices.DRIVER}" && ').join(["(", ")"])
-    + re.escape(f"cel.bind({selectors.NAME}, {slices.ATTRIBUTES}, ")
+    + re.escape(f"cel.bind({dra_selectors.NAME}, {slices.ATTRIBUTES}, ")
     + r"(.*)\)"
 )
 
@@ -308,12 +309,12 @@ def test_the_numeric_order_of_drivers_counts_for_devices_only(make):
 
 def test_a_selector_for_our_driver_compares_texts(make):
     variant = make.variant(driver=make.umd("exact", "580.65.06"))
-    expression = selectors.selector(needs(variant))
+    expression = dra_selectors.selector(needs(variant))
     assert expression.startswith('device.driver == "gpu.imagematrix.io" && ')
     assert 'gpu.driver == "580.65.06"' in expression
-    assert selectors.selector(needs(make.cpu_variant())) is None
-    assert selectors.selector([]) is None
-    assert selectors.selector([Need(arch="amd64", gpus=True, loaded=False)]) == "false"
+    assert dra_selectors.selector(needs(make.cpu_variant())) is None
+    assert dra_selectors.selector([]) is None
+    assert dra_selectors.selector([Need(arch="amd64", gpus=True, loaded=False)]) == "false"
 
 
 def test_needs_that_other_labels_cannot_express_have_no_terms(make):

@@ -1,4 +1,4 @@
-"""Needs as device selectors for this driver: CEL about one device with the attributes in `slices`.
+"""Needs as device selectors for this driver: CEL about one device with the attributes in `dra/slices`.
 
 They compare drivers as texts, and all facts of a GPU that rules read. CPUs are not devices: node affinity
 covers CPU needs. To read an attribute that a device lacks is an error, for which the scheduler gives up the
