@@ -1,6 +1,6 @@
 """Why a pod that uses one of our images got no image, or cannot be placed: in words, for each class of nodes.
 
-`explain` is a pure function of a pod and a View of the cluster. What it says of images is what
+`explain` is a pure function of a pod and the ClusterPolicy of a cluster. What it says of images is what
 `admission.admit` decides.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.kubernetes.admission import AdmissionPolicy, admit, policy
-from imagematrix.kubernetes.classes import Classes, classes, labelled
+from imagematrix.kubernetes.admission import admit
 from imagematrix.kubernetes.obstacles import Obstacles, obstacles, summed
 from imagematrix.kubernetes.placed import RELABEL, image
 from imagematrix.text import shortened
@@ -19,19 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Literal
 
-    from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.admission import Admission
     from imagematrix.kubernetes.classes import Class
+    from imagematrix.kubernetes.cluster_policy import ClusterPolicy
     from imagematrix.kubernetes.nodes import ClusterNode
     from imagematrix.kubernetes.pod import Pod
-    from imagematrix.selection.question import Where
 
     Cause = Literal[
         "NoImageFits", "ImageUndecided", "NoClassMatches", "NotAdmitted", "ImageOutdated", "NoNodeFits"
     ]
     Problem = tuple[Cause | None, str, str | None]  # with the sentence, and what to do about it
 
-__all__ = ["CAUSES", "SCHEMA", "ClassVerdict", "Explanation", "View", "document", "explain", "view"]
+__all__ = ["CAUSES", "SCHEMA", "ClassVerdict", "Explanation", "document", "explain"]
 
 SCHEMA = "imagematrix.pending/v1"
 CAUSES: Mapping[str, Cause] = {
@@ -44,19 +42,6 @@ LACKING: tuple[Cause, ...] = ("NoClassMatches", "NoImageFits", "NoNodeFits")  # 
 ENDED = ("Succeeded", "Failed")
 SHOWN = 3  # classes, or nodes, that a sentence names
 AGAIN = "delete the pod, and create it again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class View:
-    """The classes of a cluster with their images from one catalog, and the policy for pods that follows.
-
-    `left_out` are the names of nodes whose class label is missing or does not match their other labels: no
-    pod that gets an image can start there.
-    """
-
-    grouped: Classes
-    policy: AdmissionPolicy
-    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,28 +111,9 @@ def document(pod: Pod, explanations: Iterable[Explanation]) -> dict[str, object]
     }
 
 
-def view(
-    nodes: Iterable[ClusterNode],
-    catalog: Catalog,
-    *,
-    name: str | None = None,
-    deny: bool = False,
-    allow_cpu: bool = False,
-    where: Where | None = None,
-) -> View:
-    """Return the View of a cluster; `name` is what pods call the image, by default IMAGE:VERSION.
-
-    The other options are those of `classes` and `policy`, and so are the errors.
-    """
-    matching, others = labelled(nodes)
-    grouped = classes(matching, catalog, allow_cpu=allow_cpu, where=where)
-    made = policy(name or f"{catalog.image}:{catalog.version}", grouped, deny=deny)
-    return View(grouped=grouped, policy=made, left_out=tuple(others))
-
-
 def explain(
     pod: Pod,
-    seen: View,
+    cluster: ClusterPolicy,
     nodes: Mapping[str, ClusterNode],
     used: Mapping[str, Mapping[str, int]],
 ) -> Explanation | None:
@@ -156,30 +122,30 @@ def explain(
     `nodes` are the nodes by name as they are now, and `used` the GPUs that the pods of each node request,
     where that is known.
     """
-    bearing = _borne(pod, seen)
-    if seen.policy.name not in pod.images and not bearing:
+    bearing = _borne(pod, cluster)
+    if cluster.policy.name not in pod.images and not bearing:
         return None
-    verdicts = tuple(_verdict(pod, each, nodes, used) for each in seen.grouped.classes)
+    verdicts = tuple(_verdict(pod, each, nodes, used) for each in cluster.grouped.classes)
     if pod.phase in ENDED:
         problem: Problem = None, "the pod has ended", None
-    elif seen.policy.name in pod.images:
-        problem = _undecided(seen, admit(pod.document, seen.policy), verdicts)
+    elif cluster.policy.name in pod.images:
+        problem = _undecided(cluster, admit(pod.document, cluster.policy), verdicts)
     else:
         problem = _decided(pod, bearing, verdicts)
     cause, summary, fix = problem
     return Explanation(
-        image=seen.policy.name,
+        image=cluster.policy.name,
         cause=cause,
         summary=summary,
-        fix=fix or (RELABEL if cause in LACKING and seen.left_out else None),
+        fix=fix or (RELABEL if cause in LACKING and cluster.left_out else None),
         classes=verdicts,
-        left_out=seen.left_out,
+        left_out=cluster.left_out,
     )
 
 
-def _borne(pod: Pod, seen: View) -> frozenset[str]:
+def _borne(pod: Pod, cluster: ClusterPolicy) -> frozenset[str]:
     """Return the images of variants, by all their names, that the pod's containers have."""
-    catalog = seen.grouped.catalog
+    catalog = cluster.grouped.catalog
     borne = set()
     for variant in catalog.variants:
         names = {image(variant), variant.reference, f"{catalog.image}@{variant.digest}"}
@@ -206,11 +172,11 @@ def _verdict(
     )
 
 
-def _undecided(seen: View, admission: Admission, verdicts: Iterable[ClassVerdict]) -> Problem:
+def _undecided(cluster: ClusterPolicy, admission: Admission, verdicts: Iterable[ClassVerdict]) -> Problem:
     """Return what is wrong with a pod that still has the name, according to what admission says now."""
     if admission.cause is None or admission.reason is None:
         decided = next(each["value"] for each in admission.patch if each["op"] == "replace")
-        why = f"{seen.policy.name}: the pod was created without a decision; a new one would get {decided}"
+        why = f"{cluster.policy.name}: the pod was created without a decision; a new one would get {decided}"
         return "NotAdmitted", why, f"see that a policy or the webhook is installed; {AGAIN}"
     cause = CAUSES[admission.cause]
     by_name = {each.name: each for each in verdicts}
@@ -218,7 +184,7 @@ def _undecided(seen: View, admission: Admission, verdicts: Iterable[ClassVerdict
     if cause == "ImageUndecided" and possible and not any(each.able for each in possible):
         # Admission knows the classes, not what else keeps a pod from all of their nodes.
         fix = next((one.fix for each in possible for one in each.obstacles if one.fix), None)
-        return "NoNodeFits", f"{seen.policy.name}: no node can run the pod{_first(possible)}", fix
+        return "NoNodeFits", f"{cluster.policy.name}: no node can run the pod{_first(possible)}", fix
     if cause == "NoImageFits":
         why, fix = possible[0].why, next((each.fix for each in possible if each.fix), None)
         return cause, f"{admission.reason}: {why}", fix

@@ -50,9 +50,10 @@ def command(
     With --pods, or nodes and pods in one list, GPUs that pods of each node request are not free.
     """
     from imagematrix.catalog.sources import open_catalog
+    from imagematrix.kubernetes.cluster_policy import cluster_policy
     from imagematrix.kubernetes.counts import divided, used
     from imagematrix.kubernetes.nodes import STREAM, described, named, read
-    from imagematrix.kubernetes.pending import document, explain, view
+    from imagematrix.kubernetes.pending import document, explain
     from imagematrix.kubernetes.pod import parse
     from imagematrix.selection import question
 
@@ -68,10 +69,10 @@ def command(
     requested = used(given.pods)
     explanations = []
     for name in dict.fromkeys(catalog):
-        seen = view(
+        cluster = cluster_policy(
             known, open_catalog(name, policy=policy), name=used_as, allow_cpu=allow_cpu, where=conditions
         )
-        explained = explain(shown, seen, by_name, requested)
+        explained = explain(shown, cluster, by_name, requested)
         if explained:
             explanations.append(explained)
     if not explanations:

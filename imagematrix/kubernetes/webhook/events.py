@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from imagematrix import documents
     from imagematrix.errors import ImagematrixError
+    from imagematrix.kubernetes.cluster_policy import ClusterPolicy
     from imagematrix.kubernetes.nodes import ClusterNode
-    from imagematrix.kubernetes.pending import Explanation, View
+    from imagematrix.kubernetes.pending import Explanation
     from imagematrix.kubernetes.webhook.lease import Leadership
     from imagematrix.kubernetes.webhook.state import ClusterState
     from imagematrix.kubernetes.webhook.telemetry import Telemetry
@@ -62,14 +63,14 @@ class _Memory:
     """What this process knows of earlier looks.
 
     The pods; since when each is known to be pending; when each Event was written; the explanations of each
-    shape, for the `views` and `nodes` that they follow from, and when these were read.
+    shape, for the `cluster_policies` and `nodes` that they follow from, and when these were read.
     """
 
     pods: tuple[PendingPod, ...] = ()
     since: dict[str, float] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
     explained: dict[str, tuple[Explanation, ...]] = field(default_factory=dict)
-    views: tuple[View, ...] = ()
+    cluster_policies: tuple[ClusterPolicy, ...] = ()
     nodes: tuple[ClusterNode, ...] = ()
     at: float = 0.0
 
@@ -108,8 +109,9 @@ class Events:
         waiting = [pod for pod in pods if now - memory.since[pod.uid] >= PATIENCE_S]
         memory.written = {key: at for key, at in memory.written.items() if now - at < KEPT_S}
         stale = memory.nodes is not state.nodes and now - memory.at >= AGE_S
-        if memory.views is not state.views or stale:
-            memory.views, memory.nodes, memory.at, memory.explained = state.views, state.nodes, now, {}
+        if memory.cluster_policies is not state.cluster_policies or stale:
+            memory.cluster_policies, memory.nodes = state.cluster_policies, state.nodes
+            memory.at, memory.explained = now, {}
         memory.explained = await asyncio.to_thread(_explained, {pod.shape for pod in waiting}, memory)
         due = []
         for pod in waiting:
@@ -169,7 +171,7 @@ def _explained(shapes: Iterable[str], memory: _Memory) -> dict[str, tuple[Explan
         found = memory.explained.get(shape)
         if found is None:
             pod = parse(json.loads(shape), "pod")
-            each = (explain(pod, seen, by_name, {}) for seen in memory.views)
+            each = (explain(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
             found = tuple(one for one in each if one and one.cause)
         explained[shape] = found
     return explained

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.kubernetes.pending import view
+from imagematrix.kubernetes.cluster_policy import cluster_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.admission import AdmissionPolicy
+    from imagematrix.kubernetes.cluster_policy import ClusterPolicy
     from imagematrix.kubernetes.nodes import ClusterNode
-    from imagematrix.kubernetes.pending import View
     from imagematrix.kubernetes.webhook.telemetry import Telemetry
     from imagematrix.selection.question import Where
 
@@ -36,12 +36,13 @@ class PolicyOptions:
 class ClusterState:
     """The nodes and catalogs as last read, and the policies for them.
 
-    `policies` is None until the nodes and the catalogs of all `names` are known. They follow from `views`.
+    `policies`, which are those of `cluster_policies`, is None until the nodes and the catalogs of all `names`
+    are known.
     """
 
     def __init__(self, names: Iterable[str], options: PolicyOptions, telemetry: Telemetry) -> None:
         self.policies: tuple[AdmissionPolicy, ...] | None = None
-        self.views: tuple[View, ...] = ()
+        self.cluster_policies: tuple[ClusterPolicy, ...] = ()
         self._names = tuple(names)
         self._options = options
         self._telemetry = telemetry
@@ -86,17 +87,21 @@ class ClusterState:
                 continue
             nodes, catalogs = self._nodes, {name: self._catalogs[name] for name in self._names}
             try:
-                self.views = await asyncio.to_thread(self._decide, nodes, catalogs)
+                self.cluster_policies = await asyncio.to_thread(self._decide, nodes, catalogs)
             except ImagematrixError as error:
                 self._telemetry.failed("policies", error)
             else:
-                self.policies = tuple(each.policy for each in self.views)
-                others = self.views[0].left_out if self.views else ()
+                self.policies = tuple(each.policy for each in self.cluster_policies)
+                others = self.cluster_policies[0].left_out if self.cluster_policies else ()
                 self._telemetry.decided(len(nodes) - len(others), others)
 
-    def _decide(self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]) -> tuple[View, ...]:
+    def _decide(
+        self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]
+    ) -> tuple[ClusterPolicy, ...]:
         options = self._options
         return tuple(
-            view(nodes, catalog, deny=options.deny, allow_cpu=options.allow_cpu, where=options.where)
+            cluster_policy(
+                nodes, catalog, deny=options.deny, allow_cpu=options.allow_cpu, where=options.where
+            )
             for catalog in catalogs.values()
         )

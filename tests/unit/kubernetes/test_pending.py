@@ -13,10 +13,11 @@ from scheduling import matches
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
+from imagematrix.kubernetes.cluster_policy import cluster_policy
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.obstacles import obstacles
-from imagematrix.kubernetes.pending import explain, view
+from imagematrix.kubernetes.pending import explain
 from imagematrix.kubernetes.pod import parse as parse_pod
 from imagematrix.record import replace
 
@@ -77,8 +78,8 @@ def ask(items, catalog):
 
     def call(given, used=None, name=None):
         nodes = parse(items.document, "nodes")
-        seen = view(nodes, catalog, name=name)
-        return explain(parse_pod(given, "pod"), seen, {node.name: node for node in nodes}, used or {})
+        policy = cluster_policy(nodes, catalog, name=name)
+        return explain(parse_pod(given, "pod"), policy, {node.name: node for node in nodes}, used or {})
 
     return call
 
@@ -334,25 +335,25 @@ VALUES = st.recursive(
 
 @given(spec=st.dictionaries(KEYS, VALUES), metadata=st.dictionaries(KEYS, VALUES))
 @settings(max_examples=300, deadline=None)
-def test_any_pod_is_explained_or_refused(spec, metadata, seen):
-    view_of, by_name = seen
+def test_any_pod_is_explained_or_refused(spec, metadata, decided):
+    policy, by_name = decided
     document = {"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"image": NAME}], **spec}}
     try:
         parsed = parse_pod(document, "pod")
     except UsageError:
         return
-    explained = explain(parsed, view_of, by_name, {})
+    explained = explain(parsed, policy, by_name, {})
     assert explained is None or explained.summary
     again = parse_pod(parsed.document, "pod")
     assert (again.document, again.gpus) == (parsed.document, parsed.gpus)
 
 
 @pytest.fixture(scope="module")
-def seen(cluster, make):
-    """A view of a cluster with one class, and its nodes by name."""
+def decided(cluster, make):
+    """The policy of a cluster with one class, and its nodes by name."""
     nodes = parse(cluster.node("a", cluster.own(make.host(make.gpu(0)))), "nodes")
     catalog = replace(make.catalog(make.variant("reg.x/t:v1-old")), image="reg.x/t")
-    return view(nodes, catalog), {node.name: node for node in nodes}
+    return cluster_policy(nodes, catalog), {node.name: node for node in nodes}
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatc
             def fail(*_, **__):
                 raise UsageError("an open axis")
 
-            monkeypatch.setattr(state, "view", fail)
+            monkeypatch.setattr(state, "cluster_policy", fail)
             current.put_nodes(parse(nodes(n1=None), "x"))
             await until(lambda: "policies: an open axis" in telemetry.lines)
             assert current.policies
