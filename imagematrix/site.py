@@ -64,7 +64,7 @@ class Site(Record):
 
     `engine` starts containers, and `runtime` is the program that the engine oci uses. `registry` stands
     before the name of an image that names no registry. `gang` says what the tasks of a step on several nodes
-    agree on; see gang/step.py. `store` is the folder of images, and `max_size` its
+    agree on; see slurm/agreement.py. `store` is the folder of images, and `max_size` its
     largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
     path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
     config.json. `hosts` is a folder that all nodes share, with a saved Host for each. `program_folders` have

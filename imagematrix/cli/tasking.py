@@ -40,7 +40,7 @@ def start(words: Sequence[str]) -> int:
     """Select the image of a task on this node, and become the runtime of its container.
 
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
-    `gang.step.selection` raise.
+    `slurm.agreement.selection` raise.
     """
     from imagematrix.slurm.configuration import find
     from imagematrix.slurm.task import SlurmTask, image_of, read_environment, words_of
@@ -134,8 +134,8 @@ def _agreed(
     None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
     consent to that: it is refused whatever the others do.
     """
-    from imagematrix.gang.slurm_step import step_of
-    from imagematrix.gang.step import agreement, selection
+    from imagematrix.slurm.agreement import agreement, selection
+    from imagematrix.slurm.step import step_of
 
     host, wanted = node
     step = step_of(image, task.environment)

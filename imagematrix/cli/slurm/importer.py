@@ -139,7 +139,7 @@ def _holder() -> int:
 
     Pyxis calls from the first task of a step, before its program starts; other tasks may last longer.
     """
-    from imagematrix.slurm.step import step_daemon
+    from imagematrix.slurm.step_daemon import step_daemon
 
     return step_daemon() or os.getppid()
 

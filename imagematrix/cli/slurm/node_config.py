@@ -104,8 +104,8 @@ def _program() -> str:
 def _save(host: HostRecord, name: str) -> None:
     """Save the Host as NAME.json where all nodes find it."""
     from imagematrix import documents
-    from imagematrix.gang.step_catalog import prepare
     from imagematrix.site import read_site
+    from imagematrix.slurm.step_catalog import prepare
 
     folder = read_site().hosts
     if folder is None:

@@ -10,11 +10,11 @@ from daemonless_starts import DIGESTS, HOST
 from imagematrix import documents, site
 from imagematrix.allocation.locks import Locks
 from imagematrix.cli import app, tasking
-from imagematrix.gang.step_catalog import prepare
 from imagematrix.node import device
 from imagematrix.record import replace
 from imagematrix.slurm import configuration
 from imagematrix.slurm.features import features
+from imagematrix.slurm.step_catalog import prepare
 
 IMAGE = "reg:5000/training:v1"
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]"}

@@ -5,13 +5,13 @@ import threading
 import pytest
 
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.gang import step as steps
 from imagematrix.gang.gang import NothingFitsAll
-from imagematrix.gang.slurm_step import step_of
-from imagematrix.gang.step_catalog import prepare
 from imagematrix.node.host import Host
 from imagematrix.record import replace
 from imagematrix.site import Site, read_site
+from imagematrix.slurm.agreement import VARIABLE, Agreement, agreement, selection
+from imagematrix.slurm.step import step_of
+from imagematrix.slurm.step_catalog import prepare
 
 VARIABLES = {
     "SLURM_JOB_ID": "17",
@@ -41,9 +41,7 @@ def decide(folder, shipped_catalog):
         step = step_of(IMAGE, {**VARIABLES, "SLURMD_NODENAME": node, **dict(variables)})
         assert step is not None
         own = host or Host.load(folder / f"{node}.json")
-        return steps.selection(
-            step, steps.Agreement(alike=alike, folder=str(folder)), own, catalog, **options
-        )
+        return selection(step, Agreement(alike=alike, folder=str(folder)), own, catalog, **options)
 
     return call
 
@@ -62,23 +60,23 @@ STEP = step_of(IMAGE, VARIABLES)
     ],
 )
 def test_variable_and_site_say_what_is_agreed_on(word, site, alike):
-    agreed = steps.agreement(STEP, {steps.VARIABLE: word or ""}, Site(gang=site), "/hosts")
-    assert agreed == steps.Agreement(alike=alike, folder="/hosts")
+    agreed = agreement(STEP, {VARIABLE: word or ""}, Site(gang=site), "/hosts")
+    assert agreed == Agreement(alike=alike, folder="/hosts")
 
 
 def test_off_needs_no_folder_and_anything_else_does():
-    assert steps.agreement(STEP, {steps.VARIABLE: "off"}, Site(), None) is None
+    assert agreement(STEP, {VARIABLE: "off"}, Site(), None) is None
     with pytest.raises(UsageError, match="a step on 2 nodes needs the facts about all of them") as caught:
-        steps.agreement(STEP, {}, Site(), None)
+        agreement(STEP, {}, Site(), None)
     assert "set hosts in the site's file, or IMAGEMATRIX_GANG=off" in str(caught.value.remedy)
 
 
 def test_users_override_the_site_only_if_they_may():
-    variables = {steps.VARIABLE: "off"}
+    variables = {VARIABLE: "off"}
     with pytest.raises(UsageError, match=r"IMAGEMATRIX_GANG off: .*users may not override"):
-        steps.agreement(STEP, variables, Site(file="f", gang="same"), "/hosts")
+        agreement(STEP, variables, Site(file="f", gang="same"), "/hosts")
     site = Site(file="f", gang="same", users_may_override=frozenset({"gang"}))
-    assert steps.agreement(STEP, variables, site, "/hosts") is None
+    assert agreement(STEP, variables, site, "/hosts") is None
 
 
 @pytest.mark.parametrize(("value", "valid"), [("same", True), ("cuda,nccl", True), ("Cuda nccl", False)])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.gang.slurm_step import SlurmStep
+    from imagematrix.slurm.step import SlurmStep
 
 __all__ = ["catalog_of", "prepare"]
 

@@ -16,10 +16,10 @@ import pytest
 from imagematrix import documents
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
-from imagematrix.gang import step_catalog
-from imagematrix.gang.slurm_step import SlurmStep
-from imagematrix.gang.step_catalog import catalog_of, prepare
 from imagematrix.record import replace
+from imagematrix.slurm import step_catalog
+from imagematrix.slurm.step import SlurmStep
+from imagematrix.slurm.step_catalog import catalog_of, prepare
 
 STEP = SlurmStep(
     image="training:v1",

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.gang.slurm_step import SlurmStep
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.question import Where
     from imagematrix.selection.selection import Selection
     from imagematrix.site import Site
+    from imagematrix.slurm.step import SlurmStep
 
 __all__ = ["VARIABLE", "Agreement", "agreement", "selection"]
 
@@ -87,9 +87,9 @@ def selection(
     as all tasks do.
     """
     from imagematrix.gang.select import select_gang
-    from imagematrix.gang.step_catalog import catalog_of
     from imagematrix.selection.select import select
     from imagematrix.selection.selection import NothingFits
+    from imagematrix.slurm.step_catalog import catalog_of
 
     hosts = _hosts(step, agreed.folder)
     _require_same(step.node, hosts[step.node], host)
