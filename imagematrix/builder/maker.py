@@ -13,6 +13,7 @@ from typing import Self
 from imagematrix import record
 from imagematrix.audit import doubts, entries, proof
 from imagematrix.audit.claims import contradictions, of_layers, remedy
+from imagematrix.builder import labels
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import compare, difference
@@ -22,9 +23,10 @@ from imagematrix.builder.sharing import beginnings
 from imagematrix.catalog import labels as labels_of
 from imagematrix.compression import libzstd
 from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
+from imagematrix.matrix import claims
 from imagematrix.oci import layout
 from imagematrix.once import Once
-from imagematrix.planning import driver, labels
+from imagematrix.planning import driver
 from imagematrix.planning.backend import BuildSources, Order, StoppedError
 from imagematrix.planning.driver import DriverFolder
 from imagematrix.planning.plan import PlanStatus
@@ -184,7 +186,7 @@ class Maker:
         sources = self._sources(item, step)
         # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
         promised = cache(
-            lambda: labels.variant(item.cell, self._compilers.flags(item, sources), item.reference)
+            lambda: claims.variant(item.cell, self._compilers.flags(item, sources), item.reference)
         )
         if not self._compilers.queries(item):
             promised()  # unknown flags are better reported before the build

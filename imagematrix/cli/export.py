@@ -188,8 +188,9 @@ class _MatrixFile:
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
     def orders(self, source_of: Callable[[str], str]) -> list[Order]:
+        from imagematrix.builder import labels
         from imagematrix.builder.compiler import Compilers
-        from imagematrix.planning import labels
+        from imagematrix.matrix import claims
         from imagematrix.planning.backend import Order
         from imagematrix.planning.given import Given
 
@@ -224,7 +225,7 @@ class _MatrixFile:
                 images = {base: pins[base] for base in item.bases}
                 images |= {need: source_of(need) for need in item.needs}
                 sources = plan.given.sources(item.cell, item.cell.image.context or self._file.parent, images)
-                entry = labels.variant(item.cell, compilers.flags(item, sources), item.reference)
+                entry = claims.variant(item.cell, compilers.flags(item, sources), item.reference)
                 orders.append(
                     Order(
                         reference=item.reference,

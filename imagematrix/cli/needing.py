@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.fleet.needed import Needed
+    from imagematrix.matrix.claims import Candidates
     from imagematrix.matrix.expand import Expansion
     from imagematrix.matrix.matrix import Matrix
     from imagematrix.node.host import Host
-    from imagematrix.planning.claims import Candidates
 
 __all__ = ["HostNeeds", "needing", "plain_pulls"]
 
@@ -58,7 +58,7 @@ class HostNeeds:
     def learn(self, image: str, version: str, cell: str, labels: Mapping[str, str]) -> None:
         """Take what the labels of an image say; it plays a part in the next decision."""
         from imagematrix.catalog.labels import read
-        from imagematrix.planning.claims import name
+        from imagematrix.matrix.claims import name
 
         reference = name(image, version, cell)
         self.facts[reference] = read(labels, reference=reference, digest=None, size=None)
@@ -77,7 +77,7 @@ class HostNeeds:
 
     def unneeded(self, matrix: Matrix, expansion: Expansion) -> dict[tuple[str, str], str]:
         """Return the cells that no host needs or needed, by image and id, each with the nearest host."""
-        from imagematrix.planning.claims import candidates, name
+        from imagematrix.matrix.claims import candidates, name
 
         self.consider([candidates(matrix, expansion, image) for image in matrix.images])
         nearest = {reference: host for one in self._decided for reference, host in one.nearest.items()}

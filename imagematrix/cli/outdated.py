@@ -89,9 +89,9 @@ def command(
 def _chosen(file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]) -> dict[str, tuple[str, ...]]:
     """Return the hosts that would choose each cell of the whole matrix, as `plan --for` decides."""
     from imagematrix.fleet.needed import choosing
+    from imagematrix.matrix.claims import candidates
     from imagematrix.matrix.expand import expand
     from imagematrix.matrix.load import load
-    from imagematrix.planning.claims import candidates
 
     matrix = load(file, contexts=contexts)
     expansion = expand(matrix)

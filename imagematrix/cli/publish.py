@@ -138,7 +138,7 @@ class _NeededCells:
     """The cells of a version that hosts need, by the images that exist and by what other cells promise."""
 
     def __init__(self, needs: HostNeeds, declared: Declared | None, image: str, version: str) -> None:
-        from imagematrix.planning.claims import candidates
+        from imagematrix.matrix.claims import candidates
 
         self._needs = needs
         self._image = image
@@ -151,7 +151,7 @@ class _NeededCells:
 
     def of(self, found: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
         """Return the needed cells among those with these labels; raise UnservedError if another is needed."""
-        from imagematrix.planning.claims import Candidates, name
+        from imagematrix.matrix.claims import Candidates, name
 
         names = {name(self._image, self._version, cell): cell for cell in found}
         for cell, own in found.items():

@@ -41,7 +41,7 @@ def command(
     With --for, what all builds found decides again which cells the hosts need.
     """
     from imagematrix.cli.ci import write_summary
-    from imagematrix.planning.claims import name
+    from imagematrix.matrix.claims import name
     from imagematrix.reports import outcome
     from imagematrix.reports.candidates import Known
     from imagematrix.reports.merge import merge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.planning.claims import name
+from imagematrix.matrix.claims import name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from imagematrix.facts import cuda, device_code, marches, versions
 from imagematrix.fleet.kinds import kinds
 from imagematrix.fleet.unserved import unserved
 from imagematrix.matrix import words
+from imagematrix.matrix.claims import claim
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.facts import MatrixFacts
 from imagematrix.matrix.feasibility import ARCHES, infeasible
 from imagematrix.matrix.matrix import NO_CUDA, Cell, Image, Matrix
-from imagematrix.planning.claims import claim
 from imagematrix.record import replace
 from imagematrix.selection.miss import Miss
 from imagematrix.selection.select import Selector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
-from imagematrix.planning.claims import Candidates, name
+from imagematrix.matrix.claims import Candidates, name
 from imagematrix.reports.outcome import BUILT
 
 TYPE_CHECKING = False

@@ -29,8 +29,8 @@ from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli import main
 from imagematrix.facts import marches
+from imagematrix.matrix import claims
 from imagematrix.matrix.load import load
-from imagematrix.planning import labels
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.record import replace
@@ -204,7 +204,7 @@ def shipped_catalog(shipped):
     variants = []
     for item in plan(load(shipped), Against()).with_status(PlanStatus.BUILD):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
-        variant = labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
+        variant = claims.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
         facts = (("cubins", "bytes"), ("driver", "bytes"))
         variants.append(replace(variant, facts=facts, libraries=()))
     return Catalog(image="training", version="v1", variants=tuple(variants))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from imagematrix import select
 from imagematrix.catalog.catalog import Catalog, Variant
 from imagematrix.facts import cuda, macros, marches
+from imagematrix.matrix import claims
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.facts import March, MatrixFacts, StatedRelease
 from imagematrix.matrix.feasibility import infeasible
@@ -14,7 +15,6 @@ from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Cell, Image
 from imagematrix.matrix.problems import MatrixError
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
-from imagematrix.planning import labels
 from imagematrix.planning.identity import identify
 from imagematrix.selection.selection import NothingFits
 
@@ -222,7 +222,7 @@ def host(driver, flags):
 
 def test_selector_uses_the_stated_facts_of_an_image(matrix):
     flags = matrix.facts.flags("znver9")
-    promised = labels.variant(cell(matrix.facts, **GPU), flags, "training:v1-x")
+    promised = claims.variant(cell(matrix.facts, **GPU), flags, "training:v1-x")
     assert promised.to_json()["oldest_driver"] == "640.10"
     assert promised.vendor == "amd"
     catalog = Catalog(image="training", version="v1", variants=(Variant.from_json(promised.to_json()),))
@@ -267,7 +267,7 @@ STATED = st.builds(
 def label_contents(stated, axes):
     """Return the contents of a cell's labels that axes and Dockerfile do not determine."""
     flags = stated.flags(axes["march"]) or frozenset()
-    variant = labels.variant(cell(stated, **axes), flags, "t:x")
+    variant = claims.variant(cell(stated, **axes), flags, "t:x")
     return variant.cpu_flags, variant.vendor, variant.oldest_driver
 
 

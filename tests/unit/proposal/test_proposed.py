@@ -17,12 +17,12 @@ from imagematrix.cli.needing import HostNeeds
 from imagematrix.errors import UsageError
 from imagematrix.facts import cuda, device_code, marches
 from imagematrix.fleet.hosts import load_hosts
+from imagematrix.matrix.claims import claim
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.load import parsed
 from imagematrix.matrix.matrix import Cell, Image
 from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host
-from imagematrix.planning.claims import claim
 from imagematrix.planning.plan import DropStatus, PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.proposal import cells as module

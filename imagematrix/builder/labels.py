@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import CLAIM, UserModeDriver, Variant
-from imagematrix.facts import device_code, marches
-from imagematrix.matrix.words import HOST_DRIVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.matrix.matrix import Cell
+    from imagematrix.catalog.catalog import Variant
     from imagematrix.planning.plan import Planned
 
-
-__all__ = ["for_item", "variant"]
+__all__ = ["for_item"]
 
 
 def for_item(item: Planned, entry: Variant) -> dict[str, str]:
@@ -48,36 +44,3 @@ def for_item(item: Planned, entry: Variant) -> dict[str, str]:
     if cell.cuda:
         own["com.nvidia.cuda.version"] = cell.cuda
     return own
-
-
-def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
-    """Return the catalog entry that `cell` promises; `flags` are the CPU flags its code needs.
-
-    Its only facts are claims: of device code, without which an audit wants to see some, and of CPU flags,
-    without which it adds those that code probably needs.
-    """
-    claims = {"cpu_flags": cell.claims_flags, "cubins": cell.claims_code}
-    march, compute = cell.axes.get("march"), cell.axes.get("compute")
-    return Variant(
-        reference=reference,
-        digest=None,
-        platform=cell.platform,
-        cuda=cell.cuda,
-        cubins=(device_code.target(compute),) if compute else (),
-        driver=_driver(cell),
-        march=march,
-        cpu_flags=flags,
-        signed_returns=flags >= marches.SIGNING,
-        vendor=cell.facts.vendor(march) if march else None,
-        oldest_driver=cell.facts.oldest_driver(cell.cuda),
-        axes=cell.own_axes,
-        facts=tuple((fact, CLAIM) for fact, claimed in claims.items() if claimed),
-    )
-
-
-def _driver(cell: Cell) -> UserModeDriver | None:
-    if cell.driver is None:
-        return None
-    if cell.driver == HOST_DRIVER:
-        return UserModeDriver(mode="host")
-    return UserModeDriver(mode="exact", version=cell.driver)

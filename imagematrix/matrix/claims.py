@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.catalog.catalog import UNKNOWN, Catalog
-from imagematrix.facts import marches
+from imagematrix.catalog.catalog import CLAIM, UNKNOWN, Catalog, UserModeDriver, Variant
+from imagematrix.facts import device_code, marches
 from imagematrix.matrix.expand import plain_pull
 from imagematrix.matrix.feasibility import ANY_COMPILER, infeasible
-from imagematrix.planning import labels
+from imagematrix.matrix.words import HOST_DRIVER
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from imagematrix.catalog.catalog import Variant
     from imagematrix.matrix.expand import Expansion
     from imagematrix.matrix.matrix import Cell, Image, Matrix
 
-__all__ = ["Candidates", "candidates", "claim", "name"]
+__all__ = ["Candidates", "candidates", "claim", "name", "variant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,31 @@ def name(image: str, version: str, cell: str) -> str:
     return f"{image}:{version}-{cell}"
 
 
+def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
+    """Return the catalog entry that `cell` promises; `flags` are the CPU flags its code needs.
+
+    Its only facts are claims: of device code, without which an audit wants to see some, and of CPU flags,
+    without which it adds those that code probably needs.
+    """
+    claims = {"cpu_flags": cell.claims_flags, "cubins": cell.claims_code}
+    march, compute = cell.axes.get("march"), cell.axes.get("compute")
+    return Variant(
+        reference=reference,
+        digest=None,
+        platform=cell.platform,
+        cuda=cell.cuda,
+        cubins=(device_code.target(compute),) if compute else (),
+        driver=_driver(cell),
+        march=march,
+        cpu_flags=flags,
+        signed_returns=flags >= marches.SIGNING,
+        vendor=cell.facts.vendor(march) if march else None,
+        oldest_driver=cell.facts.oldest_driver(cell.cuda),
+        axes=cell.own_axes,
+        facts=tuple((fact, CLAIM) for fact, claimed in claims.items() if claimed),
+    )
+
+
 def claim(cell: Cell) -> Variant:
     """Return what `cell` promises; its reference is that of `name`.
 
@@ -54,7 +78,7 @@ def claim(cell: Cell) -> Variant:
     if march and flags is None:
         flags = marches.required(march, cell.properties.get("compiler") or ANY_COMPILER)
     reference = name(cell.image.name, cell.image.version, cell.id)
-    promised = labels.variant(cell, flags or frozenset(), reference)
+    promised = variant(cell, flags or frozenset(), reference)
     unknown = {"cpu_flags": UNKNOWN} if flags is None else {}
     if cell.cuda and "compute" not in cell.axes and not cell.claims_code:
         unknown["cubins"] = UNKNOWN
@@ -75,3 +99,11 @@ def candidates(matrix: Matrix, expansion: Expansion, image: Image) -> Candidates
         ),
         plain_pull={platform: name(image.name, image.version, cell) for platform, cell in named.items()},
     )
+
+
+def _driver(cell: Cell) -> UserModeDriver | None:
+    if cell.driver is None:
+        return None
+    if cell.driver == HOST_DRIVER:
+        return UserModeDriver(mode="host")
+    return UserModeDriver(mode="exact", version=cell.driver)

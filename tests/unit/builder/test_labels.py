@@ -4,19 +4,20 @@ import json
 
 import pytest
 
+from imagematrix.builder import labels as written
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import UserModeDriver
 from imagematrix.facts import marches
+from imagematrix.matrix import claims
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load
-from imagematrix.planning import labels as written
 
 FLAGS = frozenset({"avx2", "avx512f"})
 GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
 
 def labels_of(item, flags=FLAGS):
-    return written.for_item(item, written.variant(item.cell, flags, item.reference))
+    return written.for_item(item, claims.variant(item.cell, flags, item.reference))
 
 
 @pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
@@ -24,7 +25,7 @@ def test_catalog_entry_round_trips_through_labels(planned, only):
     (item,) = planned(only=only).with_status("build")
     own = labels_of(item)
     variant = labels.read(own, reference=item.reference, digest=None, size=None)
-    assert variant == written.variant(item.cell, FLAGS, item.reference)
+    assert variant == claims.variant(item.cell, FLAGS, item.reference)
 
 
 def test_label_states_signed_return_addresses(planned):
@@ -124,4 +125,4 @@ def test_image_without_a_driver_is_host_mode(project, change, driver):
     rule = '- {cuda: "11.8", driver: 550.163.01, why: they have the newer toolkit}'
     cells = expand(load(project(change, (rule, '- {cuda: "11.8"}')))).cells
     cell = next(cell for cell in cells if cell.cuda and cell.axes.get("driver") in (None, "host"))
-    assert written.variant(cell, FLAGS, "training:x").driver == driver
+    assert claims.variant(cell, FLAGS, "training:x").driver == driver
