@@ -1,8 +1,12 @@
-"""The errors of imagematrix: one tree, each class with the exit code of the command line."""
+"""The errors of imagematrix: one tree, each class with the exit code of the command line.
+
+Messages are harmless wherever they are printed, whatever is in the values that they show. What makes them so
+is here, too: all other modules may raise errors, so this one uses none of them.
+"""
 
 from __future__ import annotations
 
-from imagematrix.text import line
+import re
 
 __all__ = [
     "AuditError",
@@ -24,6 +28,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+# Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
+# the direction of text, which can disguise a line. Patterns are compiled when they are first used, because
+# most text of `select` has none of these.
+CONTROL = "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+BREAKS = "[\t\n\u2028\u2029]"
+# What CI systems take as a command in the log of a job. GitHub's runner: "::name" at the start of a line,
+# also after blanks, and "##[" anywhere (actions/runner, ActionCommand.cs); Azure Pipelines: "##vso["
+# anywhere; TeamCity: "##teamcity[". A line may be folded at any blank later, so "::" counts after all.
+COMMAND = r"(?<!\S):(?=:\S)|#(?=#\w*\[)"
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+
+
+def visible(text: str) -> str:
+    """Return text of any number of lines without control characters and commands to CI systems."""
+    if not text.isprintable():
+        text = re.sub(CONTROL, REPLACED, text)
+    return re.sub(COMMAND, REPLACED, text) if "::" in text or "##" in text else text
+
+
+def line(text: str) -> str:
+    """Return `text` as one line: as `visible` does, with line breaks and tabs replaced, too."""
+    return visible(text if text.isprintable() else re.sub(BREAKS, REPLACED, text))
 
 
 class ImagematrixError(Exception):

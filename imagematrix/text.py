@@ -2,11 +2,14 @@
 
 Values of matrices, hosts, catalogs, registries and file names come from others. They reach messages as parts
 of lines, and each line of a message passes `line`: in the constructor of the error, or where it is printed.
+So `line`, and what it needs, are in the module of the errors, which uses no other.
 """
 
 from __future__ import annotations
 
 import re
+
+from imagematrix.errors import COMMAND, CONTROL, REPLACED, line, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,32 +31,10 @@ __all__ = [
     "word",
 ]
 
-# Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
-# the direction of text, which can disguise a line. Patterns are compiled when they are first used, because
-# most text of `select` has none of these.
-CONTROL = "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 NO_XML = "[\ud800-\udfff\ufffe\uffff]"  # excluded from XML 1.0 (production 2), besides controls
 # White space as Go has it, in which docker and BuildKit are written (unicode.IsSpace).
 SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-BREAKS = "[\t\n\u2028\u2029]"
-# What CI systems take as a command in the log of a job. GitHub's runner: "::name" at the start of a line,
-# also after blanks, and "##[" anywhere (actions/runner, ActionCommand.cs); Azure Pipelines: "##vso["
-# anywhere; TeamCity: "##teamcity[". A line may be folded at any blank later, so "::" counts after all.
-COMMAND = r"(?<!\S):(?=:\S)|#(?=#\w*\[)"
 ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements (ECMA-48, 5.4)
-REPLACED = "\N{REPLACEMENT CHARACTER}"
-
-
-def visible(text: str) -> str:
-    """Return text of any number of lines without control characters and commands to CI systems."""
-    if not text.isprintable():
-        text = re.sub(CONTROL, REPLACED, text)
-    return re.sub(COMMAND, REPLACED, text) if "::" in text or "##" in text else text
-
-
-def line(text: str) -> str:
-    """Return `text` as one line: as `visible` does, with line breaks and tabs replaced, too."""
-    return visible(text if text.isprintable() else re.sub(BREAKS, REPLACED, text))
 
 
 def plain(text: str) -> str:
