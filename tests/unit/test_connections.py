@@ -262,17 +262,20 @@ def test_one_with_a_part_of_a_handshake_begins_none(tmp_path, monkeypatch):
 
     async def run():
         async with Service(tmp_path, tls=True) as service:
-            for sent in (b"\x16", bytes.fromhex("1603010200") + bytes(511)):
+
+            async def send(raw):
                 _, writer = await asyncio.open_connection(service.address.host, service.address.port)
                 service.stack.callback(writer.close)
-                writer.write(sent)
+                writer.write(raw)
+                return writer
+
+            await send(b"\x16")
+            almost = await send(bytes.fromhex("1603010200") + bytes(511))
             await asyncio.sleep(0.3)
             assert begun == []
-            writer.write(bytes(1))
+            almost.write(bytes(1))
             await until(lambda: begun == [1])
-            _, writer = await asyncio.open_connection(service.address.host, service.address.port)
-            service.stack.callback(writer.close)
-            writer.write(b"GET / HTTP/1.1\r\n")
+            await send(b"GET / HTTP/1.1\r\n")
             await until(lambda: begun == [1, 1])
 
     asyncio.run(run())

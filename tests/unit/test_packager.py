@@ -35,7 +35,6 @@ def test_it_has_what_the_roots_import_and_read(sources):
         "imagematrix/facts/cuda.json",
         "imagematrix/interpreter.py",
         "imagematrix/spelling.py",
-        "imagematrix/text.py",
     ]
     assert "imagematrix/amounts.py" in packager.sources(["imagematrix.swarm.resources"])  # in a function
     # For type checkers only.
