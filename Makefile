@@ -92,7 +92,7 @@ counts: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -n auto -m fuzz tests/unit/audit
-	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/trim
+	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/build/trim
 
 # Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
 engine: bases slurm $(VENV)/.dev
@@ -126,7 +126,7 @@ pages: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
-	$(BIN)/coverage report --fail-under=100 --include='imagematrix/selection/*,imagematrix/gpu_request/*'
+	$(BIN)/coverage report --fail-under=100 --include='imagematrix/selection/*.py,imagematrix/selection/rules/*,imagematrix/hardware/gpu_request/*'
 
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench

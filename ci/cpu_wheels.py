@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import frameworks
 
 import imagematrix as im
-from imagematrix.facts import marches
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.hardware.vendors import marches
 from imagematrix.selection.rules import cpu
 from imagematrix.selection.target import Target
 

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from wheel_lock import PLATFORMS
 
 import imagematrix as im
-from imagematrix.facts import guarded
+from imagematrix.hardware.vendors import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

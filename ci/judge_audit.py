@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from cuobjdump import cuobjdump, downloaded
 
-from imagematrix.audit import archives, cubin, elf, fatbin, objects
-from imagematrix.audit.objects import HEAD
-from imagematrix.audit.window import Window
+from imagematrix.audit.binaries import archives, cubin, elf, fatbin, objects
+from imagematrix.audit.binaries.objects import HEAD
+from imagematrix.audit.binaries.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 
 from cuobjdump import cuobjdump, downloaded
 
-from imagematrix.facts import device_code, versions
-from imagematrix.trim.rules import Rules
-from imagematrix.trim.trim import trim
+from imagematrix.build.trim.rules import Rules
+from imagematrix.build.trim.trim import trim
+from imagematrix.hardware.vendors import device_code, versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

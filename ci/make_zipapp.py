@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from imagematrix import packager
+from imagematrix.common import zipapp_writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "imagematrix").startswith("imagematrix"):
         raise
-    from imagematrix.packager import WHOLE_PACKAGE
+    from imagematrix.common.zipapp_writer import WHOLE_PACKAGE
 
     print(f"imagematrix: this is the file for nodes, which has no {error.name}", file=sys.stderr)
     print(f"  {WHOLE_PACKAGE}", file=sys.stderr)
@@ -85,7 +85,7 @@ def main() -> None:
             sys.exit("ci/make_zipapp.py: pip could not install the libraries")
         contents |= _carried(Path(libraries), "")
     contents |= _carried(ROOT / "imagematrix", "imagematrix/")
-    target.write_bytes(packager.archive(contents, INTERPRETER))
+    target.write_bytes(zipapp_writer.archive(contents, INTERPRETER))
     target.chmod(0o755)
     print(f"{target}: {target.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
 

@@ -14,14 +14,12 @@ nothing but Python's standard library.
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout or a copied file, any Python may start us
-    from imagematrix.interpreter import refuse
+    from imagematrix.common.interpreter import refuse
 
     refuse("3.11")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Catalog, Variant
-    from imagematrix.catalog.sources import open_catalog
     from imagematrix.errors import (
         AuditError,
         BuildError,
@@ -37,17 +35,19 @@ if TYPE_CHECKING:
         UnservedError,
         UsageError,
     )
-    from imagematrix.fleet.hosts import load_hosts
-    from imagematrix.gang.gang import Gang, GangMember, NothingFitsAll
-    from imagematrix.gang.select import select_gang
-    from imagematrix.gpu_request.visible import within
-    from imagematrix.launcher.devices import DevicesError
-    from imagematrix.launcher.launch import launch
-    from imagematrix.launcher.pull import pull
-    from imagematrix.launcher.share import Share
-    from imagematrix.node.host import Cpu, Driver, Gpu, Host
-    from imagematrix.node.probe import probe
+    from imagematrix.hardware.gpu_request.visible import within
+    from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+    from imagematrix.hardware.host.probe import probe
+    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.catalog.sources import open_catalog
+    from imagematrix.launcher.docker.devices import DevicesError
+    from imagematrix.launcher.docker.launch import launch
+    from imagematrix.launcher.docker.pull import pull
+    from imagematrix.launcher.docker.share import Share
     from imagematrix.selection.candidate import Candidate
+    from imagematrix.selection.fleet.hosts import load_hosts
+    from imagematrix.selection.gang.gang import Gang, GangMember, NothingFitsAll
+    from imagematrix.selection.gang.select import select_gang
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.select import explain, select, select_many
@@ -98,32 +98,32 @@ __all__ = [
 
 _HOMES = {
     "Candidate": "imagematrix.selection.candidate",
-    "Catalog": "imagematrix.catalog.catalog",
-    "Cpu": "imagematrix.node.host",
-    "DevicesError": "imagematrix.launcher.devices",
-    "Driver": "imagematrix.node.host",
-    "Gang": "imagematrix.gang.gang",
-    "GangMember": "imagematrix.gang.gang",
-    "Gpu": "imagematrix.node.host",
-    "Host": "imagematrix.node.host",
+    "Catalog": "imagematrix.images.catalog.catalog",
+    "Cpu": "imagematrix.hardware.host.host",
+    "DevicesError": "imagematrix.launcher.docker.devices",
+    "Driver": "imagematrix.hardware.host.host",
+    "Gang": "imagematrix.selection.gang.gang",
+    "GangMember": "imagematrix.selection.gang.gang",
+    "Gpu": "imagematrix.hardware.host.host",
+    "Host": "imagematrix.hardware.host.host",
     "Miss": "imagematrix.selection.miss",
     "NothingFits": "imagematrix.selection.selection",
-    "NothingFitsAll": "imagematrix.gang.gang",
+    "NothingFitsAll": "imagematrix.selection.gang.gang",
     "RuleResult": "imagematrix.selection.rule",
     "RuleWarning": "imagematrix.selection.rule",
     "Selection": "imagematrix.selection.selection",
-    "Variant": "imagematrix.catalog.catalog",
+    "Variant": "imagematrix.images.catalog.catalog",
     "explain": "imagematrix.selection.select",
-    "launch": "imagematrix.launcher.launch",
-    "Share": "imagematrix.launcher.share",
-    "pull": "imagematrix.launcher.pull",
-    "load_hosts": "imagematrix.fleet.hosts",
-    "open_catalog": "imagematrix.catalog.sources",
-    "probe": "imagematrix.node.probe",
+    "launch": "imagematrix.launcher.docker.launch",
+    "Share": "imagematrix.launcher.docker.share",
+    "pull": "imagematrix.launcher.docker.pull",
+    "load_hosts": "imagematrix.selection.fleet.hosts",
+    "open_catalog": "imagematrix.images.catalog.sources",
+    "probe": "imagematrix.hardware.host.probe",
     "select": "imagematrix.selection.select",
-    "select_gang": "imagematrix.gang.select",
+    "select_gang": "imagematrix.selection.gang.select",
     "select_many": "imagematrix.selection.select",
-    "within": "imagematrix.gpu_request.visible",
+    "within": "imagematrix.hardware.gpu_request.visible",
 }
 
 

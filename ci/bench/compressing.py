@@ -22,10 +22,10 @@ import pulling
 from conftest import Registry
 from measure import Row, duration
 
-from imagematrix import deflate
-from imagematrix.compression import DEFAULT_LEVELS, Compression, compressed
-from imagematrix.oci.expanded import Expanded
-from imagematrix.oci.manifest import IMAGE
+from imagematrix.images.oci import deflate
+from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression, compressed
+from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.manifest import IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,7 +182,7 @@ def _pushed(
     )
     name = f"{registry.address}/bench/{compression.type}"
     push = (
-        "import sys; from imagematrix.oci.registry import Registry\n"
+        "import sys; from imagematrix.images.oci.registry import Registry\n"
         "name, tag, kind, manifest, *blobs = sys.argv[1:]\n"
         "with Registry(name) as registry:\n"
         "    for blob in blobs:\n"

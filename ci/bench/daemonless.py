@@ -13,7 +13,7 @@ import building
 from measure import Row, duration, overhead, pairs
 from samples import IMAGEMATRIX
 
-from imagematrix.image_store.folder import ImageStore
+from imagematrix.images.local_store.folder import ImageStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

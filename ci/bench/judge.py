@@ -26,15 +26,15 @@ sys.path.append(str(ROOT / "tests" / "doubles"))  # behind this folder
 
 from emulating import BESIDE, FLAGS, INSTEAD, ended
 
-from imagematrix.audit import elf
-from imagematrix.audit.cpu import scan
-from imagematrix.audit.window import Window
-from imagematrix.facts import marches
+from imagematrix.audit.binaries import elf
+from imagematrix.audit.binaries.cpu import scan
+from imagematrix.audit.binaries.window import Window
+from imagematrix.hardware.vendors import marches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.audit.host_code import HostCode
+    from imagematrix.audit.binaries.host_code import HostCode
 
 # The first march, and the marches of the shipped matrix that gcc 12 knows.
 MARCHES = (

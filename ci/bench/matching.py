@@ -20,8 +20,8 @@ from pulling import FAT, MATCHED
 from samples import ROOT
 
 from imagematrix import Catalog, probe, select
-from imagematrix.catalog.catalog import Variant
-from imagematrix.facts import marches
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import Variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

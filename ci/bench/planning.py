@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration, processes
 
-from imagematrix.matrix.load import load
-from imagematrix.planning.planner import Against, plan
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan.planner import Against, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from measure import Extent, Pace
 
-    from imagematrix.planning.backend import Present
+    from imagematrix.build.plan.backend import Present
 
 TIME_BAR, MEMORY_BAR = 1.0, 150  # seconds (see measure.REFERENCE), MiB
 CELLS, ROUNDS = 10_000, 5

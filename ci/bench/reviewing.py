@@ -15,9 +15,9 @@ import samples
 from measure import Row
 from samples import IMAGEMATRIX, ROOT
 
-from imagematrix.kubernetes import authority
-from imagematrix.kubernetes.labels import facts
-from imagematrix.node.host import Host
+from imagematrix.hardware.host.host import Host
+from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.nodes.labels import facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

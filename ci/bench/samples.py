@@ -8,16 +8,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.documents import dump
-from imagematrix.facts import marches
-from imagematrix.node.host import Host
-from imagematrix.record import replace
+from imagematrix.common.json_documents import dump
+from imagematrix.common.record import replace
+from imagematrix.hardware.host.host import Host
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
 
 ROOT = Path(__file__).parents[2]
 IMAGEMATRIX = ROOT / ".venv" / "bin" / "imagematrix"

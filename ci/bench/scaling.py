@@ -21,7 +21,7 @@ from modules import built
 from processes import new_folder, remove_folder
 from releases import RELEASES
 
-from imagematrix.documents import dump
+from imagematrix.common.json_documents import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

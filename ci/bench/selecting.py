@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import samples
 from measure import PASS, Row, calls, duration, processes
 
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.catalog.sources import open_catalog
-from imagematrix.gang.gang import NothingFitsAll
-from imagematrix.gang.select import select_gang
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.selection.gang.gang import NothingFitsAll
+from imagematrix.selection.gang.select import select_gang
 from imagematrix.selection.select import Selector, select_many
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from measure import Extent, Pace
 
-    from imagematrix.node.host import Host
+    from imagematrix.hardware.host.host import Host
 
 PROCESSES = 5  # of the command for a gang
 LIBRARY_BAR, COMMAND_BAR = 5, 6  # times `python -c pass`

@@ -22,8 +22,8 @@ from measure import KIB, Row, duration, pairs
 from pulling import docker_pull
 from samples import IMAGEMATRIX, ROOT
 
-from imagematrix.oci.manifest import MANIFESTS
-from imagematrix.oci.registry import Registry as Client
+from imagematrix.images.oci.manifest import MANIFESTS
+from imagematrix.images.oci.registry import Registry as Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

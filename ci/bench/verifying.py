@@ -56,7 +56,7 @@ READ = 'set -e; for layer in "$@"; do gzip -dc "$layer" | sha256sum; done'
 FRESH = 'rm -rf "$XDG_CACHE_HOME"; exec "$@"'
 # The command without the decoding of instructions, to which the limit does not apply.
 READING = """
-from imagematrix.audit.cpu.scanners import Scanners
+from imagematrix.audit.binaries.cpu.scanners import Scanners
 from imagematrix.cli import main
 Scanners.start_scan = lambda *_: lambda: None
 main()

@@ -13,7 +13,7 @@ import json
 import re
 from pathlib import Path
 
-TABLES = Path(__file__).parents[2] / "imagematrix" / "facts"
+TABLES = Path(__file__).parents[2] / "imagematrix" / "hardware" / "vendors"
 TABLE = TABLES / "cpuid.json"
 X86 = "arch/x86/include/asm/cpufeatures.h"
 ARM = "arch/arm64/include/uapi/asm/hwcap.h"

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-TABLE = Path(__file__).parents[2] / "imagematrix" / "facts" / "cuda.json"
+TABLE = Path(__file__).parents[2] / "imagematrix" / "hardware" / "vendors" / "cuda.json"
 
 
 def main() -> None:

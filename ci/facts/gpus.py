@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-TABLE = Path(__file__).parents[2] / "imagematrix" / "facts" / "gpus.json"
+TABLE = Path(__file__).parents[2] / "imagematrix" / "hardware" / "vendors" / "gpus.json"
 PCI_IDS = Path("/usr/share/misc/pci.ids")
 NVIDIA = re.compile(r"^10de  .*\n((?:[\t#].*\n|\n)*)", re.MULTILINE)
 # Sound and USB controllers have other words after the codename.

@@ -5,8 +5,8 @@ both). Compilers in the table that are not on PATH are not changed. For gcc, Deb
 unpacked, with a `gcc-N` that calls `cpp-N`.
 
 A macro that looks like an instruction set but has no flag is reported on stderr: add it to
-imagematrix/facts/macros.py with a flag, or to NAMELESS here. Instructions that compilers use on aarch64
-without a macro (see `macros.unannounced`) show only in their assembly: check it for each new version.
+imagematrix/hardware/vendors/macros.py with a flag, or to NAMELESS here. Instructions that compilers use on
+aarch64 without a macro (see `macros.unannounced`) show only in their assembly: check it for each new version.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from imagematrix.facts import macros
+from imagematrix.hardware.vendors import macros
 
-TABLE = Path(__file__).parents[2] / "imagematrix" / "facts" / "marches.json"
+TABLE = Path(__file__).parents[2] / "imagematrix" / "hardware" / "vendors" / "marches.json"
 MAJORS = range(9, 40)
 ARM_VERSIONS = [
     f"armv{major}{minor}-a" for major in (8, 9) for minor in ("", *(f".{n}" for n in range(1, 10)))

@@ -14,10 +14,10 @@ from typing import Any
 
 from archspec.cpu import TARGETS  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from imagematrix.facts import marches
-from imagematrix.node.cpu import IMPLEMENTERS, PARTS
+from imagematrix.hardware.host.cpu import IMPLEMENTERS, PARTS
+from imagematrix.hardware.vendors import marches
 
-TABLE = Path(__file__).parents[2] / "imagematrix" / "facts" / "archspec.json"
+TABLE = Path(__file__).parents[2] / "imagematrix" / "hardware" / "vendors" / "archspec.json"
 GENERIC = "generic"
 KERNELS = {"sse3": "pni"}  # the name in /proc/cpuinfo
 # Nothing that code in user space uses: hypervisors hide them, and compilers know no macro for them.

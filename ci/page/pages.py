@@ -10,13 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.facts import marches
-from imagematrix.fleet.aged import Aged
-from imagematrix.fleet.coverage import Coverage, coverage, with_few
-from imagematrix.fleet.page import page
-from imagematrix.fleet.storage import Storage
-from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.selection.fleet.aged import Aged
+from imagematrix.selection.fleet.coverage import Coverage, coverage, with_few
+from imagematrix.selection.fleet.page import page
+from imagematrix.selection.fleet.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = {"535.261.03": "12.2", "550.163.01": "12.4", "570.195.03": "12.8", "580.95.05": "13.0"}

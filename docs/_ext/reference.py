@@ -17,12 +17,12 @@ import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from imagematrix import errors
-from imagematrix.catalog import labels
 from imagematrix.cli.app import COMMANDS, app
-from imagematrix.cli.front import HUNG_UP, INTERRUPTED, TERMINATED
-from imagematrix.export.classad import ATTRIBUTES
-from imagematrix.gang.gang import NothingFitsAll
-from imagematrix.launcher.options import OWN
+from imagematrix.cli.dispatch import HUNG_UP, INTERRUPTED, TERMINATED
+from imagematrix.images.catalog import labels
+from imagematrix.integrations.export.classad import ATTRIBUTES
+from imagematrix.launcher.docker.options import OWN
+from imagematrix.selection.gang.gang import NothingFitsAll
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection import NothingFits
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 from imagematrix.audit import doubts
 from imagematrix.audit.claims import broken, claimed
 from imagematrix.audit.doubts import REQUIRE
-from imagematrix.audit.libraries import RUNTIME, runtimes
+from imagematrix.audit.images.libraries import RUNTIME, runtimes
 from imagematrix.audit.proof import proven
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import (
+from imagematrix.common.image_reference import familiar, split
+from imagematrix.common.record import replace
+from imagematrix.errors import AuditError, UsageError
+from imagematrix.hardware.vendors import cuda, gpus, requirements, versions
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import (
     BYTES,
     CLAIM,
     PROBABLE,
@@ -23,18 +27,14 @@ from imagematrix.catalog.catalog import (
     UserModeDriver,
     Variant,
 )
-from imagematrix.errors import AuditError, UsageError
-from imagematrix.facts import cuda, gpus, requirements, versions
-from imagematrix.record import replace
-from imagematrix.reference import familiar, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from imagematrix.audit.image import AuditedImage
+    from imagematrix.audit.images.image import AuditedImage
     from imagematrix.audit.report import Audit, DriverFile
-    from imagematrix.facts.requirements import Condition, Expression
+    from imagematrix.hardware.vendors.requirements import Condition, Expression
 
 __all__ = ["catalog", "cpu_source", "sources", "unlabelled"]
 

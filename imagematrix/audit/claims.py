@@ -6,22 +6,22 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from imagematrix.audit import entries
-from imagematrix.audit.elf import AARCH64, X86_64
-from imagematrix.audit.image import AuditedImage
+from imagematrix.audit.binaries.elf import AARCH64, X86_64
+from imagematrix.audit.images import entries
+from imagematrix.audit.images.image import AuditedImage
 from imagematrix.audit.report import audit
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import CLAIM
 from imagematrix.errors import AuditError, UsageError
-from imagematrix.facts import cuda, device_code, marches, runtime, versions
+from imagematrix.hardware.vendors import cuda, device_code, marches, runtime, versions
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from imagematrix.audit.layer import Layer
+    from imagematrix.audit.images.layer import Layer
     from imagematrix.audit.report import Audit, DriverFile
-    from imagematrix.catalog.catalog import Code, Variant
+    from imagematrix.images.catalog.catalog import Code, Variant
 
 __all__ = ["Contradiction", "broken", "claimed", "contradictions", "of_layers", "remedy"]
 

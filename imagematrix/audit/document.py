@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from imagematrix.audit.binaries.host_code import HostCode
 from imagematrix.audit.catalog import cpu_source, sources
-from imagematrix.audit.host_code import HostCode
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import BYTES, CLAIM
-from imagematrix.facts import versions
+from imagematrix.hardware.vendors import versions
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import BYTES, CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from imagematrix.audit.binaries.device_code import DeviceCode
+    from imagematrix.audit.binaries.objects import File
     from imagematrix.audit.claims import Contradiction
-    from imagematrix.audit.device_code import DeviceCode
-    from imagematrix.audit.objects import File
     from imagematrix.audit.report import Audit, Found
 
 __all__ = ["SCHEMA", "document", "fat"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from imagematrix.audit import loading
+from imagematrix.audit.binaries import loading
+from imagematrix.audit.binaries.host_code import NAMES
 from imagematrix.audit.claims import MACHINES
-from imagematrix.audit.host_code import NAMES
-from imagematrix.audit.libraries import RUNTIME
+from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import needs_level
-from imagematrix.catalog.catalog import CLAIM
-from imagematrix.facts import cuda, marches, runtime, versions
-from imagematrix.text import shortened
+from imagematrix.common.text import shortened
+from imagematrix.hardware.vendors import cuda, marches, runtime, versions
+from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.report import Audit, Found
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
 
 __all__ = ["for_gpus", "of_march", "of_runtime", "of_unlabelled"]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from imagematrix.audit import entries
 from imagematrix.audit.claims import MACHINES
-from imagematrix.catalog.catalog import BYTES, CLAIM, PROBABLE, Ptx
-from imagematrix.facts import cuda, device_code, marches
-from imagematrix.record import replace
+from imagematrix.audit.images import entries
+from imagematrix.common.record import replace
+from imagematrix.hardware.vendors import cuda, device_code, marches
+from imagematrix.images.catalog.catalog import BYTES, CLAIM, PROBABLE, Ptx
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
 
 __all__ = ["proven", "with_code", "with_flags"]
 

@@ -6,33 +6,34 @@ import posixpath
 import re
 from dataclasses import dataclass, replace
 
-from imagematrix.audit import alternatives, elf, entries, libraries, nvidia_names
-from imagematrix.audit.contents import contents
-from imagematrix.audit.device_code import NONE, merged
-from imagematrix.audit.driver_file import DriverLibrary
-from imagematrix.audit.loader import Loader
-from imagematrix.audit.python_packages import STACKS, packages, stack, version
-from imagematrix.audit.roles import DECIDES, OPTIONAL, TESTS, UNUSED, Coded, roles
+from imagematrix.audit.binaries import alternatives, elf, nvidia_names
+from imagematrix.audit.binaries.device_code import NONE, merged
+from imagematrix.audit.binaries.driver_file import DriverLibrary
+from imagematrix.audit.images import entries, libraries
+from imagematrix.audit.images.contents import contents
+from imagematrix.audit.images.loader import Loader
+from imagematrix.audit.images.python_packages import STACKS, packages, stack, version
+from imagematrix.audit.images.roles import DECIDES, OPTIONAL, TESTS, UNUSED, Coded, roles
 from imagematrix.audit.source_guards import PackagedCode, source_guards
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import BYTES, SOURCE, TABLE
-from imagematrix.facts import guarded, marches, user_mode
-from imagematrix.oci.tree import ImageTree
+from imagematrix.hardware.vendors import guarded, marches, user_mode
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import BYTES, SOURCE, TABLE
+from imagematrix.images.oci.tree import ImageTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.audit.contents import Contents
-    from imagematrix.audit.device_code import DeviceCode
-    from imagematrix.audit.host_code import HostCode
-    from imagematrix.audit.image import AuditedImage
-    from imagematrix.audit.layer import Plain
-    from imagematrix.audit.libraries import Library
-    from imagematrix.audit.objects import File
-    from imagematrix.audit.python_packages import Package
-    from imagematrix.audit.roles import Roles
-    from imagematrix.catalog.catalog import Code, UseGuard
+    from imagematrix.audit.binaries.device_code import DeviceCode
+    from imagematrix.audit.binaries.host_code import HostCode
+    from imagematrix.audit.binaries.objects import File
+    from imagematrix.audit.images.contents import Contents
+    from imagematrix.audit.images.image import AuditedImage
+    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.libraries import Library
+    from imagematrix.audit.images.python_packages import Package
+    from imagematrix.audit.images.roles import Roles
+    from imagematrix.images.catalog.catalog import Code, UseGuard
 
 __all__ = ["Audit", "DriverFile", "Found", "Stack", "Unit", "audit", "needs_level"]
 
@@ -56,8 +57,8 @@ class Found:
 
     `package` is the Python package that installed it. `name` is its path in that package or in the archive
     that contains it, or else `path`. `role` says whether its device code counts; see `roles`. `listed`: it is
-    in the table of files that some GPUs do not use, see `facts.guarded`. `guard` is the question that its
-    package's sources ask before they use it.
+    in the table of files that some GPUs do not use, see `hardware.vendors.guarded`. `guard` is the question
+    that its package's sources ask before they use it.
     """
 
     path: str

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from imagematrix.audit.guards import guards
-from imagematrix.catalog.catalog import UseGuard
-from imagematrix.facts import device_code
+from imagematrix.hardware.vendors import device_code
+from imagematrix.images.catalog.catalog import UseGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from imagematrix.audit.device_code import DeviceCode
+    from imagematrix.audit.binaries.device_code import DeviceCode
     from imagematrix.audit.guards.guards import SourceGuard
-    from imagematrix.audit.layer import Plain
-    from imagematrix.audit.python_packages import Package
-    from imagematrix.oci.tree import ImageTree
+    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.python_packages import Package
+    from imagematrix.images.oci.tree import ImageTree
 
 __all__ = ["PackagedCode", "source_guards"]
 

@@ -1,4 +1,7 @@
-"""The command line: one module for each command, loaded when it is called."""
+"""The command line: one module for each command, loaded when it is called.
+
+Groups of commands are in `kubernetes`, `slurm` and `swarm`; `shared` has what commands share.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the caller ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from imagematrix.cli.front import ENDED_BY_SIGNAL, run
+    from imagematrix.cli.dispatch import ENDED_BY_SIGNAL, run
 
     code = run(sys.argv[1:])
     if code in ENDED_BY_SIGNAL:

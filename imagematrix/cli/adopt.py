@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import documents, files
-from imagematrix.cli.auditing import Platform, References, audited
-from imagematrix.cli.output import info, print_json, warn, writing
+from imagematrix.cli.shared.audit_images import Platform, References, audited
+from imagematrix.cli.shared.output import info, print_json, warn, writing
+from imagematrix.common import files, json_documents
+from imagematrix.common.image_reference import DIGEST, TAG, split
+from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
-from imagematrix.reference import DIGEST, TAG, split
-from imagematrix.text import counted
 
 __all__ = ["command"]
 
@@ -46,8 +46,8 @@ def command(
     Needs that bytes do not show come from claims such as NVIDIA_REQUIRE_CUDA. Other commands accept the
     catalog with --catalog FILE.
     """
-    from imagematrix.audit import entries
     from imagematrix.audit.catalog import catalog
+    from imagematrix.audit.images import entries
     from imagematrix.selection.decision import alike
 
     image, version = split(name)
@@ -66,14 +66,14 @@ def command(
         print_json(result.to_json())
         return
     with writing(output):
-        files.write(output, documents.dump(result.to_json()).encode())
+        files.write(output, json_documents.dump(result.to_json()).encode())
     info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")
 
 
 def _flags(text: str) -> frozenset[str]:
     """Return the flags in a list separated by commas, none of `none`; raise UsageError."""
-    from imagematrix.facts import macros
-    from imagematrix.spelling import nearest
+    from imagematrix.common.suggestions import nearest
+    from imagematrix.hardware.vendors import macros
 
     words = frozenset() if text == NONE else frozenset(word.strip() for word in text.split(","))
     known = sorted({flag for flags in macros.FLAGS.values() for flag in flags.values()})

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from imagematrix.cli import completing
-from imagematrix.cli.options import resolved
-from imagematrix.cli.repeating import remember
-from imagematrix.text import visible
+from imagematrix.cli.shared import completion
+from imagematrix.cli.shared.message_commands import remember
+from imagematrix.cli.shared.options import resolved
+from imagematrix.common.text import visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
         context_settings=HELP,
     )
     application.callback()(_options)
-    _add(application, "imagematrix.cli", COMMANDS, words or completing.words(os.environ))
+    _add(application, "imagematrix.cli", COMMANDS, words or completion.words(os.environ))
     return application
 
 

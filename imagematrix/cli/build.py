@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.needing import needing
-from imagematrix.cli.options import (
+from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
     BuildArgs,
@@ -25,21 +25,21 @@ from imagematrix.cli.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.output import info, info_raw, print_error, print_json, print_text, warn, writing
-from imagematrix.cli.planning import locked, sharding, workshop
+from imagematrix.cli.shared.output import info, info_raw, print_error, print_json, print_text, warn, writing
+from imagematrix.cli.shared.planning import locked, sharding, workshop
+from imagematrix.common.suggestions import require_known
+from imagematrix.common.text import and_others, counted, shortened
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.spelling import require_known
-from imagematrix.text import and_others, counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from imagematrix.builder.result import Result
-    from imagematrix.builder.testing import ImageTester
-    from imagematrix.cli.progress import Progress
-    from imagematrix.planning.plan import Plan
-    from imagematrix.reports.outcome import Outcome
+    from imagematrix.build.executor.result import Result
+    from imagematrix.build.executor.testing import ImageTester
+    from imagematrix.build.plan.plan import Plan
+    from imagematrix.build.reports.outcome import Outcome
+    from imagematrix.cli.shared.progress import Progress
 
 __all__ = ["command"]
 
@@ -147,13 +147,13 @@ def command(
     With --for, what the audits found decides again which cells the hosts need, and those that are then
     missing are built, too; not in a shard.
     """
-    from imagematrix.builder.build import build
-    from imagematrix.builder.caches import BuildCaches
-    from imagematrix.builder.result import failure, report
-    from imagematrix.cli.progress import KINDS
-    from imagematrix.cli.rounds import Rounds
-    from imagematrix.planning.given import parse
-    from imagematrix.planning.plan import Plan
+    from imagematrix.build.executor.build import build
+    from imagematrix.build.executor.caches import BuildCaches
+    from imagematrix.build.executor.result import failure, report
+    from imagematrix.build.plan.given import parse
+    from imagematrix.build.plan.plan import Plan
+    from imagematrix.cli.shared.progress import KINDS
+    from imagematrix.cli.shared.rebuild_loop import Rounds
 
     require_known(progress, KINDS, "progress")
     if no_cache and cache_from:
@@ -262,10 +262,10 @@ def _report(
 
     A report that fails does not prevent the others.
     """
-    from imagematrix.builder.result import BuildStatus
-    from imagematrix.cli import ci
-    from imagematrix.planning.plan import PlanStatus
-    from imagematrix.reports.outcome import parse
+    from imagematrix.build.executor.result import BuildStatus
+    from imagematrix.build.plan.plan import PlanStatus
+    from imagematrix.build.reports.outcome import parse
+    from imagematrix.cli.shared import ci
 
     read = parse(document, "build")
     outcomes, fatal = read.outcomes, read.error
@@ -312,7 +312,7 @@ def _tell_imported(results: Sequence[Result]) -> None:
 
 def _tell_untested(outcomes: Sequence[Outcome]) -> None:
     """Print which images have a test that did not run here, with each reason once."""
-    from imagematrix.builder.testing import ImageTestOutcome
+    from imagematrix.build.executor.testing import ImageTestOutcome
 
     cells: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -330,9 +330,9 @@ def _conclude(done: int, up_to_date: int) -> None:
 
 
 def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
-    from imagematrix import files
-    from imagematrix.builder.logs import excerpt
-    from imagematrix.reports.junit import junit
+    from imagematrix.build.executor.logs import excerpt
+    from imagematrix.build.reports.junit import junit
+    from imagematrix.common import files
 
     with writing(path):
         files.write(path, junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or ""), fatal))
@@ -340,7 +340,7 @@ def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) ->
 
 def _warn(results: Sequence[Result]) -> None:
     """Print the warnings of audits, each once, because cells of an image often share them."""
-    from imagematrix.planning.plan import naming
+    from imagematrix.build.plan.plan import naming
 
     name = naming(result.item for result in results)
     cells: dict[str, list[str]] = {}
@@ -356,12 +356,12 @@ def _explain(results: Sequence[Result], *, overall: BaseException | None) -> Non
 
     `overall` is the error of the build as a whole; the caller prints it last.
     """
-    from imagematrix.builder.logs import excerpt, gist
-    from imagematrix.builder.result import BuildStatus
-    from imagematrix.cli import ci
-    from imagematrix.cli.repeating import repeated
-    from imagematrix.planning.plan import naming
-    from imagematrix.text import headline
+    from imagematrix.build.executor.logs import excerpt, gist
+    from imagematrix.build.executor.result import BuildStatus
+    from imagematrix.build.plan.plan import naming
+    from imagematrix.cli.shared import ci
+    from imagematrix.cli.shared.message_commands import repeated
+    from imagematrix.common.text import headline
 
     name = naming(result.item for result in results)
     system = ci.system()

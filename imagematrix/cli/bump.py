@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, BuildArgs, File, Proxy
-from imagematrix.cli.output import info, print_lines
-from imagematrix.cli.planning import planned, workshop
+from imagematrix.build.plan.plan import Planned, PlanStatus
+from imagematrix.cli.shared.options import AllowContext, BuildArgs, File, Proxy
+from imagematrix.cli.shared.output import info, print_lines
+from imagematrix.cli.shared.planning import planned, workshop
+from imagematrix.common.suggestions import nearest
 from imagematrix.errors import UsageError
-from imagematrix.planning.plan import Planned, PlanStatus
-from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from imagematrix.planning.plan import Plan
+    from imagematrix.build.plan.plan import Plan
 
 __all__ = ["command"]
 
@@ -46,10 +46,10 @@ def command(
     Nothing else in the file changes. Images that build on an image with a new version change, too. Prints
     each image with its new version.
     """
-    from imagematrix import files
-    from imagematrix.matrix.bump import raised, with_versions
-    from imagematrix.matrix.load import load, parsed
-    from imagematrix.planning.given import parse
+    from imagematrix.build.matrix.bump import raised, with_versions
+    from imagematrix.build.matrix.load import load, parsed
+    from imagematrix.build.plan.given import parse
+    from imagematrix.common import files
 
     if minor and to is not None:
         raise UsageError("--minor and --to exclude each other")

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import Json, Policy
-from imagematrix.cli.output import info, print_json, print_text
 from imagematrix.cli.publish import document_of, report_of, signing_key, signing_with
+from imagematrix.cli.shared.options import Json, Policy
+from imagematrix.cli.shared.output import info, print_json, print_text
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -36,10 +36,10 @@ def command(
     Prints the index with its digest. Nothing is built, and nothing needs an engine. What policies require
     has to hold in both places. COSIGN_PASSWORD is the password of KEY.
     """
-    from imagematrix.catalog.sources import policies_of
-    from imagematrix.oci.registry import Registry
-    from imagematrix.reference import names_registry, split
-    from imagematrix.stores.copying import copy_version
+    from imagematrix.build.publish.copying import copy_version
+    from imagematrix.common.image_reference import names_registry, split
+    from imagematrix.images.catalog.sources import policies_of
+    from imagematrix.images.oci.registry import Registry
 
     image, version = split(name)
     other, other_version = split(target)

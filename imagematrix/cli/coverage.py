@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import files
-from imagematrix.cli.choosing import catalog_of, require_image
-from imagematrix.cli.needing import plain_pulls
-from imagematrix.cli.options import (
+from imagematrix.cli.shared.host_filter import plain_pulls
+from imagematrix.cli.shared.inputs import catalog_of, require_image
+from imagematrix.cli.shared.options import (
     AllowCpu,
     AtMost,
     CatalogName,
@@ -22,17 +21,18 @@ from imagematrix.cli.options import (
     Policy,
     Where,
 )
-from imagematrix.cli.output import escaped, folded, names, print_json, print_lines, table, writing
+from imagematrix.cli.shared.output import escaped, folded, names, print_json, print_lines, table, writing
+from imagematrix.common import files
+from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from imagematrix.fleet.coverage import Coverage, Few
-    from imagematrix.fleet.upgrade import Upgrade
+    from imagematrix.selection.fleet.coverage import Coverage, Few
+    from imagematrix.selection.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
 
 __all__ = ["command"]
@@ -77,9 +77,9 @@ def command(
     outdated: OutdatedFile = None,
 ) -> None:
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
-    from imagematrix.fleet.coverage import coverage, with_few
-    from imagematrix.fleet.hosts import load_hosts
-    from imagematrix.fleet.upgrade import parse as replaced
+    from imagematrix.selection.fleet.coverage import coverage, with_few
+    from imagematrix.selection.fleet.hosts import load_hosts
+    from imagematrix.selection.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
     image, hosts = _split(image, hosts)
@@ -116,9 +116,9 @@ def _split(image: str | None, words: list[Path]) -> tuple[str | None, list[Path]
 
 
 def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | None) -> None:
-    from imagematrix.fleet.aged import load_aged
-    from imagematrix.fleet.page import page
-    from imagematrix.fleet.storage import load_storage
+    from imagematrix.selection.fleet.aged import load_aged
+    from imagematrix.selection.fleet.page import page
+    from imagematrix.selection.fleet.storage import load_storage
 
     storage = load_storage(sizes, report.catalog) if sizes else None
     aged = load_aged(outdated) if outdated else None
@@ -191,7 +191,7 @@ def _smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
 
 
 def _few(few: Few, report: Coverage, short: Callable[[str], str]) -> None:
-    from imagematrix.fleet.loss import LOSSES
+    from imagematrix.selection.fleet.loss import LOSSES
 
     chosen = few.chosen
     left = f"; [red]{counted(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.completing import images
-from imagematrix.cli.options import HostFile, Json, Policy, Where
-from imagematrix.cli.output import escaped, print_json, print_lines
+from imagematrix.cli.shared.completion import images
+from imagematrix.cli.shared.inputs import catalog_of
+from imagematrix.cli.shared.options import HostFile, Json, Policy, Where
+from imagematrix.cli.shared.output import escaped, print_json, print_lines
 from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from imagematrix.doctor.checks import Finding
-    from imagematrix.doctor.facts import ImageFacts
-    from imagematrix.node.host import Host
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.launcher.doctor.checks import Finding
+    from imagematrix.launcher.doctor.facts import ImageFacts
 
 __all__ = ["command"]
 
@@ -39,14 +39,14 @@ def command(
 
     With --host, only the saved host is checked, not this machine.
     """
-    from imagematrix.allocation.survey import query_nvml
-    from imagematrix.doctor.checks import ERROR, examine, to_json
-    from imagematrix.doctor.facts import gather, saved
-    from imagematrix.node.host import Host
-    from imagematrix.node.probe import assemble
-    from imagematrix.node.tree import Tree
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.probe import assemble
+    from imagematrix.hardware.host.tree import Tree
+    from imagematrix.integrations.swarm.program import installed_locks
+    from imagematrix.launcher.doctor.checks import ERROR, examine, to_json
+    from imagematrix.launcher.doctor.facts import gather, saved
+    from imagematrix.launcher.gpu_claims.survey import query_nvml
     from imagematrix.selection.question import parse
-    from imagematrix.swarm.program import installed_locks
 
     conditions = parse(where or ())
     if host:
@@ -71,7 +71,7 @@ def command(
 
 def _restricted(host: Host) -> tuple[Host, UsageError | None]:
     """Return the host as the environment limits it, and the error if the environment is invalid."""
-    from imagematrix.gpu_request.visible import within
+    from imagematrix.hardware.gpu_request.visible import within
 
     try:
         return within(host)[0], None
@@ -82,9 +82,9 @@ def _restricted(host: Host) -> tuple[Host, UsageError | None]:
 def _image(
     host: Host, name: str, where: Mapping[str, Sequence[str]], policy: Path | None, *, live: bool
 ) -> ImageFacts:
-    from imagematrix.doctor.facts import ImageFacts
-    from imagematrix.doctor.image import libcudas
-    from imagematrix.gpu_request.visible import within
+    from imagematrix.hardware.gpu_request.visible import within
+    from imagematrix.launcher.doctor.facts import ImageFacts
+    from imagematrix.launcher.doctor.image import libcudas
     from imagematrix.selection.select import select
 
     try:

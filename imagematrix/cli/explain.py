@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from imagematrix.catalog.catalog import CLAIM, UNKNOWN
-from imagematrix.catalog.sources import confirm
-from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.output import escaped, folded, print_json, print_lines
+from imagematrix.cli.shared.inputs import catalog_of, node_of
+from imagematrix.cli.shared.output import escaped, folded, print_json, print_lines
+from imagematrix.common.text import shortened
 from imagematrix.errors import UsageError
+from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
+from imagematrix.images.catalog.sources import confirm
 from imagematrix.selection.selection import NothingFits
-from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.cli.options import (
+    from imagematrix.cli.shared.options import (
         AllowCpu,
         CatalogName,
         Gpus,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Root,
         Where,
     )
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selection import Selection

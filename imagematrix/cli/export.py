@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import files
-from imagematrix.cli.choosing import host_of
-from imagematrix.cli.needing import needing
-from imagematrix.cli.options import (
+from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus
+from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.inputs import host_of
+from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
     File,
@@ -21,24 +21,24 @@ from imagematrix.cli.options import (
     Platforms,
     Root,
 )
-from imagematrix.cli.output import info, print_document, warn, writing
-from imagematrix.cli.planning import planned, workshop
+from imagematrix.cli.shared.output import info, print_document, warn, writing
+from imagematrix.cli.shared.planning import planned, workshop
+from imagematrix.common import files
+from imagematrix.common.suggestions import require_known
+from imagematrix.common.text import counted, word
 from imagematrix.errors import TagMovedError, UsageError
-from imagematrix.export.targets import TARGETS
-from imagematrix.planning.plan import REFUSED_REMEDY, PlanStatus
-from imagematrix.spelling import require_known
-from imagematrix.text import counted, word
+from imagematrix.integrations.export.targets import TARGETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from imagematrix.cli.needing import HostNeeds
-    from imagematrix.matrix.matrix import Cell
-    from imagematrix.node.host import Host
-    from imagematrix.planning.backend import Order
-    from imagematrix.planning.plan import Plan
-    from imagematrix.planning.planner import Against
+    from imagematrix.build.matrix.matrix import Cell
+    from imagematrix.build.plan.backend import Order
+    from imagematrix.build.plan.plan import Plan
+    from imagematrix.build.plan.planner import Against
+    from imagematrix.cli.shared.host_filter import HostNeeds
+    from imagematrix.hardware.host.host import Host
 
 __all__ = ["command"]
 
@@ -119,9 +119,9 @@ def _require_options_of(target: str, context: typer.Context) -> None:
 
 def _write_cdi(host: Host, output: Path | None) -> None:
     """Write the GPUs of a host as a CDI spec, and say which are not in it, and what engines will not find."""
-    from imagematrix import cdi
-    from imagematrix.export.cdi import FILE, of_host
-    from imagematrix.launcher.devices import absent
+    from imagematrix.integrations import cdi
+    from imagematrix.integrations.export.cdi import FILE, of_host
+    from imagematrix.launcher.docker.devices import absent
 
     gpus = of_host(host)
     if output is None:
@@ -181,18 +181,18 @@ class _MatrixFile:
         )
 
     def cells(self) -> list[Cell]:
-        from imagematrix.planning.planner import Against
+        from imagematrix.build.plan.planner import Against
 
         plan = self._planned(Against())
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
     def orders(self, source_of: Callable[[str], str]) -> list[Order]:
-        from imagematrix.builder import labels
-        from imagematrix.builder.compiler import Compilers
-        from imagematrix.matrix import claims
-        from imagematrix.planning.backend import Order
-        from imagematrix.planning.given import Given
+        from imagematrix.build.executor import labels
+        from imagematrix.build.executor.compiler import Compilers
+        from imagematrix.build.matrix import claims
+        from imagematrix.build.plan.backend import Order
+        from imagematrix.build.plan.given import Given
 
         with workshop(push=False, given=Given()) as shop:
             plan = self._planned(shop.against)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import HostFile, Json
-from imagematrix.cli.output import escaped, info, print_json, print_text, table
+from imagematrix.cli.shared.options import HostFile, Json
+from imagematrix.cli.shared.output import escaped, info, print_json, print_text, table
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from imagematrix.allocation.report import GpuStatus
-    from imagematrix.allocation.usage import Usage
-    from imagematrix.node.host import Host
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.launcher.gpu_claims.report import GpuStatus
+    from imagematrix.launcher.gpu_claims.usage import Usage
 
 __all__ = ["command"]
 
@@ -34,12 +34,12 @@ def command(
     """Show which GPUs of this node are free, shared or in use, and by what."""
     if json and metrics:
         raise UsageError("--json and --metrics are mutually exclusive")
-    from imagematrix.allocation.report import statuses, to_json
-    from imagematrix.allocation.survey import node_leases, query_nvml, survey
-    from imagematrix.allocation.usage import combined
-    from imagematrix.node.host import Host
-    from imagematrix.node.probe import assemble
-    from imagematrix.node.tree import Tree
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.probe import assemble
+    from imagematrix.hardware.host.tree import Tree
+    from imagematrix.launcher.gpu_claims.report import statuses, to_json
+    from imagematrix.launcher.gpu_claims.survey import node_leases, query_nvml, survey
+    from imagematrix.launcher.gpu_claims.usage import combined
 
     nvml = query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
@@ -56,7 +56,7 @@ def command(
     if json:
         print_json(to_json(gpus, (*node.warnings, *warnings)))
     elif metrics:
-        from imagematrix.allocation.metrics import text
+        from imagematrix.launcher.gpu_claims.metrics import text
 
         print_text(*text(gpus).rstrip("\n").split("\n"))
     elif gpus:
@@ -70,11 +70,11 @@ def command(
 
 def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the containers that may use GPUs of `node`, and warnings; `saved` if it is a saved host."""
-    from imagematrix.allocation import other_engines, pods
-    from imagematrix.allocation.survey import attendance, running_containers
-    from imagematrix.engine import system
-    from imagematrix.engine.containers import running_or_starting
     from imagematrix.errors import EngineError
+    from imagematrix.images.engine import system
+    from imagematrix.images.engine.containers import running_or_starting
+    from imagematrix.launcher.gpu_claims import other_engines, pods
+    from imagematrix.launcher.gpu_claims.survey import attendance, running_containers
 
     gpus, in_pods = node.gpus, not pods.access()
     try:
@@ -91,9 +91,9 @@ def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[st
 
 
 def _lock_warnings() -> list[str]:
-    from imagematrix.allocation.lock_folder import require_shared
-    from imagematrix.allocation.locks import folder
     from imagematrix.errors import EngineError, ProbeError
+    from imagematrix.launcher.gpu_claims.lock_folder import require_shared
+    from imagematrix.launcher.gpu_claims.locks import folder
 
     try:
         require_shared(folder())
@@ -106,8 +106,8 @@ def _lock_warnings() -> list[str]:
 
 def _pods(node: Host) -> tuple[Usage | None, list[str]]:
     """Return the GPU usage of pods, or None without a kubelet, and warnings."""
-    from imagematrix.allocation import pods
     from imagematrix.errors import EngineError
+    from imagematrix.launcher.gpu_claims import pods
 
     access = pods.access()
     if not access:

@@ -10,11 +10,17 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import info
-from imagematrix.cli.taking_over import dockerfile_among, require_absent, take_over, tell_next, writing_all
+from imagematrix.cli.shared.init_from_dockerfile import (
+    dockerfile_among,
+    require_absent,
+    take_over,
+    tell_next,
+    writing_all,
+)
+from imagematrix.cli.shared.output import info
+from imagematrix.common.suggestions import nearest
+from imagematrix.common.text import counted, listed
 from imagematrix.errors import UnservedError, UsageError
-from imagematrix.spelling import nearest
-from imagematrix.text import counted, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ def command(
 ) -> None:
     """Write a commented matrix.yaml and its templates as a start; existing files are not overwritten."""
     if not STARTER.is_dir():  # in the file of `make zipapp`
-        from imagematrix.packager import WHOLE_PACKAGE
+        from imagematrix.common.zipapp_writer import WHOLE_PACKAGE
 
         raise UsageError(
             "this is the file for nodes, which has no templates",
@@ -109,10 +115,11 @@ def _write_from(sources: Sequence[Path], folder: Path, drivers: str | None, cuda
 
 def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
     """Write a matrix for a fleet, and those files of a template that are not there."""
-    from imagematrix import files, proposal
-    from imagematrix.fleet.hosts import load_hosts
-    from imagematrix.proposal.cells import proposed
-    from imagematrix.proposal.text import DRIVERS, TEMPLATE, matrix_text, unserved
+    from imagematrix.build import proposal
+    from imagematrix.build.proposal.cells import proposed
+    from imagematrix.build.proposal.text import DRIVERS, TEMPLATE, matrix_text, unserved
+    from imagematrix.common import files
+    from imagematrix.selection.fleet.hosts import load_hosts
 
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     cells = proposed(fleet, releases=cuda)

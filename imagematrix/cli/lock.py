@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, File, Json
-from imagematrix.cli.output import info, print_json
-from imagematrix.text import counted
+from imagematrix.cli.shared.options import AllowContext, File, Json
+from imagematrix.cli.shared.output import info, print_json
+from imagematrix.common.text import counted
 
 __all__ = ["command"]
 
@@ -28,11 +28,11 @@ def command(
 
     Builds use them until the next upgrade. Locked digests stay, except for those that no cell uses any more.
     """
-    from imagematrix.matrix.load import load
-    from imagematrix.planning import lock
-    from imagematrix.planning.planner import Against, plan
-    from imagematrix.planning.remote_driver import resolved
-    from imagematrix.stores.engine import EngineStore
+    from imagematrix.build.matrix.load import load
+    from imagematrix.build.plan import lock
+    from imagematrix.build.plan.planner import Against, plan
+    from imagematrix.build.plan.remote_driver import resolved
+    from imagematrix.build.stores.engine import EngineStore
 
     matrix = load(file, contexts=allow_context or ())
     path = lock.beside(file)

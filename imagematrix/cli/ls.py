@@ -7,22 +7,22 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.amounts import megabytes
-from imagematrix.cli.completing import images
-from imagematrix.cli.options import CatalogName, Json, Policy, Where
-from imagematrix.cli.output import escaped, print_json, print_text, table
+from imagematrix.cli.shared.completion import images
+from imagematrix.cli.shared.options import CatalogName, Json, Policy, Where
+from imagematrix.cli.shared.output import escaped, print_json, print_text, table
+from imagematrix.common.text import counted, word
+from imagematrix.common.units import megabytes
 from imagematrix.errors import UsageError
-from imagematrix.facts.versions import natural
+from imagematrix.hardware.vendors.versions import natural
 from imagematrix.selection.rules.device_code import served
-from imagematrix.text import counted, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.build.stores.sizes import Sizes
+    from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection import question
-    from imagematrix.stores.sizes import Sizes
 
 __all__ = ["command"]
 
@@ -75,9 +75,9 @@ def command(
 
     For an image in a registry without a version, list the versions. With --store, list what is there.
     """
-    from imagematrix.catalog.sources import confirm, list_catalogs
-    from imagematrix.cli.choosing import catalog_of
-    from imagematrix.reference import names_registry, split
+    from imagematrix.cli.shared.inputs import catalog_of
+    from imagematrix.common.image_reference import names_registry, split
+    from imagematrix.images.catalog.sources import confirm, list_catalogs
     from imagematrix.selection.question import parse
 
     name, version = split(image) if image else (None, None)
@@ -100,15 +100,15 @@ def command(
     catalogs = [catalog_of(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
     confirm(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
     if package is not None:
-        from imagematrix.cli import containing
+        from imagematrix.cli.shared import package_search
 
-        containing.show(catalogs[0], package, hosts or (), parse(where or ()), json=json)
+        package_search.show(catalogs[0], package, hosts or (), parse(where or ()), json=json)
         return
     catalogs = _narrowed(catalogs, parse(where or ()))
     if before is not None:
         _upgrade(catalogs[0], before, policy, json=json)
     elif size:
-        from imagematrix.stores.sizes import sizes
+        from imagematrix.build.stores.sizes import sizes
 
         weighed = [sizes(each) for each in catalogs]
         if json:
@@ -128,8 +128,8 @@ def _list_store(
     path: str, image: str | None, options: Sequence[str], where: question.Where, *, json: bool, single: bool
 ) -> None:
     """Print the variants that a store has; raise UsageError if there is no such store, or for `options`."""
-    from imagematrix.catalog.store import present
-    from imagematrix.image_store.folder import ImageStore
+    from imagematrix.images.catalog.store import present
+    from imagematrix.images.local_store.folder import ImageStore
 
     if options:
         raise UsageError(f"--store lists what is in a folder, so {options[0]} has no effect")
@@ -172,9 +172,9 @@ def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
 
 def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) -> None:
     """Print the sizes of a version with what a node that has the version or image `before` still pulls."""
-    from imagematrix.catalog.sources import open_catalog
-    from imagematrix.stores.predecessor import predecessors
-    from imagematrix.stores.sizes import sizes
+    from imagematrix.build.publish.predecessor import predecessors
+    from imagematrix.build.stores.sizes import sizes
+    from imagematrix.images.catalog.sources import open_catalog
 
     whole = any(mark in before for mark in ":/@")
     old = open_catalog(before if whole else f"{catalog.image}:{before}", policy=policy)

@@ -1,4 +1,4 @@
-"""The help of `imagematrix oci-task`; imagematrix.cli.front handles all other calls of it."""
+"""The help of `imagematrix oci-task`; imagematrix.cli.dispatch handles all other calls of it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def command(
     IMAGE is the name that --container was given, ENVFILE has the job's variables, and SPOOL is the folder of
     the step's files. `imagematrix slurm node-config` writes oci.conf.
     """
-    from imagematrix.cli.tasking import start
+    from imagematrix.cli.shared.slurm_task import start
 
     raise SystemExit(start([image, envfile, spool, *words]))

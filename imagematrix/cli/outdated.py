@@ -11,16 +11,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowContext, File, Json, Only, Platforms, Policy
-from imagematrix.cli.output import escaped, folded, info, names, print_json, print_lines, table
-from imagematrix.text import counted, shortened
+from imagematrix.cli.shared.options import AllowContext, File, Json, Only, Platforms, Policy
+from imagematrix.cli.shared.output import escaped, folded, info, names, print_json, print_lines, table
+from imagematrix.common.text import counted, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from imagematrix.node.host import Host
-    from imagematrix.outdated.finding import AgeFinding
+    from imagematrix.build.outdated.finding import AgeFinding
+    from imagematrix.hardware.host.host import Host
 
 __all__ = ["command"]
 
@@ -48,15 +48,15 @@ def command(
 
     Exits with 11 if something is outdated, else with 8 if something could not be asked.
     """
-    from imagematrix.cli.planning import planned
+    from imagematrix.build.outdated.finding import document
+    from imagematrix.build.outdated.indexes import of_lock, settings
+    from imagematrix.build.outdated.outdated import outdated
+    from imagematrix.build.plan import lock
+    from imagematrix.build.plan.plan import Planned
+    from imagematrix.build.plan.planner import Against
+    from imagematrix.cli.shared.planning import planned
     from imagematrix.errors import EngineError, OutdatedError, UsageError
-    from imagematrix.fleet.hosts import load_hosts
-    from imagematrix.outdated.finding import document
-    from imagematrix.outdated.indexes import of_lock, settings
-    from imagematrix.outdated.outdated import outdated
-    from imagematrix.planning import lock
-    from imagematrix.planning.plan import Planned
-    from imagematrix.planning.planner import Against
+    from imagematrix.selection.fleet.hosts import load_hosts
 
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer) if hosts else {}
     plan = planned(file, Against(), only, platforms=platform or (), contexts=allow_context or ())
@@ -88,10 +88,10 @@ def command(
 
 def _chosen(file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]) -> dict[str, tuple[str, ...]]:
     """Return the hosts that would choose each cell of the whole matrix, as `plan --for` decides."""
-    from imagematrix.fleet.needed import choosing
-    from imagematrix.matrix.claims import candidates
-    from imagematrix.matrix.expand import expand
-    from imagematrix.matrix.load import load
+    from imagematrix.build.matrix.claims import candidates
+    from imagematrix.build.matrix.expand import expand
+    from imagematrix.build.matrix.load import load
+    from imagematrix.selection.fleet.needed import choosing
 
     matrix = load(file, contexts=contexts)
     expansion = expand(matrix)

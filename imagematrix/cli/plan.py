@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.needing import needing
-from imagematrix.cli.options import (
+from imagematrix.build.plan.plan import Dropped, DropStatus, PlanStatus
+from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
     BuildArgs,
@@ -22,15 +23,14 @@ from imagematrix.cli.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.output import escaped, info, print_error, print_json, table
-from imagematrix.cli.planning import compared, sharding, warn_of_lost, warn_of_unseen
+from imagematrix.cli.shared.output import escaped, info, print_error, print_json, table
+from imagematrix.cli.shared.planning import compared, sharding, warn_of_lost, warn_of_unseen
+from imagematrix.common.text import counted
 from imagematrix.errors import EngineError, TagMovedError, UsageError
-from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.planning.plan import Plan, Planned
+    from imagematrix.build.plan.plan import Plan, Planned
 
 __all__ = ["command"]
 
@@ -63,7 +63,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
-    from imagematrix.planning.given import parse
+    from imagematrix.build.plan.given import parse
 
     narrow = sharding(shard, durations)
     given = parse(args=build_arg or (), proxy=proxy)
@@ -102,7 +102,7 @@ def command(
 
 
 def _print(plan: Plan) -> None:
-    from imagematrix.planning.plan import naming
+    from imagematrix.build.plan.plan import naming
 
     name = naming(plan.items)
     rows: list[tuple[str, PlanStatus | DropStatus, str]] = [

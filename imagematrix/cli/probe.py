@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import Json, NvidiaSmi, Root
-from imagematrix.cli.output import info, print_json, print_text, warn
+from imagematrix.cli.shared.options import Json, NvidiaSmi, Root
+from imagematrix.cli.shared.output import info, print_json, print_text, warn
+from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
-from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu, Host
 
 __all__ = ["command"]
 
@@ -44,7 +44,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Show the facts about this node that matter for selecting an image."""
-    from imagematrix.node.probe import probe
+    from imagematrix.hardware.host.probe import probe
 
     require_known(format, FORMATS, "format")
     if json and format not in (TEXT, JSON):
@@ -55,7 +55,7 @@ def command(
     elif format == CONDA:
         _print_conda(host, root)
     elif format != TEXT:
-        from imagematrix.export import classad
+        from imagematrix.integrations.export import classad
 
         print_text(*classad.lines(host))
     else:
@@ -65,7 +65,7 @@ def command(
 
 
 def _print_conda(host: Host, root: Path | None) -> None:
-    from imagematrix.export import conda
+    from imagematrix.integrations.export import conda
 
     found = conda.variables(host, None if root else _glibc())
     print_text(*(f"{name}={value}" for name, value in found.items() if value is not None))

@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.amounts import megabytes
-from imagematrix.cli import completing
-from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
-from imagematrix.cli.output import escaped, info, print_json, table
-from imagematrix.cli.retaining import counting, retention, shown_completely, unserved
+from imagematrix.cli.shared import completion
+from imagematrix.cli.shared.options import Json, Keep, KeptFor, Protect, Yes
+from imagematrix.cli.shared.output import escaped, info, print_json, table
+from imagematrix.cli.shared.retention_options import counting, retention, shown_completely, unserved
+from imagematrix.common.text import counted
+from imagematrix.common.units import megabytes
 from imagematrix.errors import UsageError
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.stores.prune import Held, Pruning
+    from imagematrix.build.retire.prune import Held, Pruning
 
 __all__ = ["command"]
 
@@ -28,7 +28,7 @@ def command(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completing.names
+            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completion.names
         ),
     ] = None,
     keep: Keep = None,
@@ -57,10 +57,10 @@ def command(
     """
     from functools import partial
 
-    from imagematrix.amounts import seconds
-    from imagematrix.image_store.folder import ImageStore
-    from imagematrix.reference import familiar, split
-    from imagematrix.stores import prune, prune_store
+    from imagematrix.build.retire import prune, prune_store
+    from imagematrix.common.image_reference import familiar, split
+    from imagematrix.common.units import seconds
+    from imagematrix.images.local_store.folder import ImageStore
 
     newer_s = None if newer is None else seconds(newer)
     if newer is not None and newer_s is None:

@@ -8,29 +8,29 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import record
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.cli.needing import needing
-from imagematrix.cli.options import AtMost, ForHosts, Json
-from imagematrix.cli.output import info, print_json, print_text
-from imagematrix.cli.planning import never_pushed
-from imagematrix.engine.releases import ZSTD_LAYERS
+from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.options import AtMost, ForHosts, Json
+from imagematrix.cli.shared.output import info, print_json, print_text
+from imagematrix.cli.shared.planning import never_pushed
+from imagematrix.common import record
+from imagematrix.common.text import counted
 from imagematrix.errors import EngineError, TagMovedError, UsageError
-from imagematrix.text import counted
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.engine.releases import ZSTD_LAYERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from imagematrix.catalog.index import IndexEntry
-    from imagematrix.cli.needing import HostNeeds
-    from imagematrix.matrix.expand import Expansion
-    from imagematrix.matrix.matrix import Image, Matrix
-    from imagematrix.oci.registry import Registry
-    from imagematrix.stores.plain_pull import PlatformDefault
-    from imagematrix.stores.publish import Published
-    from imagematrix.trust.signing import SigningKey
+    from imagematrix.build.matrix.expand import Expansion
+    from imagematrix.build.matrix.matrix import Image, Matrix
+    from imagematrix.build.publish.plain_pull import PlatformDefault
+    from imagematrix.build.publish.publish import Published
+    from imagematrix.cli.shared.host_filter import HostNeeds
+    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.oci.registry import Registry
+    from imagematrix.images.trust.signing import SigningKey
 
     Declared = tuple[Matrix, Expansion, Image]  # a version, in a matrix with its cells
 
@@ -75,10 +75,10 @@ def command(
 
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
-    from imagematrix.matrix.expand import plain_pull
-    from imagematrix.oci.registry import Registry
-    from imagematrix.reference import split
-    from imagematrix.stores.publish import publish
+    from imagematrix.build.matrix.expand import plain_pull
+    from imagematrix.build.publish.publish import publish
+    from imagematrix.common.image_reference import split
+    from imagematrix.images.oci.registry import Registry
 
     image, version = split(name)
     if version is None or "/" not in image or "@" in name:
@@ -118,14 +118,14 @@ def command(
 
 def signing_key(file: Path) -> SigningKey:
     """Return the private key in a file; raise UsageError."""
-    from imagematrix.trust.signing import PASSWORD, SigningKey
+    from imagematrix.images.trust.signing import PASSWORD, SigningKey
 
     return SigningKey.load(file, os.environ.get(PASSWORD))
 
 
 def signing_with(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
     """Return a function that signs manifests of a registry, and says how many it signed."""
-    from imagematrix.stores.sign import sign
+    from imagematrix.build.publish.sign import sign
 
     def signing(digests: Sequence[str]) -> None:
         if new := sign(registry, key, digests):
@@ -138,7 +138,7 @@ class _NeededCells:
     """The cells of a version that hosts need, by the images that exist and by what other cells promise."""
 
     def __init__(self, needs: HostNeeds, declared: Declared | None, image: str, version: str) -> None:
-        from imagematrix.matrix.claims import candidates
+        from imagematrix.build.matrix.claims import candidates
 
         self._needs = needs
         self._image = image
@@ -151,7 +151,7 @@ class _NeededCells:
 
     def of(self, found: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
         """Return the needed cells among those with these labels; raise UnservedError if another is needed."""
-        from imagematrix.matrix.claims import Candidates, name
+        from imagematrix.build.matrix.claims import Candidates, name
 
         names = {name(self._image, self._version, cell): cell for cell in found}
         for cell, own in found.items():
@@ -183,7 +183,7 @@ class _NeededCells:
 
 def _matrix(image: str, version: str, file: Path | None) -> Matrix | None:
     """Return the matrix that names an image, or None; raise UsageError if `file` lacks the version."""
-    from imagematrix.matrix.load import load
+    from imagematrix.build.matrix.load import load
 
     path = file or Path("matrix.yaml")
     if file is None and not path.exists():
@@ -197,7 +197,7 @@ def _matrix(image: str, version: str, file: Path | None) -> Matrix | None:
 
 def _declared(matrix: Matrix, image: str, version: str) -> Declared | None:
     """Return the matrix with its cells and a version of an image in it; None if it lacks that."""
-    from imagematrix.matrix.expand import expand
+    from imagematrix.build.matrix.expand import expand
 
     found = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
     return (matrix, expand(matrix), found) if found else None
@@ -234,11 +234,11 @@ def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCell
     Returns the tags of those that are not `needed`, which are not pushed. Raises TagMovedError if the
     registry has a cell with other inputs that was not chosen.
     """
-    from imagematrix.audit.cache import Cache
-    from imagematrix.audit.layers import Layers
-    from imagematrix.files import cache_folder
-    from imagematrix.stores.engine import EngineStore
-    from imagematrix.stores.registry import RegistryStore
+    from imagematrix.audit.images.cache import Cache
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.build.stores.engine import EngineStore
+    from imagematrix.build.stores.registry import RegistryStore
+    from imagematrix.common.files import cache_folder
 
     try:
         engine = EngineStore()

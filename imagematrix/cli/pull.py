@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.choosing import choose, node_of, remark
-from imagematrix.cli.output import print_json, print_text
+from imagematrix.cli.shared.inputs import choose, node_of, remark
+from imagematrix.cli.shared.output import print_json, print_text
+from imagematrix.common.image_reference import split
+from imagematrix.common.settings import DOCKER, read_site
+from imagematrix.common.text import word
 from imagematrix.errors import EngineUnreachableError, UsageError
-from imagematrix.reference import split
-from imagematrix.site import DOCKER, read_site
-from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.cli.options import (
+    from imagematrix.cli.shared.options import (
         AllowCpu,
         CatalogName,
         Gpus,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Unpacked,
         Where,
     )
-    from imagematrix.image_store.folder import ImageStore
+    from imagematrix.images.local_store.folder import ImageStore
 
 __all__ = ["command"]
 
@@ -52,14 +52,14 @@ def command(
     or --max-size, and where containers start without a daemon. An image that is there is left as it is. With
     --json, the answer is the Selection.
     """
-    from imagematrix.cli.pulling import PullDisplay
+    from imagematrix.cli.shared.pull_image import PullDisplay
 
     store = _store(to, stored=unpacked or max_size is not None)
     largest = _amount(read_site().chosen("max_size", max_size))
     if store is None:
         _require_engine(described=host is not None or root is not None)
     else:
-        from imagematrix.launcher.fetch import require_source
+        from imagematrix.launcher.docker.fetch import require_source
 
         image = read_site().full(image)
         require_source(image, catalog)
@@ -76,12 +76,12 @@ def command(
     )
     with PullDisplay(str(selection.selected)) as display:
         if store is None:
-            from imagematrix.launcher.pull import pull
+            from imagematrix.launcher.docker.pull import pull
 
             name = pull(selection, policy=policy, report=display)
         else:
-            from imagematrix.cli.storing import fetched
-            from imagematrix.image_store.fetching import FetchOptions
+            from imagematrix.cli.shared.store_image import fetched
+            from imagematrix.images.local_store.fetching import FetchOptions
 
             stored = fetched(
                 selection,
@@ -102,7 +102,7 @@ def command(
 
 def _store(to: str | None, *, stored: bool) -> ImageStore | None:
     """Return the store to pull into, None for the engine; `stored` says that another option asks for one."""
-    from imagematrix.image_store.folder import ImageStore, store_folder
+    from imagematrix.images.local_store.folder import ImageStore, store_folder
 
     site = read_site()
     if to is None and not stored and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
@@ -112,8 +112,8 @@ def _store(to: str | None, *, stored: bool) -> ImageStore | None:
 
 def _require_engine(*, described: bool) -> None:
     """Raise EngineError if no engine answers, UsageError if it runs on a machine that is not `described`."""
-    from imagematrix.image_store.folder import store_folder
-    from imagematrix.launcher.machine import engine_machine
+    from imagematrix.images.local_store.folder import store_folder
+    from imagematrix.launcher.docker.machine import engine_machine
 
     try:
         engine_machine(described=described)
@@ -126,7 +126,7 @@ def _require_engine(*, described: bool) -> None:
 def _amount(text: str | None) -> int | None:
     if text is None:
         return None
-    from imagematrix.amounts import parse
+    from imagematrix.common.units import parse
 
     amount = parse(text)
     if amount is None:

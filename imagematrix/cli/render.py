@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import files
-from imagematrix.cli.options import AllowContext, File, Only, Platforms
-from imagematrix.cli.output import info, print_document, writing
-from imagematrix.cli.planning import planned
+from imagematrix.cli.shared.options import AllowContext, File, Only, Platforms
+from imagematrix.cli.shared.output import info, print_document, writing
+from imagematrix.cli.shared.planning import planned
+from imagematrix.common import files
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -27,8 +27,8 @@ def command(
     allow_context: AllowContext = None,
 ) -> None:
     """Write the Dockerfiles to a folder, or that of a single cell to stdout."""
-    from imagematrix.planning.plan import PlanStatus
-    from imagematrix.planning.planner import Against
+    from imagematrix.build.plan.plan import PlanStatus
+    from imagematrix.build.plan.planner import Against
 
     # A cell fails here if it lacks files; its Dockerfile does not need them.
     plan = planned(file, Against(), only, platforms=platform or (), contexts=allow_context or ())

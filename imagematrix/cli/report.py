@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli import progress
-from imagematrix.cli.needing import needing
-from imagematrix.cli.options import AtMost, ForHosts, Json
-from imagematrix.cli.output import escaped, info, print_json, table
-from imagematrix.planning.plan import PlanStatus
-from imagematrix.reports.outcome import BUILT, MISSING
+from imagematrix.build.plan.plan import PlanStatus
+from imagematrix.build.reports.outcome import BUILT, MISSING
+from imagematrix.cli.shared import progress
+from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.options import AtMost, ForHosts, Json
+from imagematrix.cli.shared.output import escaped, info, print_json, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.reports.outcome import Outcome
+    from imagematrix.build.reports.outcome import Outcome
 
 __all__ = ["command"]
 
@@ -40,11 +40,11 @@ def command(
 
     With --for, what all builds found decides again which cells the hosts need.
     """
-    from imagematrix.cli.ci import write_summary
-    from imagematrix.matrix.claims import name
-    from imagematrix.reports import outcome
-    from imagematrix.reports.candidates import Known
-    from imagematrix.reports.merge import merge
+    from imagematrix.build.matrix.claims import name
+    from imagematrix.build.reports import outcome
+    from imagematrix.build.reports.candidates import Known
+    from imagematrix.build.reports.merge import merge
+    from imagematrix.cli.shared.ci import write_summary
 
     needs = needing(hosts, at_most)
     known = Known()
@@ -70,7 +70,7 @@ def command(
 
 
 def _print(outcomes: tuple[Outcome, ...]) -> None:
-    from imagematrix.cli.ci import test_of
+    from imagematrix.cli.shared.ci import test_of
 
     tested = any(outcome.test for outcome in outcomes)
     table(

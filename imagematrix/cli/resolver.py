@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import Health, HostFile
-from imagematrix.cli.output import info, print_text
+from imagematrix.cli.shared.options import Health, HostFile
+from imagematrix.cli.shared.output import info, print_text
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -81,12 +81,12 @@ def command(
     `docker pull 127.0.0.1:5050/training:v1` then gets the image for this node, and so does any scheduler that
     has one image name for all nodes. Everything else passes through.
     """
-    from imagematrix.listening import Address
+    from imagematrix.integrations.http_service.http_server import Address
 
     if sweep:
-        from imagematrix.resolver.mirror import mirrored
-        from imagematrix.resolver.sweep import Containerd, Docker
-        from imagematrix.resolver.sweep import sweep as remove
+        from imagematrix.integrations.resolver.mirror import mirrored
+        from imagematrix.integrations.resolver.sweep import Containerd, Docker
+        from imagematrix.integrations.resolver.sweep import sweep as remove
 
         Address.parse(listen)  # raises an error; names begin with the address as it is written
         names = Containerd(mirrored(_given(upstream)), namespace) if namespace else Docker(listen)
@@ -97,12 +97,12 @@ def command(
         raise UsageError("--namespace is for --sweep")
     upstream = _given(upstream)
     if containerd:
-        from imagematrix.resolver.mirror import write
+        from imagematrix.integrations.resolver.mirror import write
 
         print_text(str(write(containerd, upstream, str(Address.parse(listen)))))
         return
-    from imagematrix.resolver.node import Probed, Saved
-    from imagematrix.resolver.server import ResolverSettings, serve
+    from imagematrix.integrations.resolver.node import Probed, Saved
+    from imagematrix.integrations.resolver.server import ResolverSettings, serve
 
     token = _token(token_file)
     classes = {}

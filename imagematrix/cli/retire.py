@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.amounts import megabytes
-from imagematrix.cli.options import Json, Keep, KeptFor, Protect, Yes
-from imagematrix.cli.output import escaped, info, print_json, print_lines, print_text, table
-from imagematrix.cli.retaining import counting, retention, shown_completely, unserved
+from imagematrix.cli.shared.options import Json, Keep, KeptFor, Protect, Yes
+from imagematrix.cli.shared.output import escaped, info, print_json, print_lines, print_text, table
+from imagematrix.cli.shared.retention_options import counting, retention, shown_completely, unserved
+from imagematrix.common.suggestions import nearest
+from imagematrix.common.text import counted
+from imagematrix.common.units import megabytes
 from imagematrix.errors import UnknownImageError, UsageError
-from imagematrix.spelling import nearest
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.stores.retention import Retention
-    from imagematrix.stores.retire import Removal, Retirement
+    from imagematrix.build.retire.retention import Retention
+    from imagematrix.build.retire.retire import Removal, Retirement
 
 __all__ = ["command"]
 
@@ -36,8 +36,8 @@ def command(
     signatures go with it, unless another tag or index names them. The registry's garbage collection then
     frees the space.
     """
-    from imagematrix.reference import names_registry, split
-    from imagematrix.stores.retire import carry_out, survey
+    from imagematrix.build.retire.retire import carry_out, survey
+    from imagematrix.common.image_reference import names_registry, split
 
     name, version = split(image)
     if version is not None or not names_registry(name):

@@ -1,4 +1,4 @@
-"""The help of `imagematrix run`; imagematrix.cli.front handles all other calls of it."""
+"""The help of `imagematrix run`; imagematrix.cli.dispatch handles all other calls of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from imagematrix.cli.completing import run_words
-from imagematrix.cli.output import console, escaped
-from imagematrix.launcher.options import OWN
+from imagematrix.cli.shared.completion import run_words
+from imagematrix.cli.shared.output import console, escaped
+from imagematrix.launcher.docker.options import OWN
 
 __all__ = ["SETTINGS", "command"]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.spelling import require_known
+from imagematrix.common.suggestions import require_known
 
 __all__ = ["command"]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from imagematrix.catalog.sources import confirm
-from imagematrix.cli.choosing import choose, node_of, remark
-from imagematrix.cli.output import print_json, print_text
+from imagematrix.cli.shared.inputs import choose, node_of, remark
+from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
+from imagematrix.images.catalog.sources import confirm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from imagematrix.cli.options import (
+    from imagematrix.cli.shared.options import (
         Alike,
         AllowCpu,
         AnswerFormat,
@@ -56,7 +56,7 @@ def command(
     if gang:
         if any(option is not None for option in (host, root, nvidia_smi)):
             raise UsageError("--gang has the hosts: --host, --root and --nvidia-smi name another one")
-        from imagematrix.cli.ganging import gang_up
+        from imagematrix.cli.shared.gang_options import gang_up
 
         gang_up(
             image,
@@ -92,14 +92,14 @@ def command(
 
 
 def _advertise(image: str, selection: Selection | None) -> None:
-    from imagematrix.export import classad
+    from imagematrix.integrations.export import classad
 
     print_text(classad.chosen(image, selection))
 
 
 def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> None:
     """Raise UsageError for a format that does not exist, or not for this answer."""
-    from imagematrix.spelling import require_known
+    from imagematrix.common.suggestions import require_known
 
     require_known(format, FORMATS, "format")
     for option, given in (("--json", json), ("--gang", gang)):

@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.amounts import MEGABYTE, megabytes
-from imagematrix.cli.options import Json
-from imagematrix.cli.output import escaped, info, print_json, table, warn
-from imagematrix.text import counted
+from imagematrix.cli.shared.options import Json
+from imagematrix.cli.shared.output import escaped, info, print_json, table, warn
+from imagematrix.common.text import counted
+from imagematrix.common.units import MEGABYTE, megabytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from imagematrix.trim.examine import Amount
-    from imagematrix.trim.trim import TrimReport
+    from imagematrix.build.trim.examine import Amount
+    from imagematrix.build.trim.trim import TrimReport
 
 __all__ = ["command"]
 
@@ -61,8 +61,8 @@ def command(
     Every cubin that runs on one of them is kept, and PTX if no cubin does. Files keep their length, and
     wheels stay valid.
     """
-    from imagematrix.trim.rules import Rules, capabilities
-    from imagematrix.trim.trim import trim
+    from imagematrix.build.trim.rules import Rules, capabilities
+    from imagematrix.build.trim.trim import trim
 
     rules = Rules(
         computes=capabilities(compute), keep_ptx=keep_ptx, drop_dead=drop_dead, nvidia=include_nvidia

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagematrix.cli.options import AllowContext, File
-from imagematrix.cli.output import info
+from imagematrix.cli.shared.options import AllowContext, File
+from imagematrix.cli.shared.output import info
+from imagematrix.common.text import and_others, counted, listed
 from imagematrix.errors import UsageError
-from imagematrix.text import and_others, counted, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.planning.plan import Planned
+    from imagematrix.build.plan.plan import Planned
 
 __all__ = ["command"]
 
@@ -22,9 +22,9 @@ SHOWN = 5  # different failures that a message lists; further ones are counted
 
 def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None) -> None:
     """Check a matrix: every error with file, line, column and a suggestion."""
-    from imagematrix.matrix.load import load
-    from imagematrix.planning.plan import DropStatus, PlanStatus
-    from imagematrix.planning.planner import Against, plan
+    from imagematrix.build.matrix.load import load
+    from imagematrix.build.plan.plan import DropStatus, PlanStatus
+    from imagematrix.build.plan.planner import Against, plan
 
     # A plan without an engine also renders every cell, which finds errors in the templates.
     plan_ = plan(load(file, contexts=allow_context or ()), Against())
@@ -40,8 +40,8 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
 
 def _error(file: Path, failed: Sequence[Planned]) -> UsageError:
     """Return one error for cells that failed: faults of their templates first, if they have any."""
-    from imagematrix.planning.plan import full_name, naming
-    from imagematrix.render.template_error import TemplateError, together
+    from imagematrix.build.dockerfile.template_error import TemplateError, together
+    from imagematrix.build.plan.plan import full_name, naming
 
     faulty = {full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)}
     if faulty:

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.audit.installed import GENERIC
-from imagematrix.catalog.catalog import CLAIM
-from imagematrix.cli.auditing import Platform, References, audited
-from imagematrix.cli.options import Json
-from imagematrix.cli.output import print_json, print_text
+from imagematrix.audit.packages.installed import GENERIC
+from imagematrix.cli.shared.audit_images import Platform, References, audited
+from imagematrix.cli.shared.options import Json
+from imagematrix.cli.shared.output import print_json, print_text
+from imagematrix.common.text import counted, shortened
 from imagematrix.errors import AuditError
-from imagematrix.text import counted, shortened
+from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.claims import Contradiction
     from imagematrix.audit.report import Audit
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.sbom.components import Component
+    from imagematrix.audit.sbom.components import Component
+    from imagematrix.images.catalog.catalog import Variant
 
 __all__ = ["command"]
 
@@ -53,8 +53,8 @@ def command(
     from imagematrix.audit.catalog import unlabelled
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document, fat
-    from imagematrix.cli import sboms
-    from imagematrix.sbom.components import components, unread
+    from imagematrix.audit.sbom.components import components, unread
+    from imagematrix.cli.shared import sboms
 
     sboms.require(sbom, references, json=json)
     audits = audited(references, platform, sboms=sbom is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from imagematrix.record import Record, replace
+from imagematrix.common.record import Record, replace
 from imagematrix.selection.hardware import sample
 from imagematrix.selection.order import key
 from imagematrix.selection.rule import Remedy
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
     from typing import Any
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.remedy import Remedies
     from imagematrix.selection.rule import Gap, RuleResult, RuleWarning

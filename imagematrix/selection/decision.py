@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 from operator import attrgetter
 
-from imagematrix.catalog.catalog import Variant
+from imagematrix.common.text import shortened
+from imagematrix.images.catalog.catalog import Variant
 from imagematrix.selection.hardware import hardware, sample
 from imagematrix.selection.question import choosing
 from imagematrix.selection.rule import Remedy
-from imagematrix.text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Question

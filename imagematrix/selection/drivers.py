@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from imagematrix.facts import gpus, versions
+from imagematrix.hardware.vendors import gpus, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.target import Target
 
 __all__ = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from imagematrix.record import replace
+from imagematrix.common.record import replace
 from imagematrix.selection.order import BY_NAME
 from imagematrix.selection.rules import RULES
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
     from typing import Any
 
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.selection.target import Target
 
 __all__ = ["FACTS", "FLAGS", "LABEL", "hardware", "kind", "ranking", "reading", "sample"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from imagematrix.facts.versions import natural
+from imagematrix.hardware.vendors.versions import natural
 from imagematrix.selection.hardware import ranking
 from imagematrix.selection.order import key
 from imagematrix.selection.rules import RULES
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from typing import Any
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.target import Target
     from imagematrix.selection.verdicts import Group, Verdicts

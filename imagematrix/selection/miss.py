@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from imagematrix.gpu_request.spec import spec
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.common.text import word
+from imagematrix.hardware.gpu_request.spec import spec
 from imagematrix.selection.candidate import results
 from imagematrix.selection.hardware import kind, sample
 from imagematrix.selection.remedy import Remedies, refusals
 from imagematrix.selection.rule import Remedied, Remedy, to_ask
 from imagematrix.selection.rules import device_code
-from imagematrix.text import word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.index import Index
     from imagematrix.selection.question import Question
     from imagematrix.selection.rule import RuleResult

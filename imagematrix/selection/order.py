@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from imagematrix.catalog.catalog import CRITERIA, UNKNOWN
-from imagematrix.facts import marches, versions
-from imagematrix.record import Record
+from imagematrix.common.record import Record
+from imagematrix.hardware.vendors import marches, versions
+from imagematrix.images.catalog.catalog import CRITERIA, UNKNOWN
 from imagematrix.selection import drivers
 from imagematrix.selection.rules import cpu, device_code
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from typing import Any
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.target import Target
 
 __all__ = ["Criterion", "key", "order"]

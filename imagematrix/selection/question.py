@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from imagematrix.catalog.catalog import HARDWARE
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.facts.versions import natural
-from imagematrix.record import replace
+from imagematrix.hardware.vendors.versions import natural
+from imagematrix.images.catalog.catalog import HARDWARE
 from imagematrix.selection.index import Index
 from imagematrix.selection.order import order
 from imagematrix.selection.rule import Remedy, to_ask
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.images.catalog.catalog import Catalog, Variant
 
     # Conditions by axis, or texts such as "python=3.13,cuda>=12".
     Where = Mapping[str, str | int | Sequence[str | int]] | str | Sequence[str]
@@ -93,7 +93,7 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     if not texts:
         return {}
     # Most questions have no conditions, and need not load the parser.
-    from imagematrix.axis_conditions import ConditionError, parse_only
+    from imagematrix.images.catalog.axis_conditions import ConditionError, parse_only
 
     try:
         return parse_only(",".join(texts))
@@ -177,7 +177,7 @@ def _wanted(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
 def _conditions(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
     if not where:
         return {}
-    from imagematrix.axis_conditions import ConditionError, among
+    from imagematrix.images.catalog.axis_conditions import ConditionError, among
 
     name = f"{catalog.image}:{catalog.version}"
     try:

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from functools import lru_cache
 from itertools import chain, product, takewhile
 
-from imagematrix.catalog.catalog import UserModeDriver
-from imagematrix.facts import cuda, device_code, gpus, marches, versions
-from imagematrix.gpu_request.spec import spec
-from imagematrix.node.host import Driver
-from imagematrix.record import Record, replace
+from imagematrix.common.record import Record, replace
+from imagematrix.hardware.gpu_request.spec import spec
+from imagematrix.hardware.host.host import Driver
+from imagematrix.hardware.vendors import cuda, device_code, gpus, marches, versions
+from imagematrix.images.catalog.catalog import UserModeDriver
 from imagematrix.selection import drivers
 from imagematrix.selection.hardware import kind, sample
 from imagematrix.selection.rule import Remedy, to_ask
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Rule, RuleResult
     from imagematrix.selection.target import Target
 
@@ -151,7 +151,7 @@ class Remedies:
         library = loaded.user_mode if loaded and loaded.user_mode_differs else None
         # Labels of nodes tell only that the versions differ, and not the one that would be loaded.
         if loaded and newer and library and versions.DRIVER.fullmatch(library):
-            from imagematrix.node.nvidia import RELOAD
+            from imagematrix.hardware.host.nvidia import RELOAD
 
             reloaded = replace(loaded, version=library)
             yield from self._with(variant, allowed, reloaded, lambda: RELOAD)

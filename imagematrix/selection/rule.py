@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from imagematrix.catalog.catalog import CLAIM, UNKNOWN
-from imagematrix.record import Record
+from imagematrix.common.record import Record
+from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
     from typing import Protocol
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.target import Target
 
     Gap = tuple[int, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.gpu_request.spec import ALL, NONE, candidates
-from imagematrix.node.host import Host
-from imagematrix.record import replace
+from imagematrix.hardware.gpu_request.spec import ALL, NONE, candidates
+from imagematrix.hardware.host.host import Host
+from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.hardware import hardware, kind
 from imagematrix.selection.index import bits
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
     from typing import TypeVar
 
-    from imagematrix.gpu_request.choice import Choice
-    from imagematrix.gpu_request.spec import Wanted
+    from imagematrix.hardware.gpu_request.choice import Choice
+    from imagematrix.hardware.gpu_request.spec import Wanted
     from imagematrix.selection.question import Asked, Where
 
     T = TypeVar("T")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from imagematrix.common.record import Record
 from imagematrix.errors import ImagematrixError
-from imagematrix.gpu_request.spec import names
-from imagematrix.record import Record
+from imagematrix.hardware.gpu_request.spec import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.miss import Miss

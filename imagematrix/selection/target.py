@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from imagematrix.record import Record
+from imagematrix.common.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu, Host
 
 __all__ = ["VIRTUAL", "Target", "machine"]
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Rule
     from imagematrix.selection.target import Target
 

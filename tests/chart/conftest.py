@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.kubernetes.chart.files import files
+from imagematrix.integrations.kubernetes.install.chart.files import files
 
 ROOT = Path(__file__).parents[2]
 RELEASES = ("helm3", "helm4")

@@ -9,9 +9,9 @@ import yaml
 from charting import installation_of
 from cryptography import x509
 
-from imagematrix.kubernetes import authority
-from imagematrix.kubernetes.chart.values import defaults
-from imagematrix.kubernetes.install import install, service_names
+from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install.chart.values import defaults
+from imagematrix.integrations.kubernetes.install.install import install, service_names
 
 SPACE = "space"
 REQUIRED = {"images": ["reg.example.com/ml/t:v1"], "program": "reg.example.com/imagematrix:1"}

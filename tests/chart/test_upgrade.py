@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
-from imagematrix.kubernetes import authority
-from imagematrix.kubernetes.install import service_names
+from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install.install import service_names
 
 SPACE = "space"
 ANNOTATION = "imagematrix.io/renew-after"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from imagematrix.kubernetes.admission import NODE, WIDE, AdmissionPolicy, PodClass
-from imagematrix.kubernetes.labels import CLASS
+from imagematrix.integrations.kubernetes.admission.admission import NODE, WIDE, AdmissionPolicy, PodClass
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 
 NAME, OTHER = "reg/t:v1", "debian:trixie"
 A, B = f"reg/t:v1-a@sha256:{'a' * 64}", f"reg/t:v1-b@sha256:{'b' * 64}"

@@ -9,7 +9,7 @@ from kube import Kubernetes
 from machines import ROOT
 from many_classes import NAME, catalog, nodes
 
-from imagematrix import documents
+from imagematrix.common import json_documents
 
 PORT = 8443
 POLICIES = [f"{kind}admissionpolicy{part}" for part in ("binding", "") for kind in ("mutating", "validating")]
@@ -27,7 +27,7 @@ def bare_cluster(data, release):
 
 def save(cluster, folder):
     """Write catalog.json and the cluster's nodes.json to a folder; return it."""
-    (folder / "catalog.json").write_text(documents.dump(catalog().to_json()))
+    (folder / "catalog.json").write_text(json_documents.dump(catalog().to_json()))
     (folder / "nodes.json").write_text(cluster.kubectl("get", "nodes", "-o", "json").stdout)
     return folder
 

@@ -9,7 +9,7 @@ import io
 import json
 import sys
 
-from imagematrix.oci.registry import Registry
+from imagematrix.images.oci.registry import Registry
 
 ARTIFACT = "application/vnd.nfd.image-compatibility.v1alpha1"
 SPEC = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml"

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from imagematrix.catalog import labels
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan.backend import KeptImage, Made, Present, StoppedError
+from imagematrix.build.plan.planner import Against, plan
 from imagematrix.errors import UsageError
-from imagematrix.matrix.load import load
-from imagematrix.oci.layout import LayoutImage, write_without_layers
-from imagematrix.oci.parts import SizedLayer
-from imagematrix.planning.backend import KeptImage, Made, Present, StoppedError
-from imagematrix.planning.planner import Against, plan
+from imagematrix.images.catalog import labels
+from imagematrix.images.oci.layout import LayoutImage, write_without_layers
+from imagematrix.images.oci.parts import SizedLayer
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 MACROS = {

@@ -1,6 +1,6 @@
 """The installation that values of the Helm chart stand for."""
 
-from imagematrix.kubernetes.install import Installation
+from imagematrix.integrations.kubernetes.install.install import Installation
 
 
 def installation_of(values, namespace):

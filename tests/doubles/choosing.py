@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.facts import marches
-from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 
 L40S = {"compute": "8.9", "brand": "nvidia", "name": "NVIDIA L40S"}
 

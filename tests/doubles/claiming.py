@@ -2,9 +2,9 @@
 
 import uuid
 
-from imagematrix.documents import Fields
-from imagematrix.kubernetes.dra.claims import ClaimReference
-from imagematrix.kubernetes.dra.slices import DRIVER
+from imagematrix.common.json_documents import Fields
+from imagematrix.integrations.kubernetes.dra.claims import ClaimReference
+from imagematrix.integrations.kubernetes.dra.slices import DRIVER
 
 NODE = "n1"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from imagematrix.audit import elf
-from imagematrix.audit.cpu import scan
-from imagematrix.audit.window import Window
+from imagematrix.audit.binaries import elf
+from imagematrix.audit.binaries.cpu import scan
+from imagematrix.audit.binaries.window import Window
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from imagematrix.audit.host_code import HostCode
+    from imagematrix.audit.binaries.host_code import HostCode
 
 __all__ = ["CPUID", "NEWER", "choosing", "compiled", "scanned"]
 

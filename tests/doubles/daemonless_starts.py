@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from imagematrix import site
-from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.cli import daemonless, front
-from imagematrix.image_store.folder import ImageStore
-from imagematrix.node.host import Cpu, Driver, Gpu, Host
-from imagematrix.record import replace
-from imagematrix.runtimes import start
+from imagematrix.cli import dispatch
+from imagematrix.cli.shared import daemonless
+from imagematrix.common import settings
+from imagematrix.common.record import replace
+from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.images.local_store.folder import ImageStore
+from imagematrix.launcher.daemonless import start
 
 DIGESTS = {name: f"sha256:{number * 64}" for name, number in (("gpu", "1"), ("cpu", "2"), ("host", "3"))}
 GPUS = tuple(
@@ -79,12 +80,12 @@ def started(monkeypatch, tmp_path, filled_store):
 
     catalog("gpu", "cpu")
     calls = []
-    monkeypatch.setattr(site, "FILE", str(tmp_path / "site.toml"))
+    monkeypatch.setattr(settings, "FILE", str(tmp_path / "site.toml"))
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(daemonless, "node_of", lambda *words: (HOST, words[-1]))
     monkeypatch.setattr(daemonless, "check", lambda _: ())
-    monkeypatch.setattr("imagematrix.launcher.request.require", lambda _: None)
-    monkeypatch.setattr("imagematrix.allocation.survey.survey_without_daemon", lambda *_: {})
+    monkeypatch.setattr("imagematrix.launcher.docker.request.require", lambda _: None)
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_without_daemon", lambda *_: {})
 
     def runtime_of(engine, wanted, *, of_user=False):
         name = wanted or ("bwrap" if of_user else engine)
@@ -106,6 +107,6 @@ def started(monkeypatch, tmp_path, filled_store):
         if variants:
             catalog(*variants)
         calls.clear()
-        return front.run([*words]), list(calls)
+        return dispatch.run([*words]), list(calls)
 
     return call

@@ -26,7 +26,7 @@ def downloads(tls, monkeypatch, tmp_path):
     """A server whose certificate is trusted; what is downloaded from it goes to a new cache."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls[0]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0.01)
+    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0.01)
     server = Downloads(tls)
     yield server
     server.close()

@@ -150,7 +150,7 @@ bool has_nodes() {
 
 std::map<std::string, std::string> modules;
 
-// The targets are as `imagematrix.audit.cubin` reads them, the errors as the driver 580.159.04 gives them. There
+// The targets are as `imagematrix.audit.binaries.cubin` reads them, the errors as the driver 580.159.04 gives them. There
 // is no code for a family on these GPUs.
 int loaded(const char* image) {
     unsigned target = 0;

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from imagematrix.cli import front
-from imagematrix.runtimes import start
-from imagematrix.runtimes.keeper import Keeper
+from imagematrix.cli import dispatch
+from imagematrix.launcher.daemonless import start
+from imagematrix.launcher.daemonless.keeper import Keeper
 
 # The method or function of the order before which, or after which, a launch stops.
 BEFORE = {
@@ -47,7 +47,7 @@ def main():
     step, folder, *words = sys.argv[1:]
     owner, name = (BEFORE | AFTER)[step]
     setattr(owner, name, stopping(getattr(owner, name), Path(folder), before=step in BEFORE))
-    sys.exit(front.run(words))
+    sys.exit(dispatch.run(words))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from itertools import product
 
 from choosing import Make
 
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.kubernetes.labels import facts
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.integrations.kubernetes.nodes.labels import facts
 
 NAME = "reg.test/t:v1"
 HOST, POOL, RANK = "kubernetes.io/hostname", "pool", "rank"

@@ -10,9 +10,9 @@ import requests
 from docker.errors import APIError, ImageNotFound
 from publishing import labels_of, tag
 
-from imagematrix.catalog import labels
-from imagematrix.engine import transport
-from imagematrix.engine.transport import EngineResponse
+from imagematrix.images.catalog import labels
+from imagematrix.images.engine import transport
+from imagematrix.images.engine.transport import EngineResponse
 
 OLD = "2026-01-01T00:00:00.123456789Z"
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from distribution import CONFIG, LAYER, MANIFEST, digest
 
-from imagematrix.audit.layers import Layers
-from imagematrix.catalog import labels
-from imagematrix.facts import marches
-from imagematrix.oci.registry import Registry
-from imagematrix.planning.backend import BuildSources, Made, Order
-from imagematrix.stores.registry import RegistryStore
+from imagematrix.audit.images.layers import Layers
+from imagematrix.build.plan.backend import BuildSources, Made, Order
+from imagematrix.build.stores.registry import RegistryStore
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog import labels
+from imagematrix.images.oci.registry import Registry
 
 VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 

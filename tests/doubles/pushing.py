@@ -10,11 +10,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagematrix.audit.layers import Layers
-from imagematrix.catalog import labels
+from imagematrix.audit.images.layers import Layers
+from imagematrix.build.plan.backend import BuildSources, Made, Order
+from imagematrix.build.stores.registry import RegistryStore
 from imagematrix.errors import ImagematrixError
-from imagematrix.planning.backend import BuildSources, Made, Order
-from imagematrix.stores.registry import RegistryStore
+from imagematrix.images.catalog import labels
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from imagematrix.kubernetes.labels import CLASS
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 
 FIELD = "metadata.name"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -10,12 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
-from imagematrix.render import render
+from imagematrix.build.dockerfile import render
 
 SERVE = """
 import json, os, socket, sys, traceback
 sys.path[:] = json.loads(sys.argv[1])
-from imagematrix.render import worker
+from imagematrix.build.dockerfile import worker
 
 control = socket.socket(fileno=int(sys.argv[2]))
 while True:

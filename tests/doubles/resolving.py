@@ -9,15 +9,15 @@ from pathlib import Path
 import requests
 from distribution import LAYER, MANIFEST, digest
 
-from imagematrix.catalog import index, labels
-from imagematrix.listening import Address, listening
-from imagematrix.node.host import Host
-from imagematrix.oci.manifest import INDEX
-from imagematrix.resolver.journal import ResolverJournal
-from imagematrix.resolver.node import HostSources
-from imagematrix.resolver.server import LIMITS, Resolver
-from imagematrix.resolver.state import StateFolder
-from imagematrix.resolver.upstream import open_upstream
+from imagematrix.hardware.host.host import Host
+from imagematrix.images.catalog import index, labels
+from imagematrix.images.oci.manifest import INDEX
+from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.resolver.journal import ResolverJournal
+from imagematrix.integrations.resolver.node import HostSources
+from imagematrix.integrations.resolver.server import LIMITS, Resolver
+from imagematrix.integrations.resolver.state import StateFolder
+from imagematrix.integrations.resolver.upstream import open_upstream
 
 HOSTS = Path(__file__).parents[1] / "hosts"
 INPUT = digest(b"input")

@@ -10,14 +10,14 @@ import pytest
 from images import MANIFEST, Parts, tar
 from publishing import VARIANT, labels_of, tag
 
-from imagematrix.catalog import index
-from imagematrix.catalog.registry import entry_of
-from imagematrix.image_store.fetching import CatalogEntry
-from imagematrix.image_store.folder import ImageStore
-from imagematrix.image_store.merging import LayerFile
-from imagematrix.image_store.origins import RegistryOrigin
-from imagematrix.oci.manifest import INDEX
-from imagematrix.oci.registry import Registry
+from imagematrix.images.catalog import index
+from imagematrix.images.catalog.registry import entry_of
+from imagematrix.images.local_store.fetching import CatalogEntry
+from imagematrix.images.local_store.folder import ImageStore
+from imagematrix.images.local_store.merging import LayerFile
+from imagematrix.images.local_store.origins import RegistryOrigin
+from imagematrix.images.oci.manifest import INDEX
+from imagematrix.images.oci.registry import Registry
 
 NEEDS_SQUASHFS = pytest.mark.skipif(
     shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed"

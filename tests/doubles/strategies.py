@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from imagematrix.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.facts import marches
-from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host
+from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
 
 MARCHES = ("x86-64", "x86-64-v3", "x86-64-v4", "haswell", "znver2", "znver4", "sapphirerapids")
 FLAGS = {march: marches.required(march, "gcc-14") for march in MARCHES}

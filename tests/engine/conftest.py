@@ -17,7 +17,7 @@ from ordinary_user import _usable, archive, folder, stored, user  # noqa: F401 -
 from processes import remove_leftovers
 from xdist.scheduler import LoadScopeScheduling
 
-from imagematrix.catalog import labels
+from imagematrix.images.catalog import labels
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")

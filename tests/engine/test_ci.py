@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from imagematrix.catalog import labels
+from imagematrix.images.catalog import labels
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ import pytest
 from machines import wait_until
 from ordinary_user import HOST, RUNTIMES, USER, OrdinaryUser, is_root_inside, squashfuses
 
-from imagematrix.image_store.folder import ImageStore
+from imagematrix.images.local_store.folder import ImageStore
 
 
 def test_a_container_has_its_gpus_and_no_others(user):

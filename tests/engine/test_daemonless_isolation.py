@@ -22,16 +22,17 @@ import pytest
 from machines import wait_until
 from ordinary_user import AS_USER, HOST, USER, OrdinaryUser
 
-from imagematrix.programs import SYSTEM_PATH
+from imagematrix.common.programs import SYSTEM_PATH
 
 IMAGE = ("--gpus", "1", "training:v1")
 PROGRAM = (sys.executable, "-P", "-m", "imagematrix")
 # The program, with containers among the processes of the node, as for a task of a batch system.
 AMONG_THE_NODE_S = """\
 import sys
-from imagematrix.cli import daemonless, front
+from imagematrix.cli import dispatch
+from imagematrix.cli.shared import daemonless
 daemonless.DaemonlessLaunch.__init__.__kwdefaults__["own_processes"] = False
-sys.exit(front.run(sys.argv[1:]))
+sys.exit(dispatch.run(sys.argv[1:]))
 """
 APPTAINERS = ("APPTAINERENV_", "APPTAINER_MESSAGELEVEL", "ENGINE_CONFIG")  # what it tells its own processes
 ON_NODE = (sys.executable, "-P", "-c", AMONG_THE_NODE_S)

@@ -15,7 +15,7 @@ from launch_stops import STEPS
 from machines import wait_until
 from ordinary_user import AS_USER, HOST, ROOT, USER, squashfuses
 
-from imagematrix.image_store.folder import ImageStore
+from imagematrix.images.local_store.folder import ImageStore
 
 FREE_S = 60  # by then, what nothing keeps is free
 EVERY = ("--gpus", "all", "training:v1")

@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from imagematrix.audit import elf, objects
-from imagematrix.audit.window import Window
+from imagematrix.audit.binaries import elf, objects
+from imagematrix.audit.binaries.window import Window
 
 pytestmark = pytest.mark.long
 

@@ -12,8 +12,8 @@ H200 = ROOT / "tests/hosts/genoa-h200.json"
 SIMULATED = """
 import sys
 from imagematrix.cli import main
-from imagematrix.node import probe
-from imagematrix.node.host import Host
+from imagematrix.hardware.host import probe
+from imagematrix.hardware.host.host import Host
 node = Host.load(sys.argv.pop(1))
 probe.assemble = lambda *_, **__: node
 main()

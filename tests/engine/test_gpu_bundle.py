@@ -16,7 +16,7 @@ import pynvml
 import pytest
 from gpu_node import GpuNode, profiles
 
-from imagematrix.catalog import index, labels
+from imagematrix.images.catalog import index, labels
 
 pytestmark = pytest.mark.long
 

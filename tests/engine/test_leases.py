@@ -171,7 +171,9 @@ def test_a_launch_in_a_container_needs_the_machine_s_locks(engine):
     Path(locks).mkdir(exist_ok=True)
     given = (engine.host.removeprefix("unix://"), sys.base_prefix, ROOT)
     variables = {"DOCKER_HOST": engine.host, "IMAGEMATRIX_LOCKS": locks, "PYTHONPATH": ROOT}
-    program = f"from imagematrix.allocation.lock_folder import require_shared; require_shared({locks!r})"
+    program = (
+        f"from imagematrix.launcher.gpu_claims.lock_folder import require_shared; require_shared({locks!r})"
+    )
 
     def check(*options):
         words = [f"--volume={path}:{path}" for path in given]

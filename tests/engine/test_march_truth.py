@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import imagematrix as im
-from imagematrix.facts import marches
+from imagematrix.hardware.vendors import marches
 
 pytestmark = pytest.mark.long
 

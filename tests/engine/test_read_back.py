@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from many_classes import NAME, catalog, nodes
 
-from imagematrix import documents
-from imagematrix.kubernetes import authority
-from imagematrix.kubernetes.admission import policy
-from imagematrix.kubernetes.classes import classes
-from imagematrix.kubernetes.compatibility import compatibility
-from imagematrix.kubernetes.install import Installation, install, service_names
-from imagematrix.kubernetes.manifests import WORKLOADS, Workload, flavors, manifests
-from imagematrix.kubernetes.nodes import parse
-from imagematrix.kubernetes.policy import objects
-from imagematrix.kubernetes.prepull import prepull
-from imagematrix.kubernetes.yaml import dump
+from imagematrix.common import json_documents
+from imagematrix.integrations.kubernetes.admission.admission import policy
+from imagematrix.integrations.kubernetes.admission.policy import objects
+from imagematrix.integrations.kubernetes.client.yaml import dump
+from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install.install import Installation, install, service_names
+from imagematrix.integrations.kubernetes.nodes.classes import classes
+from imagematrix.integrations.kubernetes.nodes.nodes import parse
+from imagematrix.integrations.kubernetes.workloads.compatibility import compatibility
+from imagematrix.integrations.kubernetes.workloads.manifests import WORKLOADS, Workload, flavors, manifests
+from imagematrix.integrations.kubernetes.workloads.prepull import prepull
 
 KUBECTL = ("kubectl", "patch", "--local", "--type=merge", "--patch={}", "--filename=-", "--output=json")
 # Texts that a reader may take for something else, or for the syntax around them.
@@ -160,7 +160,7 @@ def test_all_manifests_are_read_back_as_they_were_meant(grouped):
 
 def test_arguments_of_the_command_are_those_of_the_container(tmp_path):
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": list(nodes())}))
-    (tmp_path / "catalog.json").write_text(documents.dump(catalog().to_json()))
+    (tmp_path / "catalog.json").write_text(json_documents.dump(catalog().to_json()))
     words = ["kubernetes", "render", "job", NAME, "--nodes", tmp_path / "nodes.json"]
     words += ["--catalog", tmp_path / "catalog.json", "--name", "1e3", "--pull-secret", "08"]
     words += ["--resource", "n", "--gpus", "1", "--", *WORDS]

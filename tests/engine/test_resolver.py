@@ -11,7 +11,7 @@ import pytest
 from engines import Registry
 from processes import END_WITH_US
 
-from imagematrix.resolver.node import INTERVAL_S
+from imagematrix.integrations.resolver.node import INTERVAL_S
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ROOT / "tests" / "hosts"

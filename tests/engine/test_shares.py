@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.allocation.claim import claim
-from imagematrix.allocation.survey import survey
-from imagematrix.engine import containers
 from imagematrix.errors import GpusBusyError
-from imagematrix.gpu_request.choice import Choice
-from imagematrix.node.host import Host
-from imagematrix.node.nvml import Nvml, NvmlGpu, Process
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.hardware.host.host import Host
+from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, Process
+from imagematrix.images.engine import containers
+from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.survey import survey
 
 H200 = Host.load(Path(__file__).parents[2] / "tests/hosts/genoa-h200.json")
 GPU = H200.gpus[0]

@@ -24,9 +24,9 @@ from distribution import MANIFEST, digest
 from downloading import certify
 from resolving import INPUT, UNKNOWN, variant
 
-from imagematrix import documents
-from imagematrix.catalog import index, labels
-from imagematrix.oci.manifest import INDEX
+from imagematrix.common import json_documents
+from imagematrix.images.catalog import index, labels
+from imagematrix.images.oci.manifest import INDEX
 
 pytestmark = pytest.mark.long
 
@@ -213,7 +213,7 @@ def session_priority(priority):
 @pytest.fixture
 def webhook(tmp_path):
     chain, key = certify(tmp_path, "x")
-    (tmp_path / "catalog.json").write_text(documents.dump(many_classes.catalog().to_json()))
+    (tmp_path / "catalog.json").write_text(json_documents.dump(many_classes.catalog().to_json()))
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": list(many_classes.nodes(400))}))
     command = imagematrix(
         *("kubernetes", "webhook", "--catalog", tmp_path / "catalog.json"),

@@ -12,8 +12,8 @@ from images import layout, tar
 from processes import new_folder, remove_folder
 from storing import listed, variant
 
-from imagematrix.image_store import reserve
-from imagematrix.image_store.folder import ImageStore
+from imagematrix.images.local_store import reserve
+from imagematrix.images.local_store.folder import ImageStore
 
 pytestmark = pytest.mark.long
 

@@ -21,7 +21,7 @@ from machines import wait_until
 from processes import new_folder, remove_folder
 from storing import listed, push, variant
 
-from imagematrix.image_store.folder import ImageStore
+from imagematrix.images.local_store.folder import ImageStore
 
 ROOT = Path(__file__).parents[2]
 USER = 4711
@@ -39,7 +39,7 @@ hostname "$name"; echo "$name" > /tmp/boot-$$; mount --bind /tmp/boot-$$ /proc/s
 # On a real machine, a holder of another one counts for two minutes.
 QUICK = """
 import sys
-from imagematrix.image_store import holder, locks
+from imagematrix.images.local_store import holder, locks
 holder.DEAD_S, locks.BEAT_S = 12.0, 0.2  # more than a start takes on a busy machine
 holder.Holder.alive.__defaults__ = (12.0, None)
 from imagematrix.cli import main
@@ -279,7 +279,7 @@ DISK = 'mkdir -p "{store}"; mount -t tmpfs -o size={size},mode=1777 tmpfs "{stor
 LEFT = """
 import os, sys
 from imagematrix.cli import main
-from imagematrix.image_store.eviction import Room
+from imagematrix.images.local_store.eviction import Room
 if "estimates" in os.environ["HOME"]:
     Room.require = lambda *_: None
 try:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.trim.program import CONTEXT
+from imagematrix.build.trim.program import CONTEXT
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "unit" / "render" / "golden"
+GOLDEN = ROOT / "tests" / "unit" / "build" / "dockerfile" / "golden"
 CODE = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"  # with cubins for 8.0
 NEEDS_CHECK = 27  # the first Docker whose BuildKit can check
 

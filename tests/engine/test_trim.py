@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.trim.rules import Rules
-from imagematrix.trim.trim import trim
+from imagematrix.build.trim.rules import Rules
+from imagematrix.build.trim.trim import trim
 
 pytestmark = pytest.mark.long
 

@@ -26,7 +26,7 @@ from growing import InProcess
 from operations import OPERATIONS, TIMES
 
 import imagematrix
-from imagematrix.render import render
+from imagematrix.build.dockerfile import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,18 +14,18 @@ import many_classes
 from choosing import Make
 from images import Parts, layout, tar
 
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.documents import dump
-from imagematrix.planning import lock
-from imagematrix.record import replace
-from imagematrix.render.worker import Templates
+from imagematrix.build.dockerfile.worker import Templates
+from imagematrix.build.plan import lock
+from imagematrix.common.json_documents import dump
+from imagematrix.common.record import replace
+from imagematrix.images.catalog.catalog import Catalog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.node.host import Host
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Variant
 
 MARCHES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "broadwell", "skylake-avx512", "icelake-server", "znver4")
 COMPUTES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")

@@ -14,26 +14,26 @@ from distribution import Server
 from growing import DRIVERS
 from publishing import labels_of, tag
 
-from imagematrix import documents
-from imagematrix.audit.layers import Layers
-from imagematrix.builder.build import build
-from imagematrix.builder.result import failure
-from imagematrix.catalog.index import IndexEntry
-from imagematrix.catalog.sources import open_catalog
-from imagematrix.cli import front
+from imagematrix.audit.images.layers import Layers
+from imagematrix.build.executor.build import build
+from imagematrix.build.executor.result import failure
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan import lock
+from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.publish.publish import publish
+from imagematrix.build.retire.retention import Retention
+from imagematrix.build.retire.retire import retirement
+from imagematrix.build.stores.inventory import Inventory, Item
+from imagematrix.cli import dispatch
+from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
-from imagematrix.fleet.hosts import load_hosts
-from imagematrix.gang.gang import NothingFitsAll
-from imagematrix.gang.select import select_gang
-from imagematrix.matrix.load import load
-from imagematrix.oci.registry import Registry
-from imagematrix.planning import lock
-from imagematrix.planning.planner import Against, plan
+from imagematrix.images.catalog.index import IndexEntry
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.oci.registry import Registry
+from imagematrix.selection.fleet.hosts import load_hosts
+from imagematrix.selection.gang.gang import NothingFitsAll
+from imagematrix.selection.gang.select import select_gang
 from imagematrix.selection.select import Selector, select_many
-from imagematrix.stores.inventory import Inventory, Item
-from imagematrix.stores.publish import publish
-from imagematrix.stores.retention import Retention
-from imagematrix.stores.retire import retirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def command(*words: object) -> Callable[[], None]:
     """Return a call of the command line, which has to give an answer."""
 
     def run() -> None:
-        code = front.run([*map(str, words)])
+        code = dispatch.run([*map(str, words)])
         if code not in ANSWERS:
             raise RuntimeError(f"imagematrix {words} ended with {code}")
 
@@ -354,7 +354,7 @@ def _refused_document(keys: int, folder: Path) -> Callable[[], object]:
 
     def run() -> None:
         with suppress(UsageError):
-            documents.read(path)
+            json_documents.read(path)
 
     return run
 

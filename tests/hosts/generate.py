@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from imagematrix.node.host import Host, MigDevice
-from imagematrix.node.nvml import Nvml, NvmlGpu
-from imagematrix.node.probe import assemble
-from imagematrix.node.tree import Tree
+from imagematrix.hardware.host.host import Host, MigDevice
+from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
+from imagematrix.hardware.host.probe import assemble
+from imagematrix.hardware.host.tree import Tree
 
 FOLDER = Path(__file__).parent
 

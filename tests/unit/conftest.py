@@ -24,34 +24,34 @@ import pytest
 from distribution import Server
 from rendering import Starter
 
-from imagematrix import documents, programs
-from imagematrix.catalog import labels as names
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.build.matrix import claims
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan.plan import PlanStatus
+from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.stores.names import NEW, REPOSITORY
 from imagematrix.cli import main
-from imagematrix.facts import marches
-from imagematrix.matrix import claims
-from imagematrix.matrix.load import load
-from imagematrix.planning.plan import PlanStatus
-from imagematrix.planning.planner import Against, plan
-from imagematrix.record import replace
-from imagematrix.stores.names import NEW, REPOSITORY
+from imagematrix.common import json_documents, programs
+from imagematrix.common.record import replace
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog import labels as names
+from imagematrix.images.catalog.catalog import Catalog
 
 # After a test with gRPC, a fork in the same process, as `run` does, may hang in gRPC's handlers.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 ROOT = Path(__file__).parents[2]
-# Packages with tests that start processes for code that runs in no other.
+# Folders with tests that start processes for code that runs in no other.
 TRACED = (
-    "doctor",
-    "gpu_request",
-    "kubernetes",
-    "launcher",
-    "node",
-    "resolver",
-    "runtimes",
+    "build/trim",
+    "hardware/gpu_request",
+    "hardware/host",
+    "integrations/kubernetes",
+    "integrations/resolver",
+    "integrations/swarm",
+    "launcher/daemonless",
+    "launcher/docker",
+    "launcher/doctor",
     "selection",
-    "swarm",
-    "trim",
 )
 GOOD = """\
 schema: imagematrix.matrix/v1
@@ -125,27 +125,27 @@ def _few_children_are_traced(request, monkeypatch):
 
     To start it takes ten times as long as to start Python.
     """
-    if request.path.relative_to(Path(__file__).parent).parts[0] not in TRACED:
+    if not any(request.path.is_relative_to(Path(__file__).parent / folder) for folder in TRACED):
         monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _no_other_containers(monkeypatch):
     """Let no container that runs on this machine use a GPU of a test."""
-    monkeypatch.setattr("imagematrix.allocation.other_engines.containers", lambda *_, **__: [])
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.other_engines.containers", lambda *_, **__: [])
 
 
 @pytest.fixture(autouse=True)
 def _no_policy(monkeypatch, tmp_path):
     """Let no policy of this machine apply to a test."""
-    monkeypatch.setattr("imagematrix.trust.files.SITE", str(tmp_path / "etc" / "policy.json"))
+    monkeypatch.setattr("imagematrix.images.trust.files.SITE", str(tmp_path / "etc" / "policy.json"))
     monkeypatch.delenv("IMAGEMATRIX_POLICY", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _no_site(monkeypatch, tmp_path):
     """Let no settings of this machine apply to a test."""
-    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "etc" / "site.toml"))
+    monkeypatch.setattr("imagematrix.common.settings.FILE", str(tmp_path / "etc" / "site.toml"))
     for name in ("SITE", "ENGINE", "RUNTIME", "STORE"):
         monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
 
@@ -159,7 +159,7 @@ def _starter():
 @pytest.fixture(autouse=True)
 def _fast_renderers(monkeypatch, _starter):
     """Fork the processes that render: to load Jinja takes longer than most tests."""
-    monkeypatch.setattr("imagematrix.render.render.subprocess", _starter)
+    monkeypatch.setattr("imagematrix.build.dockerfile.render.subprocess", _starter)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def shipped_catalog(shipped):
 def catalog_file(shipped_catalog, tmp_path_factory):
     """The file of `shipped_catalog`."""
     path = tmp_path_factory.mktemp("catalog") / "training.json"
-    path.write_text(documents.dump(shipped_catalog.to_json()))
+    path.write_text(json_documents.dump(shipped_catalog.to_json()))
     return path
 
 
@@ -459,7 +459,7 @@ def remote_engine(docker_host):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Retry transient errors without a pause."""
-    monkeypatch.setattr("imagematrix.oci.retry.PAUSE", 0)
+    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0)
 
 
 @pytest.fixture

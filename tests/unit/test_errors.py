@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import imagematrix
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.build.dockerfile.instructions import DockerfileError, Fault
+from imagematrix.build.dockerfile.template_error import TemplateError, TemplateFault
+from imagematrix.build.matrix import problems
+from imagematrix.build.matrix.problems import Mark, MatrixError
 from imagematrix.errors import ImagematrixError
-from imagematrix.gang.gang import Gang, Left, NothingFitsAll
-from imagematrix.launcher.devices import DeviceProblem, DevicesError
-from imagematrix.matrix import problems
-from imagematrix.matrix.problems import Mark, MatrixError
-from imagematrix.render.instructions import DockerfileError, Fault
-from imagematrix.render.template_error import TemplateError, TemplateFault
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.launcher.docker.devices import DeviceProblem, DevicesError
+from imagematrix.selection.gang.gang import Gang, Left, NothingFitsAll
 from imagematrix.selection.selection import NothingFits
 
 SOME: Any = {"any": "thing"}  # for a Selection

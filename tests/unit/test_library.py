@@ -65,7 +65,7 @@ def test_star_import_provides_the_public_names():
 def test_subpackages_do_not_shadow_functions():
     code = """
         import json
-        import imagematrix.launcher.plan, imagematrix.node.tree, imagematrix.selection.order
+        import imagematrix.launcher.docker.plan, imagematrix.hardware.host.tree, imagematrix.selection.order
         from imagematrix.selection import rules
         import imagematrix as im
         print(json.dumps([type(getattr(im, name)).__name__ for name in ("launch", "probe", "select")]))
@@ -99,7 +99,7 @@ def test_select_command_loads_no_third_party_library(profiles, catalog_file):
     code = """
         import sys
         before = set(sys.modules)
-        from imagematrix.cli.front import run
+        from imagematrix.cli.dispatch import run
         assert run(["select", "training:v1", "--host", sys.argv[1], "--catalog", sys.argv[2]]) == 0
         loaded = sorted(set(sys.modules) - before)
         import json
@@ -151,7 +151,7 @@ def test_types_are_visible_to_a_type_checker(tmp_path):
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", user]
     result = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
     assert [line.partition(": ")[2] for line in result[:-1]] == [
-        'note: Revealed type is "imagematrix.node.host.Host"',
+        'note: Revealed type is "imagematrix.hardware.host.host.Host"',
         'error: Module has no attribute "zzzzzzzz"  [attr-defined]',
     ]
 

@@ -35,7 +35,7 @@ MIB_APART = 64  # allowed difference of memory in use between two readings
 OF_THE_ENGINE = frozenset({"engine", "docker-command"})
 ASK_NVML = """\
 import ctypes, json
-from imagematrix.node import nvml_library
+from imagematrix.hardware.host import nvml_library
 nvml_library.load()
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
 def text(call, *handle):

@@ -6,10 +6,10 @@ import os
 import sys
 
 from imagematrix import ImagematrixError, probe
-from imagematrix.allocation.claim import claim
-from imagematrix.allocation.survey import query_nvml, survey
-from imagematrix.gpu_request.choice import Choice
-from imagematrix.gpu_request.spec import among
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.hardware.gpu_request.spec import among
+from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.survey import query_nvml, survey
 
 
 def main() -> int:

@@ -65,7 +65,7 @@ def _cubins(machine: Machine, folder: Path) -> dict[str, dict[str, Any]]:
 
 def _ptx(folder: Path) -> dict[str, dict[str, Any]]:
     """Write PTX for each target of each CUDA release to a folder; return the device code of each file."""
-    from imagematrix.facts import cuda
+    from imagematrix.hardware.vendors import cuda
 
     found = {}
     for release in cuda.releases().values():

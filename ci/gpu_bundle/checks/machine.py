@@ -206,8 +206,8 @@ class Machine:
     def gpu(self) -> dict[str, Any]:
         """The first working GPU that the environment lets this process use."""
         from imagematrix import Host, UsageError
-        from imagematrix.gpu_request.spec import among
-        from imagematrix.gpu_request.visible import visible
+        from imagematrix.hardware.gpu_request.spec import among
+        from imagematrix.hardware.gpu_request.visible import visible
 
         gpus = Host.from_json(self.host).gpus
         try:
@@ -260,7 +260,7 @@ class Machine:
     @cached_property
     def libcuda(self) -> Path:
         """The machine's own libcuda.so.1; if there are several, the one that matches the kernel module."""
-        from imagematrix.node.nvml_library import FOLDERS
+        from imagematrix.hardware.host.nvml_library import FOLDERS
 
         library = self.run(sys.executable, "-c", FIND)
         places = [Path(folder, "libcuda.so.1") for folder in (*FOLDERS, *SYSTEM)]

@@ -104,7 +104,7 @@ def facts(machine: Machine, driver: str, target: str) -> dict[str, Any]:
 
 def labelled(variant: dict[str, Any], digest: str) -> tuple[str, dict[str, str]]:
     """Return the reference and the labels of an image with these facts; `digest` is that of its files."""
-    from imagematrix.catalog import labels
+    from imagematrix.images.catalog import labels
 
     cell = f"cuda{variant['cuda']}-sm{variant['cubins'][0]}"
     image, version = IMAGE.split(":")

@@ -13,7 +13,7 @@ from typing import Self
 
 from imagematrix.audit.guards import modules, questions
 from imagematrix.audit.guards.reading import stem
-from imagematrix.scratch import disk
+from imagematrix.common.temp_folder import disk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

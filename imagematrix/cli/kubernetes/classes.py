@@ -5,17 +5,26 @@ from __future__ import annotations
 import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
-from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Policy, Where
-from imagematrix.cli.output import escaped, names, print_json, print_lines, table
+from imagematrix.cli.shared.options import (
+    AllowCpu,
+    CatalogName,
+    Drivers,
+    Gpus,
+    ImageName,
+    Json,
+    Policy,
+    Where,
+)
+from imagematrix.cli.shared.output import escaped, names, print_json, print_lines, table
+from imagematrix.common.text import counted
 from imagematrix.selection.selection import NothingFits
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.fleet.upgrade import Upgrade
-    from imagematrix.kubernetes.classes import Class, Classes
+    from imagematrix.integrations.kubernetes.nodes.classes import Class, Classes
+    from imagematrix.selection.fleet.upgrade import Upgrade
 
 __all__ = ["command"]
 
@@ -32,7 +41,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Group a cluster's nodes into classes of equal hardware, and show which image each class gets."""
-    from imagematrix.fleet.upgrade import parse
+    from imagematrix.selection.fleet.upgrade import parse
 
     classes = cluster(
         nodes,

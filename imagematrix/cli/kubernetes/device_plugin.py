@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import require_one_host
 from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, kinds
-from imagematrix.cli.options import HostFile, Root
-from imagematrix.cli.output import info, print_text
-from imagematrix.kubelet.sockets import DEVICE_PLUGINS
+from imagematrix.cli.shared.inputs import require_one_host
+from imagematrix.cli.shared.options import HostFile, Root
+from imagematrix.cli.shared.output import info, print_text
+from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.allocation.usage import Usage
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.launcher.gpu_claims.usage import Usage
 
 __all__ = ["command"]
 
@@ -41,9 +41,9 @@ def command(
 
     Each GPU is an imagematrix.io/gpu, each MIG device an imagematrix.io/mig-PROFILE. Runs until SIGTERM.
     """
-    from imagematrix.kubernetes.plugin.offer import DeviceOffer, offer
-    from imagematrix.node.host import Host
-    from imagematrix.node.probe import probe
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.probe import probe
+    from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer, offer
 
     require_one_host(host, root)
     named = kinds(by)
@@ -54,11 +54,11 @@ def command(
     if dry_run:
         print_text(*(f"{name} {len(devices)}" for name, devices in offered().resources.items()))
         return
-    from imagematrix.allocation.survey import opened_outside_pods, survey_outside_pods
     from imagematrix.errors import UsageError
-    from imagematrix.kubelet import sockets
-    from imagematrix.kubernetes.dra.slices import DRIVER
-    from imagematrix.kubernetes.plugin.server import PluginSettings, serve
+    from imagematrix.integrations.kubernetes.dra.slices import DRIVER
+    from imagematrix.integrations.kubernetes.plugin.server import PluginSettings, serve
+    from imagematrix.launcher.gpu_claims.survey import opened_outside_pods, survey_outside_pods
+    from imagematrix.launcher.kubelet import sockets
 
     if other := sockets.answering([sockets.dra(str(kubelet or sockets.root_dir()), DRIVER)]):
         raise UsageError(

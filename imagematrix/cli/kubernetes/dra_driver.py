@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import require_one_host
 from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot
-from imagematrix.cli.options import HostFile, Root
-from imagematrix.cli.output import info, print_document
-from imagematrix.kubelet.sockets import DEVICE_PLUGINS
+from imagematrix.cli.shared.inputs import require_one_host
+from imagematrix.cli.shared.options import HostFile, Root
+from imagematrix.cli.shared.output import info, print_document
+from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.allocation.usage import Usage
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.launcher.gpu_claims.usage import Usage
 
 __all__ = ["command"]
 
@@ -53,10 +53,10 @@ def command(
     A GPU is given to one claim, and pods that name the same claim share it. Runs until SIGTERM.
     """
     from imagematrix.errors import UsageError
-    from imagematrix.kubernetes.dra import cdi, slices
-    from imagematrix.kubernetes.yaml import dump
-    from imagematrix.node.host import Host
-    from imagematrix.node.probe import probe
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.probe import probe
+    from imagematrix.integrations.kubernetes.client.yaml import dump
+    from imagematrix.integrations.kubernetes.dra import cdi, slices
 
     require_one_host(host, root)
     if node is None or not slices.NODE_NAME.fullmatch(node):
@@ -75,10 +75,10 @@ def command(
         ]
         print_document(f"{dump(*made)}\n")
         return
-    from imagematrix.kubelet import sockets
-    from imagematrix.kubernetes import kubeconfig as kubeconfigs
-    from imagematrix.kubernetes.api import inside
-    from imagematrix.kubernetes.dra.server import DriverSettings, serve
+    from imagematrix.integrations.kubernetes.client import kubeconfig as kubeconfigs
+    from imagematrix.integrations.kubernetes.client.api import inside
+    from imagematrix.integrations.kubernetes.dra.server import DriverSettings, serve
+    from imagematrix.launcher.kubelet import sockets
 
     if other := sockets.answering(map(str, sorted(device_plugins.glob(sockets.OURS)))):
         raise UsageError(
@@ -104,17 +104,17 @@ class _OnNode:
     """What a process on the node sees of its GPUs."""
 
     def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
-        from imagematrix.allocation.survey import survey_outside_pods
+        from imagematrix.launcher.gpu_claims.survey import survey_outside_pods
 
         return survey_outside_pods(gpus)
 
     def plugins(self, gpus: tuple[Gpu, ...]) -> Usage:
-        from imagematrix.allocation import pods
+        from imagematrix.launcher.gpu_claims import pods
 
         return pods.usage(gpus)
 
     def require(self, paths: tuple[str, ...]) -> None:
-        from imagematrix.launcher import devices
+        from imagematrix.launcher.docker import devices
 
         devices.require(paths)
 
@@ -126,8 +126,8 @@ class _InContainer:
         self._root = root
 
     def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
-        from imagematrix.allocation.survey import node_leases, opened_outside_pods
-        from imagematrix.allocation.usage import combined
+        from imagematrix.launcher.gpu_claims.survey import node_leases, opened_outside_pods
+        from imagematrix.launcher.gpu_claims.usage import combined
 
         return combined(node_leases(), opened_outside_pods(gpus, str(self._root)))
 
@@ -135,7 +135,7 @@ class _InContainer:
         return {}
 
     def require(self, paths: tuple[str, ...]) -> None:
-        from imagematrix.launcher.devices import DevicesError, absent
+        from imagematrix.launcher.docker.devices import DevicesError, absent
 
         # It may not open the nodes.
         missing = absent(path for path in paths if not (self._root / path.removeprefix("/")).exists())

@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
-from imagematrix.cli.options import AllowCpu, Json, Policy, Where
-from imagematrix.cli.output import escaped, names, print_json, print_lines, table
+from imagematrix.cli.shared.options import AllowCpu, Json, Policy, Where
+from imagematrix.cli.shared.output import escaped, names, print_json, print_lines, table
+from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.kubernetes.pending import ClassVerdict, Explanation
-    from imagematrix.kubernetes.pod import Pod
+    from imagematrix.integrations.kubernetes.explain.pending import ClassVerdict, Explanation
+    from imagematrix.integrations.kubernetes.explain.pod import Pod
 
 __all__ = ["command"]
 
@@ -49,12 +49,12 @@ def command(
 
     With --pods, or nodes and pods in one list, GPUs that pods of each node request are not free.
     """
-    from imagematrix.catalog.sources import open_catalog
-    from imagematrix.kubernetes.cluster_policy import cluster_policy
-    from imagematrix.kubernetes.counts import divided, used
-    from imagematrix.kubernetes.nodes import STREAM, described, named, read
-    from imagematrix.kubernetes.pending import document, explain
-    from imagematrix.kubernetes.pod import parse
+    from imagematrix.images.catalog.sources import open_catalog
+    from imagematrix.integrations.kubernetes.admission.cluster_policy import cluster_policy
+    from imagematrix.integrations.kubernetes.explain.pending import document, explain
+    from imagematrix.integrations.kubernetes.explain.pod import parse
+    from imagematrix.integrations.kubernetes.nodes.counts import divided, used
+    from imagematrix.integrations.kubernetes.nodes.nodes import STREAM, described, named, read
     from imagematrix.selection import question
 
     if used_as is not None and len(catalog) > 1:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
-from imagematrix.cli.options import Json
-from imagematrix.cli.output import escaped, print_json, print_text, table
+from imagematrix.cli.shared.options import Json
+from imagematrix.cli.shared.output import escaped, print_json, print_text, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.kubernetes.counts import Count
+    from imagematrix.integrations.kubernetes.nodes.counts import Count
 
 __all__ = ["command"]
 
@@ -19,7 +19,7 @@ COLUMNS = ("resource", "capacity", "healthy", "requested", "free")
 
 def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     """Show how many GPUs the nodes and classes of a cluster have, and how many of them pods request."""
-    from imagematrix.kubernetes.counts import counts
+    from imagematrix.integrations.kubernetes.nodes.counts import counts
 
     usage = counts(lists(nodes, pods))
     if json:

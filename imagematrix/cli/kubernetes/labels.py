@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import node_of
-from imagematrix.cli.options import HostFile, Json, NvidiaSmi, Root
-from imagematrix.cli.output import info, print_document, print_json
-from imagematrix.spelling import require_known
+from imagematrix.cli.shared.inputs import node_of
+from imagematrix.cli.shared.options import HostFile, Json, NvidiaSmi, Root
+from imagematrix.cli.shared.output import info, print_document, print_json
+from imagematrix.common.suggestions import require_known
 
 __all__ = ["command"]
 
@@ -34,7 +34,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Print labels that describe this node to a cluster: CPU flags, driver, GPUs, and the node's class."""
-    from imagematrix.kubernetes.labels import document, facts, feature_file, kubectl
+    from imagematrix.integrations.kubernetes.nodes.labels import document, facts, feature_file, kubectl
 
     require_known(format, FORMATS, "format")
     described, _ = node_of(host, root, nvidia_smi, None)

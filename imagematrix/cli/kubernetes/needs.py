@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import narrowed_catalog
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Policy, Where
-from imagematrix.cli.output import print_document, print_json
-from imagematrix.spelling import require_known
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Json, Policy, Where
+from imagematrix.cli.shared.output import print_document, print_json
+from imagematrix.common.suggestions import require_known
 
 __all__ = ["command"]
 
@@ -31,8 +31,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Print what each variant needs from a node: node affinity, and a device selector for DRA."""
-    from imagematrix.kubernetes.needs import DRA_DRIVERS, document
-    from imagematrix.kubernetes.yaml import dump
+    from imagematrix.integrations.kubernetes.client.yaml import dump
+    from imagematrix.integrations.kubernetes.workloads.needs import DRA_DRIVERS, document
 
     require_known(dra_driver, DRA_DRIVERS, "--dra-driver")
     needs = document(

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of, require_image
+from imagematrix.cli.shared.inputs import catalog_of, require_image
+from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
-from imagematrix.spelling import require_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from imagematrix.catalog.catalog import Catalog
-    from imagematrix.kubernetes.classes import Classes
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.integrations.kubernetes.nodes.classes import Classes
 
 __all__ = [
     "DevicePlugins",
@@ -88,7 +88,7 @@ def denies(on_unknown: str) -> bool:
 
 def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
     """Return the kinds of resource names under which a device plugin also offers GPUs."""
-    from imagematrix.kubernetes.plugin.offer import KINDS
+    from imagematrix.integrations.kubernetes.plugin.offer import KINDS
 
     for word in by or ():
         require_known(word, KINDS, "--by")
@@ -97,7 +97,7 @@ def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
 
 def lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:
     """Return the lists that --nodes and --pods name, each with its name for messages."""
-    from imagematrix.kubernetes.nodes import named, read
+    from imagematrix.integrations.kubernetes.nodes.nodes import named, read
 
     paths = [nodes, *([pods] if pods else [])]
     if len(paths) > 1 and nodes == pods:
@@ -119,8 +119,8 @@ def cluster(
     policy: Path | None = None,
 ) -> Classes:
     """Return the classes of the nodes in a file, each with its answer from the catalog that options name."""
-    from imagematrix.kubernetes.classes import classes
-    from imagematrix.kubernetes.nodes import load
+    from imagematrix.integrations.kubernetes.nodes.classes import classes
+    from imagematrix.integrations.kubernetes.nodes.nodes import load
     from imagematrix.selection.question import parse
 
     require_image(image, catalog)

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.kubernetes.options import OnUnknown, denies
-from imagematrix.cli.options import AllowCpu, Health, Policy, Where
-from imagematrix.cli.output import info
+from imagematrix.cli.shared.options import AllowCpu, Health, Policy, Where
+from imagematrix.cli.shared.output import info
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -59,14 +59,14 @@ def command(
 
     With --events, it also says in an Event why a pod that uses one of the versions cannot start.
     """
-    from imagematrix.kubernetes.api import inside, namespace
-    from imagematrix.kubernetes.objects import DNS_LABEL
-    from imagematrix.kubernetes.webhook.events import Events
-    from imagematrix.kubernetes.webhook.lease import Leadership
-    from imagematrix.kubernetes.webhook.server import WebhookSettings, serve
-    from imagematrix.kubernetes.webhook.sources import NodesFile
-    from imagematrix.kubernetes.webhook.state import PolicyOptions
-    from imagematrix.kubernetes.webhook.watched import WatchedNodes
+    from imagematrix.integrations.kubernetes.client.api import inside, namespace
+    from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL
+    from imagematrix.integrations.kubernetes.webhook.events import Events
+    from imagematrix.integrations.kubernetes.webhook.lease import Leadership
+    from imagematrix.integrations.kubernetes.webhook.server import WebhookSettings, serve
+    from imagematrix.integrations.kubernetes.webhook.sources import NodesFile
+    from imagematrix.integrations.kubernetes.webhook.state import PolicyOptions
+    from imagematrix.integrations.kubernetes.webhook.watched import WatchedNodes
     from imagematrix.selection.question import parse
 
     if events is not None and nodes != CLUSTER:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from imagematrix.cli.output import print_text
+from imagematrix.cli.shared.output import print_text
 
 __all__ = ["command"]
 
@@ -14,8 +14,8 @@ def command() -> None:
 
     For Epilog in slurm.conf. On a node without an engine, there are none.
     """
-    from imagematrix.engine.endpoint import address
-    from imagematrix.slurm.containers import job_of, remove
+    from imagematrix.images.engine.endpoint import address
+    from imagematrix.integrations.slurm.containers import job_of, remove
 
     job = job_of(os.environ)
     socket = address().removeprefix("unix://")

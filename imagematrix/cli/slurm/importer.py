@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import AllowCpu, CatalogName, Policy, Where
-from imagematrix.cli.output import print_text
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Policy, Where
+from imagematrix.cli.shared.output import print_text
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from imagematrix.image_store.folder import ImageStore, StoredImage
+    from imagematrix.images.local_store.folder import ImageStore, StoredImage
 
 __all__ = ["command", "reference_of"]
 
@@ -90,14 +90,14 @@ def _get(
     allow_cpu: bool,
 ) -> str:
     """Return the path of the squashfs of an image."""
-    from imagematrix.cli.choosing import choose, node_of
-    from imagematrix.cli.pulling import PullDisplay
-    from imagematrix.cli.storing import fetched
-    from imagematrix.image_store import enroot
-    from imagematrix.image_store.fetching import FetchOptions
-    from imagematrix.launcher.fetch import require_source
-    from imagematrix.reference import split
-    from imagematrix.site import read_site
+    from imagematrix.cli.shared.inputs import choose, node_of
+    from imagematrix.cli.shared.pull_image import PullDisplay
+    from imagematrix.cli.shared.store_image import fetched
+    from imagematrix.common.image_reference import split
+    from imagematrix.common.settings import read_site
+    from imagematrix.images.local_store import enroot
+    from imagematrix.images.local_store.fetching import FetchOptions
+    from imagematrix.launcher.docker.fetch import require_source
 
     site = read_site()
     images = _store(store)
@@ -122,7 +122,7 @@ def _get(
 
 def _leased(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage:
     """Return an image that is leased to the step, for as long as the step lasts."""
-    from imagematrix.image_store.lease_renewal import renew_while_alive
+    from imagematrix.images.local_store.lease_renewal import renew_while_alive
 
     holder = _holder()
     for _ in range(TRIES):
@@ -139,13 +139,13 @@ def _holder() -> int:
 
     Pyxis calls from the first task of a step, before its program starts; other tasks may last longer.
     """
-    from imagematrix.slurm.step_daemon import step_daemon
+    from imagematrix.integrations.slurm.step_daemon import step_daemon
 
     return step_daemon() or os.getppid()
 
 
 def _store(store: str | None) -> ImageStore:
-    from imagematrix.image_store.folder import ImageStore, store_folder
-    from imagematrix.site import read_site
+    from imagematrix.common.settings import read_site
+    from imagematrix.images.local_store.folder import ImageStore, store_folder
 
     return ImageStore(Path(store_folder(read_site(), store), FOLDER))

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import HostFile, Json
-from imagematrix.cli.output import info, print_document, print_json, warn
+from imagematrix.cli.shared.options import HostFile, Json
+from imagematrix.cli.shared.output import info, print_document, print_json, warn
+from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
-from imagematrix.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.node.host import Host as HostRecord
+    from imagematrix.hardware.host.host import Host as HostRecord
 
 __all__ = ["command"]
 
@@ -49,10 +49,10 @@ def command(
 
     Says what differs in the files that Slurm has, and what there would keep jobs from working.
     """
-    from imagematrix.node.host import Host
-    from imagematrix.node.probe import probe
-    from imagematrix.slurm import checks, node_config
-    from imagematrix.slurm.configuration import find
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.probe import probe
+    from imagematrix.integrations.slurm import checks, node_config
+    from imagematrix.integrations.slurm.configuration import find
 
     name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     described = Host.load(host) if host else probe()
@@ -103,16 +103,16 @@ def _program() -> str:
 
 def _save(host: HostRecord, name: str) -> None:
     """Save the Host as NAME.json where all nodes find it."""
-    from imagematrix import documents
-    from imagematrix.site import read_site
-    from imagematrix.slurm.step_catalog import prepare
+    from imagematrix.common import json_documents
+    from imagematrix.common.settings import read_site
+    from imagematrix.integrations.slurm.step_catalog import prepare
 
     folder = read_site().hosts
     if folder is None:
         raise UsageError(
             "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
         )
-    _write(Path(folder) / f"{name}.json", documents.dump(host.to_json()))
+    _write(Path(folder) / f"{name}.json", json_documents.dump(host.to_json()))
     try:
         prepare(folder)
     except OSError as error:
@@ -120,7 +120,7 @@ def _save(host: HostRecord, name: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from imagematrix import files
+    from imagematrix.common import files
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

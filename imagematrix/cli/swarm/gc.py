@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import Json
-from imagematrix.cli.output import print_json, print_text
+from imagematrix.cli.shared.options import Json
+from imagematrix.cli.shared.output import print_json, print_text
 
 __all__ = ["command"]
 
@@ -29,9 +29,9 @@ def command(
 
     Queued and running jobs stay. On a worker, only containers are removed.
     """
-    from imagematrix.engine import transport
-    from imagematrix.launcher.options import seconds
-    from imagematrix.swarm.cleaning import clean
+    from imagematrix.images.engine import transport
+    from imagematrix.integrations.swarm.cleaning import clean
+    from imagematrix.launcher.docker.options import seconds
 
     age = seconds(older_than, "--older-than")
     with closing(transport.client()) as client:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import HostFile
-from imagematrix.cli.output import info, print_block, warn
+from imagematrix.cli.shared.options import HostFile
+from imagematrix.cli.shared.output import info, print_block, warn
 
 __all__ = ["command"]
 
@@ -38,13 +38,13 @@ def command(
     """
     import json
 
-    from imagematrix.allocation.locks import SHARED, folder
-    from imagematrix.node.host import Host
-    from imagematrix.node.probe import probe
-    from imagematrix.swarm import engine_file
-    from imagematrix.swarm.node_config import FLAGS, merged, offer, parse
-    from imagematrix.swarm.program import program
-    from imagematrix.swarm.runtime import RuntimeSettings
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.probe import probe
+    from imagematrix.integrations.swarm import engine_file
+    from imagematrix.integrations.swarm.node_config import FLAGS, merged, offer, parse
+    from imagematrix.integrations.swarm.program import program
+    from imagematrix.integrations.swarm.runtime import RuntimeSettings
+    from imagematrix.launcher.gpu_claims.locks import SHARED, folder
 
     text = engine_file.read(file)
     config = parse(text, str(file))

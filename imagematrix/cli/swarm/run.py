@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from imagematrix.cli.options import Json
-from imagematrix.cli.output import info, info_block, print_document, print_json, warn
-from imagematrix.engine.releases import OVERLAYS_WITH_GPUS
+from imagematrix.cli.shared.options import Json
+from imagematrix.cli.shared.output import info, info_block, print_document, print_json, warn
+from imagematrix.common.text import counted, word
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.swarm.logs import Logs
-from imagematrix.swarm.resources import GPU, VRAM
-from imagematrix.swarm.tasks import COMPLETE
-from imagematrix.text import counted, word
+from imagematrix.images.engine.releases import OVERLAYS_WITH_GPUS
+from imagematrix.integrations.swarm.logs import Logs
+from imagematrix.integrations.swarm.resources import GPU, VRAM
+from imagematrix.integrations.swarm.tasks import COMPLETE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-    from imagematrix.swarm.manager import Manager
-    from imagematrix.swarm.nodes import SwarmNode
-    from imagematrix.swarm.reservation import Reservation
-    from imagematrix.swarm.service import SwarmService
-    from imagematrix.swarm.tasks import Task
+    from imagematrix.integrations.swarm.manager import Manager
+    from imagematrix.integrations.swarm.nodes import SwarmNode
+    from imagematrix.integrations.swarm.reservation import Reservation
+    from imagematrix.integrations.swarm.service import SwarmService
+    from imagematrix.integrations.swarm.tasks import Task
 
 __all__ = ["SETTINGS", "Waiting", "command"]
 
@@ -94,9 +94,9 @@ def command(
 
     The image's registry is replaced by the resolver that runs on each node. Prints the service's id.
     """
-    from imagematrix.engine import transport
-    from imagematrix.swarm.manager import Manager
-    from imagematrix.swarm.service import SwarmService, image_name, name_for
+    from imagematrix.images.engine import transport
+    from imagematrix.integrations.swarm.manager import Manager
+    from imagematrix.integrations.swarm.service import SwarmService, image_name, name_for
 
     _check(gpus, vram, job=job, wait=wait, remove=remove, json=json)
     with closing(transport.client()) as client:
@@ -141,9 +141,9 @@ def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove:
 
 
 def _reservation(nodes: Sequence[SwarmNode], gpus: int | None, vram: str | None) -> Reservation:
-    from imagematrix.launcher.options import mib
-    from imagematrix.launcher.share import require_enough
-    from imagematrix.swarm import reservation
+    from imagematrix.integrations.swarm import reservation
+    from imagematrix.launcher.docker.options import mib
+    from imagematrix.launcher.docker.share import require_enough
 
     if vram is None:
         return reservation.gpus(nodes, gpus or 0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from imagematrix.catalog.catalog import PROBABLE
-from imagematrix.facts import marches
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import PROBABLE
 from imagematrix.selection.rule import Rule
 from imagematrix.selection.target import machine
 
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

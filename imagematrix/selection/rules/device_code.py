@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from imagematrix.catalog.catalog import UNKNOWN
-from imagematrix.facts import cuda, versions
-from imagematrix.facts.device_code import bounds, capability, cubin_runs, distance, order, ptx_runs
+from imagematrix.common.text import shortened, word
+from imagematrix.hardware.vendors import cuda, versions
+from imagematrix.hardware.vendors.device_code import bounds, capability, cubin_runs, distance, order, ptx_runs
+from imagematrix.images.catalog.catalog import UNKNOWN
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
-from imagematrix.text import shortened, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from imagematrix.catalog.catalog import Code, FilePart, UseGuard, Variant
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.images.catalog.catalog import Code, FilePart, UseGuard, Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

@@ -6,7 +6,7 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html.
 
 from __future__ import annotations
 
-from imagematrix.facts import versions
+from imagematrix.hardware.vendors import versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 from imagematrix.selection.target import VIRTUAL
@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

@@ -6,8 +6,8 @@ https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html.
 
 from __future__ import annotations
 
-from imagematrix.catalog.catalog import CLAIM
-from imagematrix.facts import cuda, versions
+from imagematrix.hardware.vendors import cuda, versions
+from imagematrix.images.catalog.catalog import CLAIM
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

@@ -8,14 +8,14 @@ NVIDIA's supported-gpus.json, https://download.nvidia.com/XFree86/Linux-x86_64/5
 
 from __future__ import annotations
 
-from imagematrix.facts import gpus, versions
+from imagematrix.hardware.vendors import gpus, versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

@@ -6,7 +6,7 @@ NVIDIA open GPU kernel modules, https://github.com/NVIDIA/open-gpu-kernel-module
 
 from __future__ import annotations
 
-from imagematrix.facts import versions
+from imagematrix.hardware.vendors import versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
@@ -44,7 +44,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:  # noqa: AR
     kernel, own = target.kernel_driver, _own(target)
     wanted = f"the node's user-mode driver {kernel}" if kernel else "the node's user-mode driver"
     if not ok:
-        from imagematrix.node.nvidia import RELOAD, mismatch
+        from imagematrix.hardware.host.nvidia import RELOAD, mismatch
 
         return wanted, own, mismatch(own, kernel or ""), RELOAD
     if own is None:

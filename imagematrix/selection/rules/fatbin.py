@@ -6,7 +6,7 @@ https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/.
 
 from __future__ import annotations
 
-from imagematrix.facts import cuda, versions
+from imagematrix.hardware.vendors import cuda, versions
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
 
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from imagematrix.facts import cuda
+from imagematrix.hardware.vendors import cuda
 from imagematrix.selection.rule import Rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from imagematrix.catalog.catalog import Variant
-    from imagematrix.facts.requirements import Condition
-    from imagematrix.node.host import Gpu
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.vendors.requirements import Condition
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 
@@ -39,7 +39,7 @@ def holds(target: Target, variant: Variant) -> bool:
 
 def turns(variant: Variant) -> Turns:
     """Return the values in the conditions; those on CUDA are conditions on the driver that supports it."""
-    from imagematrix.facts import requirements
+    from imagematrix.hardware.vendors import requirements
 
     turns: dict[str, list[str]] = {}
     for condition in requirements.conditions(variant.requires):
@@ -65,7 +65,7 @@ def gap(target: Target, variant: Variant) -> Gap:
 
 def _unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]]:
     """Return the expressions that do not hold, each with the GPU in question, if there is one."""
-    from imagematrix.facts import requirements  # few variants have requirements
+    from imagematrix.hardware.vendors import requirements  # few variants have requirements
 
     gpus: tuple[Gpu | None, ...] = target.gpus or (None,)
     return [

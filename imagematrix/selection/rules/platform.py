@@ -10,7 +10,7 @@ from imagematrix.selection.target import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Gap, Reason, Turns
     from imagematrix.selection.target import Target
 

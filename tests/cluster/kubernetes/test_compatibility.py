@@ -11,7 +11,7 @@ from choosing import Make
 from machines import ROOT
 from modules import built
 
-from imagematrix import documents
+from imagematrix.common import json_documents
 
 pytestmark = pytest.mark.since("1.36")
 
@@ -53,7 +53,7 @@ def variants():
 def catalog(tmp_path_factory):
     """The file of a catalog."""
     path = tmp_path_factory.mktemp("compatibility") / "catalog.json"
-    path.write_text(documents.dump(Make.catalog(*variants()).to_json()))
+    path.write_text(json_documents.dump(Make.catalog(*variants()).to_json()))
     return path
 
 

@@ -8,8 +8,8 @@ import yaml
 from engines import ROOT
 from pod_devices import CONTROL, MAKE, N1, counted, seen
 
-from imagematrix.kubernetes.dra.slices import DRIVER
-from imagematrix.kubernetes.install import DRA
+from imagematrix.integrations.kubernetes.dra.slices import DRIVER
+from imagematrix.integrations.kubernetes.install.install import DRA
 
 pytestmark = pytest.mark.since("1.34")
 NVIDIA = "gpu.nvidia.com"
@@ -17,9 +17,9 @@ CDI = "/var/run/cdi"
 # Holds a lease of the first GPU, as `run` does.
 LEASE = """
 import time
-from imagematrix.allocation.claim import claim
-from imagematrix.gpu_request.choice import Choice
-from imagematrix.node.probe import probe
+from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.hardware.host.probe import probe
 with claim([Choice(gpus=probe().gpus[:1], count=1)], lambda _: {}):
     print("leased", flush=True)
     time.sleep(600)

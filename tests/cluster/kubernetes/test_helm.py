@@ -7,7 +7,7 @@ from administering import VARIANTS, assert_undisturbed, deciding, inventory, tri
 from modules import built
 from pod_stream import PodStream
 
-from imagematrix.kubernetes.install import NAME
+from imagematrix.integrations.kubernetes.install.install import NAME
 
 pytestmark = [pytest.mark.since("1.36"), pytest.mark.timeout(1800)]
 

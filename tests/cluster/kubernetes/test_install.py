@@ -13,8 +13,8 @@ import yaml
 from administering import VARIANTS, assert_undisturbed, deciding, inventory, tried
 from pod_stream import PodStream
 
-from imagematrix.kubernetes import authority
-from imagematrix.kubernetes.install import NAME, service_names
+from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install.install import NAME, service_names
 
 pytestmark = [pytest.mark.since("1.36"), pytest.mark.timeout(1800), pytest.mark.usefixtures("discovery")]
 

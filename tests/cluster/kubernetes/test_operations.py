@@ -10,9 +10,9 @@ import pytest
 from admitting import POLICIES, bare_cluster, rendered_policy, save, webhook
 from many_classes import HOST, NAME, POOL, pod
 
-from imagematrix.kubernetes.admission import UNPLACED
-from imagematrix.kubernetes.affinity import required
-from imagematrix.kubernetes.labels import CLASS
+from imagematrix.integrations.kubernetes.admission.admission import UNPLACED
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
+from imagematrix.integrations.kubernetes.workloads.affinity import required
 
 pytestmark = pytest.mark.since("1.36")
 

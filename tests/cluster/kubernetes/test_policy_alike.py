@@ -14,10 +14,10 @@ from many_classes import HOST, NAME, POOL, RANK, catalog, node, nodes, pod
 from random_pods import RandomPods
 from scheduling import patched
 
-from imagematrix.kubernetes.admission import admit, policy
-from imagematrix.kubernetes.classes import classes
-from imagematrix.kubernetes.labels import CLASS
-from imagematrix.kubernetes.nodes import parse
+from imagematrix.integrations.kubernetes.admission.admission import admit, policy
+from imagematrix.integrations.kubernetes.nodes.classes import classes
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
+from imagematrix.integrations.kubernetes.nodes.nodes import parse
 
 pytestmark = pytest.mark.since("1.36")
 

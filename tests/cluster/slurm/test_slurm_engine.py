@@ -14,7 +14,7 @@ from slurm_cluster import ROOT
 from slurm_engine import engine_on, in_use
 from slurm_jobs import GPUS, small, srun, variants
 
-from imagematrix.gpu_request.visible import NO_GPU
+from imagematrix.hardware.gpu_request.visible import NO_GPU
 
 NODE = "n1"
 PODMAN = "podman-forky"  # Podman 4 does not tell docker's command enough for --device

@@ -12,13 +12,13 @@ from images import Parts, hardlink, layout, link, tar
 
 from imagematrix.audit.claims import claimed, contradictions, remedy
 from imagematrix.audit.document import document
-from imagematrix.audit.layers import Layers
+from imagematrix.audit.images.layers import Layers
+from imagematrix.audit.images.sources import read
 from imagematrix.audit.report import audit
-from imagematrix.audit.sources import read
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Ptx, UserModeDriver, Variant
+from imagematrix.common.record import replace
 from imagematrix.errors import AuditError
-from imagematrix.record import replace
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Ptx, UserModeDriver, Variant
 
 DATA = Path(__file__).parent / "data"
 CUBIN, OTHER_CUBIN = (DATA / "80.cubin").read_bytes(), (DATA / "90a.cubin").read_bytes()

@@ -9,13 +9,13 @@ from images import Parts, layout, tar
 
 from imagematrix.audit.claims import broken
 from imagematrix.audit.doubts import of_march, of_runtime, of_unlabelled
-from imagematrix.audit.layers import Layers
+from imagematrix.audit.images.layers import Layers
+from imagematrix.audit.images.sources import read
 from imagematrix.audit.proof import proven, with_flags
 from imagematrix.audit.report import audit
-from imagematrix.audit.sources import read
-from imagematrix.catalog.catalog import UserModeDriver, Variant
-from imagematrix.facts import marches
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 
 STARTER = Path(__file__).parents[3] / "templates/cpu/hello.c"
 SUM = "for (int i = 0; i < 64; i++) a[i] = a[i] * 3.5 + i; return a[3];"

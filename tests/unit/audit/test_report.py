@@ -10,10 +10,10 @@ from fatbins import entry, fat
 from images import Parts, layout, link, tar
 
 from imagematrix.audit.document import document
-from imagematrix.audit.layers import Layers
+from imagematrix.audit.images.layers import Layers
+from imagematrix.audit.images.sources import read
 from imagematrix.audit.report import audit
-from imagematrix.audit.sources import read
-from imagematrix.loader_cache import CACHE
+from imagematrix.hardware.ld_cache import CACHE
 
 DATA = Path(__file__).parent / "data"
 CUBIN, OTHER_CUBIN = (DATA / "80.cubin").read_bytes(), (DATA / "90a.cubin").read_bytes()

@@ -16,9 +16,9 @@ from distribution import Server
 from fatbins import cubin, entry, fat, library
 from images import Parts, archived, index, layout, saved, tar
 
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import UserModeDriver, Variant
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
 SITE = "usr/lib/python3/dist-packages"

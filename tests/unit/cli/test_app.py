@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.node import probe as prober
+from imagematrix.hardware.host import probe as prober
 
 COMMANDS = (
     *("init", "validate", "plan", "render", "build", "report", "export", "ls"),
@@ -105,7 +105,7 @@ def test_probe_prints_a_valid_host(cli, conforms):
     ],
 )
 def test_probe_lists_each_gpu(cli, dump, expected):
-    path = Path(__file__).parents[1] / "node" / "dumps" / f"{dump}.xml"
+    path = Path(__file__).parents[1] / "hardware" / "host" / "dumps" / f"{dump}.xml"
     result = cli("probe", "--nvidia-smi", path)
     assert result.code == 0
     assert re.search(expected, result.out)

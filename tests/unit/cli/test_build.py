@@ -14,13 +14,13 @@ import building
 import pytest
 from rich.console import Console
 
-from imagematrix.builder import buildx
-from imagematrix.builder.result import BuildStatus, Result
-from imagematrix.cli.progress import _Board, progress
-from imagematrix.cli.progress import _Lines as Reporter
+from imagematrix.build.executor import buildx
+from imagematrix.build.executor.result import BuildStatus, Result
+from imagematrix.build.plan import context
+from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.progress import _Board, progress
+from imagematrix.cli.shared.progress import _Lines as Reporter
 from imagematrix.errors import BuildError, EngineError
-from imagematrix.planning import context
-from imagematrix.stores import engine as local
 
 CPU = ("--only", "cuda=none")
 
@@ -155,7 +155,7 @@ def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, co
         return make(order, *words)
 
     backend.make = second
-    monkeypatch.setattr("imagematrix.cli.progress._Lines", Ended)
+    monkeypatch.setattr("imagematrix.cli.shared.progress._Lines", Ended)
     words = ("build", *CPU, "--jobs", "1", "--json", "--junit", tmp_path / "junit.xml")
     if signal is ZeroDivisionError:
         with pytest.raises(ZeroDivisionError):
@@ -307,8 +307,8 @@ PROCESS = """\
 import pathlib, sys
 sys.path.insert(0, {doubles!r})
 import building
-from imagematrix.builder import buildx
-from imagematrix.stores import engine as local
+from imagematrix.build.executor import buildx
+from imagematrix.build.stores import engine as local
 from imagematrix.cli import main
 backend = building.FakeBackend(pathlib.Path(sys.argv.pop(1)))
 backend.hold = True

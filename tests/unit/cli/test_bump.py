@@ -6,10 +6,10 @@ from codecs import BOM_UTF8
 
 import pytest
 
-from imagematrix.builder import buildx
-from imagematrix.catalog import labels
+from imagematrix.build.executor import buildx
+from imagematrix.build.stores import engine as local
 from imagematrix.errors import EngineError
-from imagematrix.stores import engine as local
+from imagematrix.images.catalog import labels
 
 CPU = ("--only", "cuda=none")
 CHANGED = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
@@ -96,7 +96,7 @@ def test_version_without_a_number_needs_a_new_name(cli, project):
 
 
 def test_file_edited_meanwhile_is_not_overwritten(cli, matrix, monkeypatch):
-    from imagematrix.matrix import bump
+    from imagematrix.build.matrix import bump
 
     with_versions = bump.with_versions
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from imagematrix.oci.registry import Registry
-from imagematrix.stores.publish import publish
+from imagematrix.build.publish.publish import publish
+from imagematrix.images.oci.registry import Registry
 
 
 def test_copy_prints_the_index_and_names_what_it_copied(cli, server, image, registry, add_variant, conforms):

@@ -8,11 +8,11 @@ import pytest
 from building import digest
 from choosing import Make
 
-from imagematrix import documents
-from imagematrix.builder import buildx
-from imagematrix.catalog import labels
+from imagematrix.build.executor import buildx
+from imagematrix.build.stores import engine as local
+from imagematrix.common import json_documents
 from imagematrix.errors import EngineError
-from imagematrix.stores import engine as local
+from imagematrix.images.catalog import labels
 
 AMX = "#define __AMX_TILE__ 1\n"  # a flag that no host of these tests has
 TOO_MUCH = "#define __AVX2__ 1\n" + AMX
@@ -45,7 +45,7 @@ def fleet(tmp_path):
         folder = tmp_path / "fleet"
         folder.mkdir(exist_ok=True)
         for name, host in hosts.items():
-            (folder / f"{name}.json").write_text(documents.dump(host.to_json()))
+            (folder / f"{name}.json").write_text(json_documents.dump(host.to_json()))
         return folder
 
     return save

@@ -7,10 +7,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from imagematrix.allocation.locks import Locks, release
 from imagematrix.errors import ProbeError
-from imagematrix.node import probe, signs
-from imagematrix.node.host import Host
+from imagematrix.hardware.host import probe, signs
+from imagematrix.hardware.host.host import Host
+from imagematrix.launcher.gpu_claims.locks import Locks, release
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +252,7 @@ def test_leases_elsewhere_are_unknown(cli, profiles, monkeypatch):
     def fail(_):
         raise ProbeError("the GPU locks are not those of this machine")
 
-    monkeypatch.setattr("imagematrix.allocation.lock_folder.require_shared", fail)
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.lock_folder.require_shared", fail)
     result = cli("gpus", "--host", profiles["rome-a100"], "--json")
     assert {gpu["free"] for gpu in json.loads(result.out)["gpus"]} == {None}
     assert "not those of this machine: GPU usage by leases unknown" in result.err

@@ -14,7 +14,7 @@ from storing import NEEDS_SQUASHFS, variant
 from imagematrix.cli.slurm import importer
 from imagematrix.cli.slurm.importer import reference_of
 from imagematrix.errors import UsageError
-from imagematrix.image_store.folder import ImageStore
+from imagematrix.images.local_store.folder import ImageStore
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """\

@@ -7,8 +7,8 @@ import json
 import pytest
 from choosing import Make
 
-from imagematrix import documents
-from imagematrix.proposal.text import DRIVERS
+from imagematrix.build.proposal.text import DRIVERS
+from imagematrix.common import json_documents
 
 pytestmark = pytest.mark.usefixtures("no_engine")
 
@@ -24,7 +24,7 @@ def hosts(tmp_path):
         "lost": Make.host(Make.gpu(compute=None)),
     }
     for name, host in fleet.items():
-        (folder / f"{name}.json").write_text(documents.dump(host.to_json()))
+        (folder / f"{name}.json").write_text(json_documents.dump(host.to_json()))
     return folder
 
 

@@ -8,9 +8,9 @@ import textwrap
 
 import pytest
 
-from imagematrix.matrix.expand import expand
-from imagematrix.matrix.load import load
-from imagematrix.render.render import Renderer
+from imagematrix.build.dockerfile.render import Renderer
+from imagematrix.build.matrix.expand import expand
+from imagematrix.build.matrix.load import load
 
 pytestmark = pytest.mark.usefixtures("no_engine")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from images import Parts, tar
 
-from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 
 
 def test_table_lists_all_variants(cli, engine, shipped_catalog):
@@ -105,7 +105,7 @@ def test_where_filters_variants(cli, engine, shipped_catalog):
 
 def test_references_are_not_wrapped_on_a_narrow_terminal(cli, engine, shipped_catalog, monkeypatch):
     engine.add_catalog(shipped_catalog)
-    monkeypatch.setattr("imagematrix.cli.output.WIDE", 30)
+    monkeypatch.setattr("imagematrix.cli.shared.output.WIDE", 30)
     out = cli("ls").out
     for variant in shipped_catalog.variants:
         assert any(line.startswith(f"{variant.reference} ") for line in out.splitlines())

@@ -7,7 +7,7 @@ import pytest
 from images import MANIFEST, Parts, saved, tar
 from sboms import Attestation, Attested, listed, statement
 
-from imagematrix.catalog.catalog import Catalog, Variant
+from imagematrix.images.catalog.catalog import Catalog, Variant
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 BASE = tar(("var/lib/dpkg/status", b"Package: openssl\nVersion: 3.0\n\nPackage: libssl3\nVersion: 3.0\n"))

@@ -7,14 +7,15 @@ import daemonless_starts
 import pytest
 from daemonless_starts import DIGESTS, HOST
 
-from imagematrix import documents, site
-from imagematrix.allocation.locks import Locks
-from imagematrix.cli import app, tasking
-from imagematrix.node import device
-from imagematrix.record import replace
-from imagematrix.slurm import configuration
-from imagematrix.slurm.features import features
-from imagematrix.slurm.step_catalog import prepare
+from imagematrix.cli import app
+from imagematrix.cli.shared import slurm_task
+from imagematrix.common import json_documents, settings
+from imagematrix.common.record import replace
+from imagematrix.hardware.host import device
+from imagematrix.integrations.slurm import configuration
+from imagematrix.integrations.slurm.features import features
+from imagematrix.integrations.slurm.step_catalog import prepare
+from imagematrix.launcher.gpu_claims.locks import Locks
 
 IMAGE = "reg:5000/training:v1"
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
@@ -23,7 +24,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST"
 @pytest.fixture
 def run(started, tmp_path, monkeypatch, filled_store):
     """Call it with a job's variables and program; it returns the exit code and the calls of the runtime."""
-    monkeypatch.setattr("imagematrix.node.probe.probe", lambda: HOST)
+    monkeypatch.setattr("imagematrix.hardware.host.probe.probe", lambda: HOST)
     monkeypatch.setattr(device, "permitted", lambda _: (1,))
     monkeypatch.setattr(configuration, "PLACES", (str(tmp_path / "slurm.conf"),))
     monkeypatch.chdir(tmp_path)
@@ -91,13 +92,13 @@ def test_the_image_s_variables_win_over_the_job_s_and_slurm_s_over_both(run, fil
 
 
 def test_the_job_s_folder_is_the_container_s_where_it_is_mounted(run, tmp_path, monkeypatch):
-    Path(site.FILE).write_text(f'mounts = ["{tmp_path}"]\nruntime = "crun"\n')
+    Path(settings.FILE).write_text(f'mounts = ["{tmp_path}"]\nruntime = "crun"\n')
     _, ((container, _, runtime, *_),) = run({})
     assert (container.folder, runtime) == (str(tmp_path), "crun")
     monkeypatch.chdir("/")
     _, ((container, *_),) = run({})
     assert container.folder == "/"
-    Path(site.FILE).write_text(f'mounts = ["{tmp_path}/spool"]\n')
+    Path(settings.FILE).write_text(f'mounts = ["{tmp_path}/spool"]\n')
     monkeypatch.chdir(tmp_path)
     _, ((container, *_),) = run({})
     assert container.folder == "/"
@@ -107,7 +108,7 @@ def test_the_job_s_folder_is_the_container_s_where_it_is_mounted(run, tmp_path, 
     ("engine", "expected"), [("docker", "oci"), ("oci", "oci"), ("charliecloud", "charliecloud")]
 )
 def test_the_site_s_engine_starts_tasks_unless_it_needs_a_daemon(run, engine, expected):
-    Path(site.FILE).write_text(f'engine = "{engine}"\n')
+    Path(settings.FILE).write_text(f'engine = "{engine}"\n')
     assert run({})[1][0][2] == expected
 
 
@@ -117,14 +118,14 @@ def test_a_rank_keeps_the_number_of_its_user(run, capfd):
     assert run({})[1][0][2] == "oci"
     assert run(rank)[1][0][2] == "bwrap"
     assert "PMIx" not in capfd.readouterr().err
-    Path(site.FILE).write_text('runtime = "runc"\n')
+    Path(settings.FILE).write_text('runtime = "runc"\n')
     assert run(rank)[1][0][2] == "runc"
     assert "MPI_Init waiting, if the program uses it; install bubblewrap" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("libraries", "code"), [({"pmix": "5.0.7"}, 8), ({"mpi": None}, 8), ({}, 7)])
 def test_a_rank_that_uses_mpi_is_refused_where_it_would_be_root(run, monkeypatch, capfd, libraries, code):
-    Path(site.FILE).write_text('runtime = "runc"\n')
+    Path(settings.FILE).write_text('runtime = "runc"\n')
     own = replace(daemonless_starts.variant("gpu"), libraries=tuple(libraries.items()))
     monkeypatch.setattr(daemonless_starts, "variant", lambda _: own)
     assert run({"PMIX_NAMESPACE": "slurm.pmix.7.0"}, variants=("gpu",))[0] == code
@@ -186,7 +187,7 @@ def test_the_help_starts_nothing(started, capfd):
 
 def test_the_command_of_the_application_is_the_same(monkeypatch):
     calls = []
-    monkeypatch.setattr(tasking, "start", lambda words: calls.append(words) or 7)
+    monkeypatch.setattr(slurm_task, "start", lambda words: calls.append(words) or 7)
     with pytest.raises(SystemExit) as ended:
         app.app(["oci-task"])(["oci-task", "a", "b", "c", "--", "d", "-e"], standalone_mode=False)
     assert (ended.value.code, calls) == (7, [["a", "b", "c", "--", "d", "-e"]])
@@ -204,7 +205,8 @@ class TestANodeThatChanged:
     def requeued(self, monkeypatch):
         jobs = []
         monkeypatch.setattr(
-            "imagematrix.slurm.requeue.requeue", lambda told: jobs.append(told["SLURM_JOB_ID"]) or "it was"
+            "imagematrix.integrations.slurm.requeue.requeue",
+            lambda told: jobs.append(told["SLURM_JOB_ID"]) or "it was",
         )
         return jobs
 
@@ -238,12 +240,12 @@ class TestAStepOnSeveralNodes:
         """Call it with the Host of the other node."""
         folder = tmp_path / "hosts"
         folder.mkdir()
-        Path(site.FILE).write_text(f'hosts = "{folder}"\n')
+        Path(settings.FILE).write_text(f'hosts = "{folder}"\n')
         prepare(str(folder))
 
         def call(host):
             for name, each in (("n1", HOST), ("n2", host)):
-                (folder / f"{name}.json").write_text(documents.dump(each.to_json()))
+                (folder / f"{name}.json").write_text(json_documents.dump(each.to_json()))
 
         return call
 
@@ -283,7 +285,7 @@ class TestAStepOnSeveralNodes:
     def test_is_refused_on_a_node_that_is_not_what_its_entry_says(self, run, other, tmp_path, capfd):
         other(HOST)
         changed = replace(HOST, driver=replace(HOST.driver, version="470.256.02"))
-        (tmp_path / "hosts/n1.json").write_text(documents.dump(changed.to_json()))
+        (tmp_path / "hosts/n1.json").write_text(json_documents.dump(changed.to_json()))
         assert run(STEP) == (5, [])
         assert (
             "n1 is not what its entry in the folder of hosts says: it has driver 550"

@@ -9,15 +9,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from distribution import digest
 
-from imagematrix.builder import buildx
-from imagematrix.builder.compiler import Compilers
-from imagematrix.catalog import labels
-from imagematrix.cli.choosing import catalog_of
-from imagematrix.compression import DEFAULT
+from imagematrix.build.executor import buildx
+from imagematrix.build.executor.compiler import Compilers
+from imagematrix.build.plan.backend import Present
+from imagematrix.build.publish.publish import publish
+from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.inputs import catalog_of
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.planning.backend import Present
-from imagematrix.stores import engine as local
-from imagematrix.stores.publish import publish
+from imagematrix.images.catalog import labels
+from imagematrix.images.oci.compression import DEFAULT
 
 CPU = ("--only", "cuda=none")
 EMPTY = bytes(10240)  # a layer without files
@@ -67,7 +67,7 @@ class Backend:
 def backend(make_image, monkeypatch):
     result = Backend(make_image)
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: result)
-    monkeypatch.setattr("imagematrix.stores.registry._examine", lambda *_: None)
+    monkeypatch.setattr("imagematrix.build.stores.registry._examine", lambda *_: None)
     monkeypatch.setattr(local, "EngineStore", lambda: result)
     return result
 

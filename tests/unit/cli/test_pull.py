@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from imagematrix.catalog.catalog import Catalog, Variant
-from imagematrix.cli import pulling, starting
-from imagematrix.cli.pulling import PullDisplay
-from imagematrix.engine.pull import PullProgress
-from imagematrix.launcher.options import split
+from imagematrix.cli.shared import pull_image, run_docker
+from imagematrix.cli.shared.pull_image import PullDisplay
+from imagematrix.images.catalog.catalog import Catalog, Variant
+from imagematrix.images.engine.pull import PullProgress
+from imagematrix.launcher.docker.options import split
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -43,8 +43,8 @@ def pulled(monkeypatch):
         report(PullProgress(layers=2, downloaded=1, received=5_000_000))
         return f"{selection.selected}@{DIGEST}"
 
-    monkeypatch.setattr("imagematrix.launcher.pull.pull", pull)
-    monkeypatch.setattr("imagematrix.engine.system.remote", lambda: None)
+    monkeypatch.setattr("imagematrix.launcher.docker.pull.pull", pull)
+    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
     return calls
 
 
@@ -82,7 +82,7 @@ def test_options_are_those_of_select(cli, profiles, catalog_file, pulled):
 
 
 def test_another_machine_s_engine_needs_a_host(cli, profiles, catalog_file, pulled, monkeypatch):
-    monkeypatch.setattr("imagematrix.engine.system.remote", lambda: "node7")
+    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: "node7")
     result = cli("pull", "training:v1", "--catalog", catalog_file)
     assert (result.code, result.out, pulled) == (2, "", [])
     assert "the engine runs on node7" in result.err
@@ -147,7 +147,7 @@ def test_the_line_on_a_terminal_is_removed_at_the_end(terminal):
 
 def test_a_long_line_does_not_wrap(terminal, monkeypatch):
     screen = terminal()
-    monkeypatch.setattr(pulling, "COLUMNS", 40)
+    monkeypatch.setattr(pull_image, "COLUMNS", 40)
     clock: list[float] = []
     progresses(PullDisplay("t" * 100, now=lambda: clock[-1]), clock, 0.0, 1.0)
     assert len(screen.getvalue().split("\r\x1b[K")[1]) == 39
@@ -182,15 +182,15 @@ def test_run_pulls_by_digest_before_docker_starts(monkeypatch, profiles, line):
     variant = Variant(reference=reference, digest=DIGEST, platform="linux/amd64")
     catalog = Catalog(image="registry:5000/training", version="v1", variants=(variant,))
     done = []
-    monkeypatch.setattr(starting, "catalog_of", lambda *_: catalog)
-    monkeypatch.setattr("imagematrix.engine.system.remote", lambda: None)
-    monkeypatch.setattr("imagematrix.engine.images.inspect", lambda _: None)
-    monkeypatch.setattr("imagematrix.launcher.unpacking.require_unpackable", lambda _: None)
-    monkeypatch.setattr("imagematrix.launcher.pull.ensure", lambda *words, **_: done.append(words))
-    monkeypatch.setattr(starting, "_run", lambda launch, *_: done.append(launch.reference) or 0)
-    monkeypatch.setattr(starting, "_exec", lambda launch, _: done.append(launch.reference))
+    monkeypatch.setattr(run_docker, "catalog_of", lambda *_: catalog)
+    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
+    monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
+    monkeypatch.setattr("imagematrix.launcher.docker.unpacking.require_unpackable", lambda _: None)
+    monkeypatch.setattr("imagematrix.launcher.docker.pull.ensure", lambda *words, **_: done.append(words))
+    monkeypatch.setattr(run_docker, "_run", lambda launch, *_: done.append(launch.reference) or 0)
+    monkeypatch.setattr(run_docker, "_exec", lambda launch, _: done.append(launch.reference))
     arguments = split(["--host", str(profiles["laptop"]), *line.split()])
-    assert starting.start(arguments, "training:v1") == 0
+    assert run_docker.start(arguments, "training:v1") == 0
     name = f"{reference}@{DIGEST}"
     pulled = [] if "never" in line else [(name, DIGEST, "linux/amd64")]
     assert done[: len(pulled) + 1] == [*pulled, name]

@@ -10,9 +10,9 @@ import pytest
 from images import archived, layout, tar
 from storing import NEEDS_SQUASHFS, listed, put, variant
 
-from imagematrix.image_store.folder import ImageStore
-from imagematrix.image_store.holder import Holder
-from imagematrix.image_store.locks import locked
+from imagematrix.images.local_store.folder import ImageStore
+from imagematrix.images.local_store.holder import Holder
+from imagematrix.images.local_store.locks import locked
 
 pytestmark = [NEEDS_SQUASHFS, pytest.mark.usefixtures("no_engine")]
 
@@ -272,7 +272,7 @@ def test_the_site_names_registry_store_and_size(cli, profiles, published, server
     (tmp_path / "site.toml").write_text(
         f'engine = "oci"\nregistry = "{server.address}/ml"\nstore = "{tmp_path}/shared"\nmax_size = "1T"\n'
     )
-    monkeypatch.setattr("imagematrix.site.FILE", str(tmp_path / "site.toml"))
+    monkeypatch.setattr("imagematrix.common.settings.FILE", str(tmp_path / "site.toml"))
     words = ("pull", "training:v1", "--host", profiles["genoa-h200"], "--gpus", "none")
     assert cli(*words).out == f"{reference(published)}\n"
     assert ImageStore(tmp_path / "shared").find(variant("two")[0].digest)

@@ -5,12 +5,12 @@ import json
 import pytest
 from distribution import MANIFEST
 
-from imagematrix.catalog import labels
-from imagematrix.catalog.sources import open_catalog
-from imagematrix.cli.choosing import catalog_of
+from imagematrix.build.publish.publish import publish
+from imagematrix.cli.shared.inputs import catalog_of
 from imagematrix.errors import UnknownImageError
-from imagematrix.oci.manifest import INDEX
-from imagematrix.stores.publish import publish
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.oci.manifest import INDEX
 
 V2 = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": []}
 

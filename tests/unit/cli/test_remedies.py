@@ -15,8 +15,8 @@ import typer
 
 import imagematrix
 from imagematrix.cli.app import COMMANDS, app
-from imagematrix.launcher import options
-from imagematrix.text import word
+from imagematrix.common.text import word
+from imagematrix.launcher.docker import options
 
 PACKAGE = Path(imagematrix.__file__).parent
 OWN = "imagematrix"

@@ -8,9 +8,9 @@ import junitparser
 import pytest
 import yaml
 
-from imagematrix.builder import buildx
+from imagematrix.build.executor import buildx
+from imagematrix.build.stores import engine as local
 from imagematrix.errors import BuildError
-from imagematrix.stores import engine as local
 
 CPU = ("--only", "cuda=none")
 TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")

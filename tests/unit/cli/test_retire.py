@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.oci.manifest import INDEX
-from imagematrix.stores.publish import publish
+from imagematrix.build.publish.publish import publish
+from imagematrix.images.oci.manifest import INDEX
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from images import Parts, layout, tar
 from sboms import Attestation, Attested, listed, statement
 
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Variant
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Variant
 
 STATUS = ("var/lib/dpkg/status", b"Package: openssl\nVersion: 3.5\nArchitecture: amd64\n")
 FILES = tar(STATUS, ("opt/a.dist-info/METADATA", b"Name: a\nVersion: 1\n"))

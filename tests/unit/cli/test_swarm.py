@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from imagematrix.swarm import manager
-from imagematrix.swarm.logs import Logs
+from imagematrix.integrations.swarm import manager
+from imagematrix.integrations.swarm.logs import Logs
 
 MIB = 3814
 SWARM = {"LocalNodeState": "active", "ControlAvailable": True}

@@ -15,8 +15,8 @@ from hostile_text import MARK, TEXT, hostile, obeyed
 from images import Parts, layout, tar
 from publishing import labels_of
 
-from imagematrix.builder import buildx
-from imagematrix.stores import engine as local
+from imagematrix.build.executor import buildx
+from imagematrix.build.stores import engine as local
 
 REACHED = {  # for each test, how many values reach the output at least
     "test_hosts": 8,
@@ -104,7 +104,9 @@ HOSTS = {
 
 @pytest.mark.parametrize("kind", HOSTS)
 def test_hosts(outcome, catalog_file, project, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("imagematrix.swarm.program.program", lambda _: b"")  # which has no text of a host
+    monkeypatch.setattr(
+        "imagematrix.integrations.swarm.program.program", lambda _: b""
+    )  # which has no text of a host
     file, daemon = tmp_path / "host.json", tmp_path / "daemon.json"
     chosen = ("--catalog", catalog_file, "--host", file)
     matrix = project()
@@ -134,7 +136,7 @@ def test_hosts(outcome, catalog_file, project, tmp_path, monkeypatch, kind):
 
 
 def test_dumps_of_nvidia_smi(outcome, catalog_file, tmp_path):
-    tree = ET.parse(UNIT / "node" / "dumps" / "470-a100-mig.xml")  # noqa: S314 - a file of ours
+    tree = ET.parse(UNIT / "hardware" / "host" / "dumps" / "470-a100-mig.xml")  # noqa: S314 - a file of ours
     file = tmp_path / "dump.xml"
     seen = set()
     for element in tree.iter():
@@ -310,7 +312,7 @@ def test_builds(outcome, tmp_path, monkeypatch):
         outcome.run(place, "report", file)
         outcome.run(place, "report", "--json", file)
         with monkeypatch.context() as github:
-            github.setattr("imagematrix.cli.ci.system", lambda: "github")
+            github.setattr("imagematrix.cli.shared.ci.system", lambda: "github")
             outcome.run(place, "report", file)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from images import Parts, archived, layout, link, saved, tar
 
-from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Variant
-from imagematrix.cli import auditing
-from imagematrix.record import replace
+from imagematrix.cli.shared import audit_images
+from imagematrix.common.record import replace
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Variant
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
 CUBIN = tar(("opt/k.cubin", (DATA / "80.cubin").read_bytes()))
@@ -81,7 +81,7 @@ def test_unreadable_layer_is_a_single_error(cli, tmp_path):
 
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with auditing.progress() as watch:
+    with audit_images.progress() as watch:
         watch(5 << 20)
     assert "read 5 MiB of layers" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from imagematrix.facts import _data
+from imagematrix.hardware.vendors import _data
 
 ROOT = Path(__file__).parents[3]
 IMAGES = tomllib.loads((ROOT / "ci/frameworks.toml").read_text())["image"]

@@ -15,7 +15,7 @@ import yaml
 from typer.core import TyperGroup
 
 from imagematrix.cli.app import app
-from imagematrix.launcher.options import OWN
+from imagematrix.launcher.docker.options import OWN
 
 ROOT = pages.ROOT
 COMMANDS = cast("TyperGroup", typer.main.get_command(app())).commands

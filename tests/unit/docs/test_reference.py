@@ -8,7 +8,7 @@ import pytest
 import reference
 
 from imagematrix.cli.app import COMMANDS
-from imagematrix.launcher.options import OWN
+from imagematrix.launcher.docker.options import OWN
 from imagematrix.selection.rules import RULES
 
 ROOT = Path(__file__).parents[3]

@@ -9,8 +9,8 @@ import subprocess
 import pages
 import pytest
 
-from imagematrix.allocation.metrics import METRICS
-from imagematrix.doctor.checks import CHECKS
+from imagematrix.launcher.doctor.checks import CHECKS
+from imagematrix.launcher.gpu_claims.metrics import METRICS
 
 PACKAGE = pages.ROOT / "imagematrix"
 SOURCES = "".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
@@ -81,7 +81,7 @@ def test_every_cell_status_is_documented():
 
 
 def test_every_rule_of_infeasible_cells_is_documented():
-    text = (PACKAGE / "matrix/feasibility.py").read_text()
+    text = (PACKAGE / "build/matrix/feasibility.py").read_text()
     named = first_column(page("reference/matrix.md"), "## Infeasible cells")
     assert sorted(named) == sorted(
         name.strip("_").replace("_", "-")

@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 import yaml
 
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.matrix.load import load
-from imagematrix.node.host import Host
-from imagematrix.planning.planner import Against, plan
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan.planner import Against, plan
+from imagematrix.hardware.host.host import Host
+from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.selection.select import explain
 
 SCHEMAS = {path.name.removesuffix(".json"): path for path in (files("imagematrix") / "schemas").iterdir()}

@@ -10,8 +10,8 @@ from double import Double
 from hypothesis import given
 from strategies import allowed, catalogs, hosts, variants
 
-from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
-from imagematrix.record import Record, replace
+from imagematrix.common.record import Record, replace
+from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.hardware import FACTS, LABEL, hardware
 from imagematrix.selection.order import BY_NAME

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from imagematrix.catalog.catalog import CRITERIA, Catalog
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.record import replace
+from imagematrix.images.catalog.catalog import CRITERIA, Catalog
 from imagematrix.selection.index import Index
 from imagematrix.selection.order import key, order
 from imagematrix.selection.select import select

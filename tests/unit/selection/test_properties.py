@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import FLAGS, allowed, catalogs, hosts, variants
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.gpu_request.spec import among, candidates, exactly
+from imagematrix.hardware.gpu_request.spec import among, candidates, exactly
 from imagematrix.selection.candidate import results
 from imagematrix.selection.hardware import sample
 from imagematrix.selection.index import Index

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.gpu_request.choice import Choice
-from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.selection.question import narrowed, values
 from imagematrix.selection.select import explain, select, select_many, serving
 from imagematrix.selection.selection import NothingFits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.record import replace
 from imagematrix.selection.select import explain, select
 from imagematrix.selection.selection import NothingFits
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import FLAGS, allowed, catalogs, hosts
 
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.facts import cuda, device_code, marches
-from imagematrix.node.host import Cpu, Driver, Gpu, Host
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+from imagematrix.hardware.vendors import cuda, device_code, marches
+from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.selection.candidate import results
 from imagematrix.selection.select import explain
 from imagematrix.selection.target import Target

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.gpu_request.spec import candidates
-from imagematrix.record import replace
+from imagematrix.hardware.gpu_request.spec import candidates
+from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection import select as module
 from imagematrix.selection.question import _shared
 from imagematrix.selection.select import Selector, explain, select, select_many, serving

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import COMPUTES, DRIVERS, FLAGS, SIGNS, allowed, hosts, variants
 
-from imagematrix.facts import versions
-from imagematrix.node.host import Driver
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.hardware.host.host import Driver
+from imagematrix.hardware.vendors import versions
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.target import Target
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import FLAGS, SIGNS, allowed, catalogs, hosts
 
-from imagematrix.record import replace
+from imagematrix.common.record import replace
 from imagematrix.selection import index as index_module
 from imagematrix.selection.hardware import hardware, sample
 from imagematrix.selection.index import Index

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.build.dockerfile.render import Renderer
+from imagematrix.build.matrix.expand import expand
+from imagematrix.build.matrix.load import load
 from imagematrix.errors import UsageError
-from imagematrix.facts import cuda
-from imagematrix.matrix.expand import expand
-from imagematrix.matrix.load import load
-from imagematrix.render.render import Renderer
+from imagematrix.hardware.vendors import cuda
 
 ROOT = Path(__file__).parents[3]
 DRIVER = '{{ debian.driver_stage(driver_base, driver, driver_series | default("", true)) }}'

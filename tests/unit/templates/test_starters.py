@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.build.dockerfile.dockerfile import through_stage
+from imagematrix.build.dockerfile.render import Renderer
+from imagematrix.build.matrix.expand import expand
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan.flags import STAGE
 from imagematrix.cli.init import TEMPLATES
-from imagematrix.matrix.expand import expand
-from imagematrix.matrix.load import load
-from imagematrix.planning.flags import STAGE
-from imagematrix.render.dockerfile import through_stage
-from imagematrix.render.render import Renderer
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "cpu"  # the template without GPUs

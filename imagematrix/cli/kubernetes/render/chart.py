@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import info, writing
+from imagematrix.cli.shared.output import info, writing
+from imagematrix.common.text import word
 from imagematrix.errors import UsageError
-from imagematrix.text import word
 
 __all__ = ["command"]
 
@@ -20,7 +20,7 @@ def command(
     ],
 ) -> None:
     """Write a Helm chart that installs what `render install` writes, with a value for each of its options."""
-    from imagematrix.kubernetes.chart.files import files
+    from imagematrix.integrations.kubernetes.install.chart.files import files
 
     with writing():
         if output.exists() and (not output.is_dir() or any(output.iterdir())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import narrowed_catalog
 from imagematrix.cli.kubernetes.render.options import print_manifests
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -17,7 +17,7 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write an image-compatibility artifact of Node Feature Discovery for each variant."""
-    from imagematrix.kubernetes.compatibility import compatibility
+    from imagematrix.integrations.kubernetes.workloads.compatibility import compatibility
 
     variants = narrowed_catalog(image, catalog, where, policy).variants
     print_manifests(compatibility(variant, allow_cpu=allow_cpu) for variant in variants)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.cli.kubernetes.options import Nodes
 from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecret, WorkloadName
 from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, write
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import Nodes, cluster
 from imagematrix.cli.kubernetes.render.options import Only, print_manifests
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -19,8 +19,8 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a ResourceFlavor of Kueue for each class, or for those that --class names."""
-    from imagematrix.kubernetes.manifests import flavors
-    from imagematrix.kubernetes.placed import chosen
+    from imagematrix.integrations.kubernetes.workloads.manifests import flavors
+    from imagematrix.integrations.kubernetes.workloads.placed import chosen
 
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     print_manifests(flavors(chosen(grouped.classes, only or ())))

@@ -13,13 +13,13 @@ import typer
 
 from imagematrix.cli.kubernetes.options import OnUnknown, denies, kinds
 from imagematrix.cli.kubernetes.render.options import PullSecret, print_manifests, require_registry
-from imagematrix.cli.options import AllowCpu, Image, Where
-from imagematrix.cli.output import info, warn
+from imagematrix.cli.shared.options import AllowCpu, Image, Where
+from imagematrix.cli.shared.output import info, warn
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.kubernetes.previous import Resource
+    from imagematrix.integrations.kubernetes.install.previous import Resource
 
 __all__ = ["command"]
 
@@ -109,10 +109,10 @@ def command(
         raise UsageError("--by is for --device-plugin")
     if kubelet and not (device_plugin or dra_driver):
         raise UsageError("--kubelet is for --device-plugin and --dra-driver")
-    from imagematrix.kubelet.sockets import ROOT_DIR
-    from imagematrix.kubernetes import authority
-    from imagematrix.kubernetes.install import Installation, install, service_names
-    from imagematrix.kubernetes.previous import read, renewed
+    from imagematrix.integrations.kubernetes.install import authority
+    from imagematrix.integrations.kubernetes.install.install import Installation, install, service_names
+    from imagematrix.integrations.kubernetes.install.previous import read, renewed
+    from imagematrix.launcher.kubelet.sockets import ROOT_DIR
     from imagematrix.selection.question import parse
 
     parse(where or ())  # an invalid condition would end the webhook
@@ -159,7 +159,7 @@ def _removal(resource: Resource) -> str | None:
 
 def _registry_name(name: str) -> str:
     """Return IMAGE:VERSION, which must be in a registry, where the webhook reads its catalog."""
-    from imagematrix.reference import Reference
+    from imagematrix.common.image_reference import Reference
 
     require_registry(name)
     if "@" in name:

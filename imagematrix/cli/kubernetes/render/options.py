@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import print_document, warn
+from imagematrix.cli.shared.output import print_document, warn
+from imagematrix.common.text import shortened, word
 from imagematrix.errors import UsageError
-from imagematrix.text import shortened, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from imagematrix.kubernetes.classes import Class, Classes
-    from imagematrix.kubernetes.objects import Manifest
+    from imagematrix.integrations.kubernetes.client.objects import Manifest
+    from imagematrix.integrations.kubernetes.nodes.classes import Class, Classes
 
 __all__ = [
     "Arguments",
@@ -49,7 +49,7 @@ PullSecret = Annotated[
 
 def require_registry(name: str) -> None:
     """Raise UsageError if the name of an image has no registry, from which nodes could pull it."""
-    from imagematrix.reference import names_registry
+    from imagematrix.common.image_reference import names_registry
 
     if not names_registry(name):
         raise UsageError(
@@ -60,7 +60,7 @@ def require_registry(name: str) -> None:
 
 def print_manifests(documents: Iterable[Manifest]) -> None:
     """Print manifests as YAML."""
-    from imagematrix.kubernetes.yaml import dump
+    from imagematrix.integrations.kubernetes.client.yaml import dump
 
     print_document(f"{dump(*documents)}\n")
 
@@ -72,7 +72,7 @@ def default_name(grouped: Classes) -> str:
 
 def warn_of(grouped: Classes, classes: Sequence[Class]) -> None:
     """Warn of those of a cluster's classes and nodes that get no pods, and of images without a digest."""
-    from imagematrix.kubernetes.placed import RELABEL
+    from imagematrix.integrations.kubernetes.workloads.placed import RELABEL
 
     for each in classes:
         if each.miss:

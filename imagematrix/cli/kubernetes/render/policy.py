@@ -8,8 +8,8 @@ import typer
 
 from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, cluster, denies
 from imagematrix.cli.kubernetes.render.options import default_name, print_manifests, warn_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
-from imagematrix.cli.output import warn
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.shared.output import warn
 
 __all__ = ["command"]
 
@@ -34,11 +34,11 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
-    from imagematrix.kubernetes.admission import policy as admitting
-    from imagematrix.kubernetes.labels import CLASS
-    from imagematrix.kubernetes.placed import require_labels
-    from imagematrix.kubernetes.policy import objects
-    from imagematrix.text import counted, shortened
+    from imagematrix.common.text import counted, shortened
+    from imagematrix.integrations.kubernetes.admission.admission import policy as admitting
+    from imagematrix.integrations.kubernetes.admission.policy import objects
+    from imagematrix.integrations.kubernetes.nodes.labels import CLASS
+    from imagematrix.integrations.kubernetes.workloads.placed import require_labels
 
     deny = denies(on_unknown)
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)

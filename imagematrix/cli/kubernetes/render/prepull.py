@@ -15,7 +15,7 @@ from imagematrix.cli.kubernetes.render.options import (
     require_registry,
     warn_of,
 )
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
 
@@ -42,8 +42,8 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a DaemonSet for each class that pulls the class's image to its nodes, before a pod needs it."""
-    from imagematrix.kubernetes.placed import chosen
-    from imagematrix.kubernetes.prepull import prepull
+    from imagematrix.integrations.kubernetes.workloads.placed import chosen
+    from imagematrix.integrations.kubernetes.workloads.prepull import prepull
 
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")

@@ -17,7 +17,7 @@ from imagematrix.cli.kubernetes.render.options import (
     require_registry,
     warn_of,
 )
-from imagematrix.cli.options import AllowCpu, CatalogName, Image, Policy, Where
+from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def write(
     policy: Path | None,
 ) -> None:
     """Print the manifests of a workload, and warn of classes that get no pods."""
-    from imagematrix.kubernetes.manifests import Workload, manifests
-    from imagematrix.kubernetes.placed import chosen
+    from imagematrix.integrations.kubernetes.workloads.manifests import Workload, manifests
+    from imagematrix.integrations.kubernetes.workloads.placed import chosen
 
     grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.catalog.catalog import Code, FilePart, Ptx, UseGuard
-from imagematrix.node.host import Accelerator
-from imagematrix.record import replace
+from imagematrix.common.record import replace
+from imagematrix.hardware.host.host import Accelerator
+from imagematrix.images.catalog.catalog import Code, FilePart, Ptx, UseGuard
 from imagematrix.selection.rules.device_code import RULE, served
 from imagematrix.selection.select import explain
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.catalog.catalog import Code
+from imagematrix.images.catalog.catalog import Code
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.record import replace
+from imagematrix.common.record import replace
 
 
 def node(make, kernel, own):
@@ -54,11 +54,11 @@ def test_the_nearest_driver_counts(make):
 
 
 def test_the_shipped_host_with_two_drivers_is_refused(cli, make, profiles, tmp_path):
-    from imagematrix import documents
+    from imagematrix.common import json_documents
 
     path = tmp_path / "t.json"
     catalog = make.catalog(make.variant("t:host", driver=make.umd("host")))
-    path.write_text(documents.dump(catalog.to_json()))
+    path.write_text(json_documents.dump(catalog.to_json()))
     where = ["t:v1", "--catalog", str(path), "--host", str(profiles["driver-mismatch"])]
     result = cli("select", *where)
     assert result.code == 3

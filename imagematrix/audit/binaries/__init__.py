@@ -1,0 +1,1 @@
+"""Files of programs: their formats, the device code in them, and what they need of a CPU."""

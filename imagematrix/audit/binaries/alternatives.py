@@ -1,0 +1,65 @@
+"""Files of which a program loads one by the CPU: their paths differ only in a CPU's name.
+
+Such as lib/avx2/libit.so beside lib/basic/libit.so, and libit.so beside libit-avxonly.so.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import defaultdict
+
+from imagematrix.audit.binaries.cpu import dispatch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+__all__ = ["by_cpu"]
+
+# Words in names of files for no CPU in particular.
+PLAIN = re.compile(r"(?<![a-z])(?:basic|baseline|default|generic|noavx|plain|portable|scalar|sse2)(?![a-z])")
+WORD = re.compile(
+    rf"[-_.]?(?:(?:{dispatch.FLAVOUR.pattern})[a-z0-9]*|{PLAIN.pattern})", re.IGNORECASE | re.ASCII
+)
+DEEPEST = 32  # parts of a path whose folders are compared
+
+
+def by_cpu(flags: Mapping[str, AbstractSet[str]], packages: Mapping[str, str]) -> frozenset[str]:
+    """Return the paths of the files that are loaded only on some CPUs.
+
+    `flags` are those of all instructions in each file, by its path; `packages` are the names of packages by
+    the paths of their files. Files of different packages are no alternatives. Of those that are, the one
+    without a CPU's name is loaded on every CPU, unless another one uses fewer flags.
+    """
+    named = [path for path in flags if any(map(dispatch.chosen, path.split("/")))]
+    groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    wanted = {place for path in named for place in _places(path, packages)}
+    for path in flags if named else ():
+        for place in _places(path, packages):
+            if place in wanted:
+                groups[place].add(path)
+    found: set[str] = set()
+    for (folder, _, _), group in groups.items():
+        own = {path: path.removeprefix(folder).partition("/")[0] for path in group}
+        chosen = {path for path, word in own.items() if dispatch.chosen(word)}
+        if not chosen or len(group) == 1:
+            continue
+        distinct = {frozenset(flags[path]) for path in group}
+        found |= chosen
+        found |= {path for path in group - chosen if any(own < flags[path] for own in distinct)}
+    return frozenset(found)
+
+
+def _places(path: str, packages: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the places of a path in which its alternatives differ: a folder of it, or a word of its name.
+
+    A place is the path before it, the rest, and the package.
+    """
+    package = packages.get(path, "")
+    parts = path.split("/")
+    for index in range(1, len(parts) - 1) if len(parts) <= DEEPEST else ():
+        yield "/".join(parts[:index]) + "/", "/" + "/".join(parts[index + 1 :]), package
+    folder, name = posixpath.split(path)
+    yield folder.rstrip("/") + "/", WORD.sub("", name), package

@@ -1,0 +1,96 @@
+"""Reading the members of archives: static libraries, and zip files such as wheels."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import zipfile
+import zlib
+from functools import partial
+
+from imagematrix.audit.binaries.window import Window
+from imagematrix.common.temp_folder import disk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from typing import BinaryIO
+
+    from imagematrix.images.oci.expanded import ByteStream
+
+__all__ = ["AR", "HEAD", "UNREADABLE", "ZIP", "ZIPPED", "copied", "members", "opened", "zipped"]
+
+AR = b"!<arch>\n"
+ZIP = b"PK\x03\x04"
+ZIPPED = (".whl", ".zip", ".egg", ".jar")
+HEAD = 64  # bytes at the start of a file that identify its format
+# Exceptions that reading an untrusted zip can raise.
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+)
+MEMBER = 60  # bytes of a member's header in a static library
+END = b"`\n"  # the last two bytes of that header
+ELF = b"\x7fELF"
+MOST = 200_000  # members
+IN_MEMORY = 4 << 20  # bytes; larger files are copied to disk
+INFLATED = 8 << 30  # bytes; limit for all members of a zip after decompression
+PIECE = 1 << 20
+
+
+def members(window: Window) -> Iterator[tuple[str, Window]]:
+    """Yield the name and the bytes of each ELF object in a static library, up to the first damaged header."""
+    at = len(AR)
+    for _ in range(MOST):
+        head = window.at(at, MEMBER)
+        size = head[48:58].strip()
+        if head[58:60] != END or not size.isdigit():
+            return
+        part = window.part(at + MEMBER, int(size))
+        if part.at(0, len(ELF)) == ELF:
+            yield head[:16].decode("ascii", "replace").rstrip(" /"), part
+        at += MEMBER + int(size) + int(size) % 2  # members begin at even offsets (ar(5))
+
+
+def opened(window: Window) -> zipfile.ZipFile:
+    """Open a zip for reading; closing it leaves the window open. Raises one of `UNREADABLE`."""
+    return zipfile.ZipFile(io.BufferedReader(window.part(0, window.size)))
+
+
+def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[ByteStream]]]]:
+    """Yield the name and the size of each file in a zip, and a function that opens it.
+
+    Raises one of `UNREADABLE`.
+    """
+    with opened(window) as archive:
+        listed = archive.infolist()
+        if len(listed) > MOST or sum(member.file_size for member in listed) > INFLATED:
+            raise ValueError("too large")
+        for member in listed:
+            if not member.is_dir() and member.file_size:
+                yield member.filename, member.file_size, partial(archive.open, member)
+
+
+@contextlib.contextmanager
+def copied(file: ByteStream, size: int, head: bytes = b"") -> Iterator[Window]:
+    """Yield a window on the next `size` bytes of a stream, copied to memory, or to disk if they are many.
+
+    `head` are the first of these bytes, which the caller has already read.
+    """
+    with contextlib.ExitStack() as stack:
+        copy: BinaryIO = io.BytesIO()
+        if size > IN_MEMORY:
+            copy = stack.enter_context(tempfile.TemporaryFile(dir=disk()))
+        copy.write(head)
+        left = size - len(head)
+        while left > 0 and (piece := file.read(min(PIECE, left))):
+            copy.write(piece)
+            left -= len(piece)
+        yield Window(copy, 0, size - max(left, 0))

@@ -1,0 +1,284 @@
+"""The functions of a linked ELF file: addresses, sizes, names, code, and which of them are entry points.
+
+x86 instructions have 1 to 15 bytes, so decoding has to start at the beginning of one. Symbols give the
+beginnings of functions, and so do the tables for unwinding (.eh_frame, which stripping leaves in place). The
+Linux Standard Base (Core, "Exception Frames") and the System V ABI describe the layouts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import chain, islice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from imagematrix.audit.binaries.elf import Elf, Section
+    from imagematrix.audit.binaries.window import Window
+
+__all__ = [
+    "GLOBAL",
+    "HIDDEN",
+    "IFUNC",
+    "UNDEFINED",
+    "Body",
+    "Symbol",
+    "Text",
+    "always_run",
+    "exported",
+    "functions",
+    "names",
+    "symbols",
+]
+
+MOST = 2_000_000  # functions of a file, some of them twice
+RUN = 1 << 16  # functions to sort at a time
+SIZE_BITS = 24  # an address and a size fit into 64 bits
+LARGEST = (1 << SIZE_BITS) - 1  # bytes of a function
+ADDRESSES = range(1 << 64 - SIZE_BITS)  # linked files have no higher addresses
+MOST_SYMBOLS = 4_000_000
+PIECE = 1 << 20
+LONGEST = 200  # bytes of a name
+FRAME = struct.Struct("<IIiI")  # length, distance to the common information entry, function's begin and size
+BEGIN = 8  # offset of the function's begin, which is relative to this place
+LONG = 0xFFFFFFFF  # in place of the length of an entry with a 64-bit length
+SYMBOL = struct.Struct("<IBBHQQ")  # name, type and binding, visibility, section, address, size
+FUNCTION, IFUNC = 2, 10  # types of symbols
+LOCAL, GLOBAL = 0, 1  # bindings, among others
+HIDDEN = (1, 2)  # visibilities: internal and hidden
+UNDEFINED = 0  # section of a symbol that another file defines
+TABLES = ((".symtab", ".strtab"), (".dynsym", ".dynstr"))
+ARRAYS = (".preinit_array", ".init_array")
+INITIAL = ".init"
+MAIN = b"main\0"
+POINTER = struct.Struct("<Q")
+RELOCATION = struct.Struct("<QQq")  # place, kind, addend
+RELATIVE = frozenset([8, 1027])  # kinds for x86-64 and aarch64: an address in the same file
+MOST_RELOCATIONS = 1_000_000  # relocations
+MOST_POINTERS = 10_000
+LONGEST_BODY = 2 << 20  # bytes to decode at a time
+PADDING = b"\x00\x90\xcc"  # zeros, nop and int3, with which compilers and linkers fill gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A symbol for a function, or for anything that another file defines.
+
+    `name` is the offset of its name in the file. `dynamic`: it is in the loader's symbol table.
+    """
+
+    name: int
+    kind: int
+    binding: int
+    visibility: int
+    section: int
+    address: int
+    size: int
+    dynamic: bool
+
+
+def functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
+    """Return the addresses of the functions, sorted and without repetition, and their sizes, 0 if unknown.
+
+    There may be a million functions. A list of pairs would then take 200 MB.
+    """
+    starts, sizes = array("Q"), array("I")
+    packed = islice(_packed(elf, window), MOST)
+    runs: list[array[int]] = []
+    while run := array("Q", sorted(islice(packed, RUN))):
+        runs.append(run)
+    for both in heapq.merge(*runs):
+        start, size = both >> SIZE_BITS, both & LARGEST
+        if starts and starts[-1] == start:  # the largest size counts
+            sizes[-1] = size
+        else:
+            starts.append(start)
+            sizes.append(size)
+    return starts, sizes
+
+
+def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
+    """Yield the symbols for functions, and the symbols that other files define."""
+    left = MOST_SYMBOLS
+    for table, texts in TABLES:
+        named = next(elf.named(texts), None)
+        for section in elf.named(table):
+            size = min(section.size, left * SYMBOL.size)
+            left -= size // SYMBOL.size
+            for name, info, visibility, index, address, length in _rows(window, section, size):
+                kind = info & 15
+                if named and (kind in (FUNCTION, IFUNC) or (index == UNDEFINED and name)):
+                    yield Symbol(
+                        name=named.offset + name,
+                        kind=kind,
+                        binding=info >> 4,
+                        visibility=visibility & 3,
+                        section=index,
+                        address=address,
+                        size=length,
+                        dynamic=table == ".dynsym",
+                    )
+
+
+def names(offsets: Iterable[int], window: Window) -> Iterator[str]:
+    """Yield the names at these offsets in the file."""
+    for offset in offsets:
+        yield window.at(offset, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _packed(elf: Elf, window: Window) -> Iterator[int]:
+    """Yield the address and the size of each function, packed into one number; some functions come twice."""
+    named = ((symbol.address, symbol.size) for symbol in symbols(elf, window) if symbol.section != UNDEFINED)
+    for start, size in chain(_frames(elf, window), named):
+        if start in ADDRESSES:
+            yield start << SIZE_BITS | min(size, LARGEST)
+
+
+def _rows(window: Window, section: Section, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    step = PIECE // SYMBOL.size * SYMBOL.size
+    for at in range(0, size, step):
+        raw = window.at(section.offset + at, min(step, size - at))
+        yield from SYMBOL.iter_unpack(raw[: len(raw) // SYMBOL.size * SYMBOL.size])
+
+
+def _frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
+    """Yield the address and the size of each function in .eh_frame, which compilers all encode in one way."""
+    for section in elf.named(".eh_frame"):
+        at = 0
+        while at < section.size:
+            raw = window.at(section.offset + at, min(PIECE, section.size - at))
+            here = 0
+            while here <= len(raw) - FRAME.size:
+                length, common, begin, size = FRAME.unpack_from(raw, here)
+                if length == LONG:
+                    return
+                if length and common:
+                    yield section.address + at + here + BEGIN + begin, size
+                here += 4 + length
+            if not here:
+                return
+            at += here
+
+
+def always_run(elf: Elf, window: Window) -> set[int]:
+    """Return the addresses of the functions that always run: the entry point, main and constructors."""
+    addresses = {elf.entry} if elf.entry else set()
+    addresses.update(
+        symbol.address
+        for symbol in symbols(elf, window)
+        if _here(symbol) and window.at(symbol.name, len(MAIN)) == MAIN
+    )
+    addresses.update(section.address for section in elf.named(INITIAL))
+    addresses.update(_constructors(elf, window))
+    return addresses
+
+
+def exported(elf: Elf, window: Window) -> Iterator[int]:
+    """Yield the addresses of the functions that other files may call."""
+    for symbol in symbols(elf, window):
+        if _here(symbol) and symbol.dynamic and symbol.binding != LOCAL and symbol.visibility not in HIDDEN:
+            yield symbol.address
+
+
+def _here(symbol: Symbol) -> bool:
+    return symbol.section != UNDEFINED and symbol.kind == FUNCTION
+
+
+def _constructors(elf: Elf, window: Window) -> Iterator[int]:
+    arrays = list(elf.named(*ARRAYS))
+    for section in arrays:
+        raw = window.at(section.offset, min(section.size, MOST_POINTERS * POINTER.size) // 8 * 8)
+        yield from (address for (address,) in POINTER.iter_unpack(raw[: len(raw) // 8 * 8]) if address)
+    # In position-independent files, the loader fills in the pointers by relocations.
+    for section in elf.named(".rela.dyn") if arrays else ():
+        step = RELOCATION.size << 14
+        for at in range(0, min(section.size, MOST_RELOCATIONS * RELOCATION.size), step):
+            raw = window.at(section.offset + at, min(step, section.size - at))
+            for place, kind, address in RELOCATION.iter_unpack(raw[: len(raw) // 24 * 24]):
+                if kind in RELATIVE and any(
+                    section.address <= place < section.address + section.size for section in arrays
+                ):
+                    yield address
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The code from an address on.
+
+    `bounded`: it is a function, not bytes between two functions. `goes_on`: the function continues after it
+    under another name.
+    """
+
+    start: int
+    size: int
+    bounded: bool
+    goes_on: bool = False
+
+
+class Text:
+    """The code in some sections of a file."""
+
+    def __init__(self, elf: Elf, window: Window, sections: Sequence[Section]) -> None:
+        self._window = window
+        self._sections = sorted(sections, key=lambda section: section.address)
+        self._starts, self._sizes = functions(elf, window)
+
+    def bodies(self) -> Iterator[Body]:
+        """Yield all code, sorted by address. Bytes between functions are bodies that are not `bounded`."""
+        for section in self._sections:
+            end = section.address + section.size
+            first, last = bisect_right(self._starts, section.address - 1), bisect_right(self._starts, end - 1)
+            here = section.address
+            for index in range(first, last):
+                yield from self._between(here, self._starts[index])
+                body = self._body(index, end)
+                yield body
+                here = body.start + body.size
+            yield from self._between(here, end)
+
+    def body(self, address: int) -> Body | None:
+        """Return the function that contains an address, or None if none is known."""
+        index = bisect_right(self._starts, address) - 1
+        section = self._section(address)
+        if index < 0 or section is None:
+            return None
+        body = self._body(index, section.address + section.size)
+        return body if body.start <= address < body.start + body.size else None
+
+    def read(self, body: Body) -> bytes:
+        """Return the bytes of a body."""
+        section = self._section(body.start)
+        if section is None:
+            return b""
+        offset = body.start - section.address
+        return self._window.at(section.offset + offset, min(body.size, section.size - offset))
+
+    @property
+    def known(self) -> bool:
+        """Whether the file tells where any function begins."""
+        return bool(self._starts)
+
+    def _body(self, index: int, end: int) -> Body:
+        start, size = self._starts[index], self._sizes[index]
+        following = self._starts[index + 1] if index + 1 < len(self._starts) else end
+        # A function that begins inside another one is a part of it with its own name.
+        stop = min(start + size if size else following, following, end, start + LONGEST_BODY)
+        return Body(start, stop - start, bounded=size > 0, goes_on=stop == following < start + size)
+
+    def _between(self, start: int, end: int) -> Iterator[Body]:
+        for here in range(start, end, LONGEST_BODY):
+            piece = Body(here, min(LONGEST_BODY, end - here), bounded=False)
+            raw = self.read(piece)
+            code = raw.lstrip(PADDING)
+            if code:
+                yield Body(here + len(raw) - len(code), len(code), bounded=False)
+
+    def _section(self, address: int) -> Section | None:
+        index = bisect_right(self._sections, address, key=lambda section: section.address) - 1
+        section = self._sections[index] if index >= 0 else None
+        return section if section and address < section.address + section.size else None

@@ -1,0 +1,247 @@
+"""Decoding the code of a file: the CPU flags that its functions need, and those that are always required.
+
+If nothing in the file detects the CPU, a flag is required if calls and jumps lead from an entry point to code
+that needs it. Otherwise, only code that always runs counts: main and the constructors themselves, unless they
+detect the CPU. A function that is named for certain CPUs counts as chosen by the CPU. What Go states that it
+compiled a program for is required, too.
+
+For the rest of the code, the share of functions for newer CPUs tells: a compiler that may use AVX uses no
+instruction of SSE any more. In official wheels, at least 87 of 100 functions with vectors use AVX if the
+whole library is compiled for it, and at most 67 if the library chooses functions by the CPU.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, defaultdict
+from functools import cache, partial
+from typing import Protocol
+
+from imagematrix.audit.binaries.cpu import dispatch, functions, go_build
+from imagematrix.audit.binaries.cpu.arm import Arm
+from imagematrix.audit.binaries.cpu.functions import Text
+from imagematrix.audit.binaries.elf import AARCH64, CODE, X86_64
+from imagematrix.audit.binaries.host_code import NAMES, Carriers, HostCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from imagematrix.audit.binaries.elf import Elf, Section
+    from imagematrix.audit.binaries.window import Window
+
+    # Starts to scan a file, and returns a function that waits for the result; see `scan`.
+    StartScan = Callable[[str, Elf, Window], Callable[[], HostCode]]
+
+__all__ = ["Decoder", "code_sections", "decodable", "scan", "scan_later"]
+
+FEWEST = 20  # functions for which a compiler had the choice; fewer are no evidence
+NEARLY_ALL = 0.8  # of these functions
+LARGER_PART = 0.5
+# Of the functions for newer CPUs, the share that shows that the file is compiled for another flag, too. It is
+# at least 0.09 for AVX2, but below 0.01 where a few functions are chosen by the CPU.
+SHOWN = 0.05
+FEW = 8  # instructions with a flag in bytes that may be data; fewer are no evidence
+NAMED = 5  # names of functions to report for each flag
+LINKAGE = ".plt"  # beginning of the names of sections with calls to other files
+WIDE = b"\x02\x01"  # 64 bits, little end first
+MACHINES = (X86_64, AARCH64)
+
+
+class Decoder(Protocol):
+    """A decoder for the functions of one machine.
+
+    `newer` are the flags of instructions that compilers for newer CPUs use in place of `older` ones.
+    """
+
+    newer: frozenset[str]
+
+    def codes(self, body: bytes) -> frozenset[int]:
+        """Return the kinds of instructions in a function."""
+
+    def only_instructions(self, codes: frozenset[int]) -> bool:
+        """Whether a function contains nothing but instructions."""
+
+    def detects_cpu(self, codes: frozenset[int]) -> bool:
+        """Whether a function detects the CPU."""
+
+    def flags(self, codes: frozenset[int]) -> frozenset[str]:
+        """Return the flags beyond the baseline that instructions need."""
+
+    def older(self, codes: frozenset[int]) -> bool:
+        """Whether a function has instructions in whose place compilers use `newer` ones."""
+
+    def counts_by_flag(self, body: bytes) -> Counter[str]:
+        """Return how many instructions need each flag."""
+
+    def targets(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function at `address` calls or jumps to."""
+
+    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function computes, for example to pass a callback."""
+
+
+def decodable(elf: Elf, window: Window) -> bool:
+    """Whether a file is a program or a library with code that can be decoded."""
+    return elf.linked and elf.machine in MACHINES and window.at(4, len(WIDE)) == WIDE
+
+
+def code_sections(elf: Elf) -> list[Section]:
+    """Return the sections of a file with code to decode."""
+    return [
+        section for section in elf.sections if section.flags & CODE and not section.name.startswith(LINKAGE)
+    ]
+
+
+def scan_later(path: str, elf: Elf, window: Window) -> Callable[[], HostCode]:
+    """Return a function that returns the result of `scan`."""
+    return partial(scan, path, elf, window)
+
+
+def scan(path: str, elf: Elf, window: Window) -> HostCode:
+    """Return the CPU flags that the code of a `decodable` file needs; `whole` is False without a decoder."""
+    sections = code_sections(elf)
+    stated = go_build.flags(elf, window)
+    decoder = _decoder(elf.machine) if sections else None
+    if decoder is None:
+        return HostCode(required=stated, whole=False)
+    text = Text(elf, window, sections)
+    carriers, detecting, older = _carriers(text, decoder)
+    flags = _union(carriers.values())
+    if not flags:
+        return HostCode(required=stated, whole=text.known)
+    counts = Counter(flag for own in carriers.values() for flag in own)
+    names, by_name = _named(elf, window, carriers)
+    if dispatch.chosen_file(path) or dispatch.chosen_file(elf.soname or ""):
+        by_name = set(carriers)
+    for start in by_name:
+        del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
+    free = _union(carriers.values())
+    signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.signs(elf, window)))
+    first = functions.always_run(elf, window) | _mains(elf, text, decoder)
+    if signs:
+        bodies = [body for address in first if (body := text.body(address)) and body.bounded]
+        required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in detecting)
+    else:
+        first.update(functions.exported(elf, window))
+        required = _reached(text, decoder, first, carriers, by_name)
+    required |= stated
+    probable, partial = _compiled_for(carriers, older, decoder.newer)
+    return HostCode(
+        functions={
+            flag: Carriers(count=count, names=tuple(names[flag])) for flag, count in sorted(counts.items())
+        },
+        required=required,
+        probable=probable - required,
+        partial=partial - required,
+        chosen=flags - required - free,
+        signs=(*signs, *([NAMES] if by_name else [])),
+        whole=text.known,
+    )
+
+
+@cache
+def _decoder(machine: int) -> Decoder | None:
+    """Return the decoder for a machine, or None if its library is missing, as in the zipapp for nodes."""
+    if machine == AARCH64:
+        return Arm()
+    try:
+        from imagematrix.audit.binaries.cpu.x86 import X86  # imported late: it loads a large library
+    except ModuleNotFoundError:
+        return None
+    return X86()
+
+
+def _carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], set[int], int]:
+    """Return the flags of the functions that need any, by address, and the functions that detect the CPU.
+
+    Also return the number of functions with older instructions; see Decoder.
+    """
+    flags_by_start: dict[int, frozenset[str]] = {}
+    detecting: set[int] = set()
+    older = 0
+    sets: dict[frozenset[str], frozenset[str]] = {}  # many functions share few different sets
+    for body in text.bodies():
+        raw = text.read(body)
+        codes = decoder.codes(raw)
+        if decoder.detects_cpu(codes):
+            detecting.add(body.start)
+        flags = decoder.flags(codes)
+        certain = body.bounded and decoder.only_instructions(codes)  # otherwise some of it may be data
+        older += certain and decoder.older(codes)
+        if flags and not certain:
+            flags = frozenset(flag for flag, count in decoder.counts_by_flag(raw).items() if count >= FEW)
+        if flags:
+            flags_by_start[body.start] = sets.setdefault(flags, flags)
+    return flags_by_start, detecting, older
+
+
+def _compiled_for(
+    carriers: Mapping[int, frozenset[str]], older: int, newer: frozenset[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the flags for which nearly all code is compiled, and those for which only the larger part is."""
+    own = [flags for flags in carriers.values() if not newer.isdisjoint(flags)]
+    choices = len(own) + older
+    if choices < FEWEST:
+        return frozenset(), frozenset()
+    counts = Counter(flag for flags in own for flag in flags)
+    if len(own) >= NEARLY_ALL * choices:
+        return frozenset(flag for flag, count in counts.items() if count >= SHOWN * len(own)), frozenset()
+    return frozenset(), frozenset(flag for flag, count in counts.items() if count > LARGER_PART * choices)
+
+
+def _mains(elf: Elf, text: Text, decoder: Decoder) -> set[int]:
+    """Return the functions whose addresses the entry function computes, such as main without a symbol."""
+    first = text.body(elf.entry)
+    return set(decoder.addresses_taken(text.read(first), first.start)) if first else set()
+
+
+def _reached(
+    text: Text,
+    decoder: Decoder,
+    start: Iterable[int],
+    free: Mapping[int, frozenset[str]],
+    by_name: set[int],
+) -> frozenset[str]:
+    """Return the flags of the functions that are reached from `start`, without those in `by_name`."""
+    all_flags = _union(free.values())
+    flags: set[str] = set()
+    seen: set[int] = set()
+    waiting = sorted(start)
+    while waiting and flags < all_flags:
+        body = text.body(waiting.pop())
+        if body is None or not body.bounded or body.start in seen or body.start in by_name:
+            continue
+        seen.add(body.start)
+        flags |= free.get(body.start, frozenset())
+        waiting += decoder.targets(text.read(body), body.start)
+        if body.goes_on:
+            waiting.append(body.start + body.size)
+    return frozenset(flags)
+
+
+def _named(
+    elf: Elf, window: Window, carriers: Mapping[int, frozenset[str]]
+) -> tuple[Mapping[str, list[str]], set[int]]:
+    """Return the first names of functions with each flag, and the functions that are named for certain CPUs.
+
+    There may be hundreds of thousands of functions, so no other names are kept.
+    """
+    first: dict[str, list[str]] = defaultdict(list)
+    by_name: set[int] = set()
+    for symbol in functions.symbols(elf, window):
+        if symbol.section == functions.UNDEFINED or symbol.address not in carriers:
+            continue
+        (name,) = functions.names([symbol.name], window)
+        if dispatch.chosen(name):
+            by_name.add(symbol.address)
+        for flag in carriers[symbol.address]:
+            examples = first[flag]
+            if (len(examples) < NAMED or name < examples[-1]) and name not in examples:
+                insort(examples, name)
+                del examples[NAMED:]
+    return first, by_name
+
+
+def _union(sets: Iterable[Iterable[str]]) -> frozenset[str]:
+    return frozenset().union(*sets)

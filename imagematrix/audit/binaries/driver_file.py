@@ -1,0 +1,52 @@
+"""Recognizing a library of NVIDIA's user-mode driver, and its version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.audit.binaries.notes import Compat, compat
+from imagematrix.hardware.vendors import user_mode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.audit.binaries.elf import Elf
+    from imagematrix.audit.binaries.window import Window
+
+__all__ = ["DriverLibrary", "driver"]
+
+STUBS = "stubs"  # the folder of a toolkit with the libraries for linking
+SMALLEST = 1 << 20  # bytes of a real driver library: a stub has a tenth of that, libnvidia-ml twice as much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLibrary:
+    """A library of the user-mode driver: `name` is one of `user_mode.LIBRARIES`.
+
+    `kind` is exact, compat or stub. `version` comes from its bytes, or else from its file
+    name; None if neither states it.
+    """
+
+    name: str
+    kind: str
+    version: str | None
+    compat: Compat | None = None
+
+
+def driver(path: str, elf: Elf | None, window: Window) -> DriverLibrary | None:
+    """Return the driver library that a file is, by its soname or its name, or None if it is none.
+
+    `path` is its path in the image, `elf` its ELF headers, or None if it has none.
+    """
+    by_path = user_mode.named(path)
+    named = (elf and elf.soname and user_mode.named(elf.soname)) or by_path
+    if not named:
+        return None
+    version = user_mode.version(window.size, window.at) or (by_path[1] if by_path else None)
+    note = compat(elf, window) if elf else None
+    if window.size < SMALLEST and (version is None or STUBS in path.split("/")):
+        kind = "stub"
+    elif note is not None or "compat" in path.split("/"):
+        kind = "compat"
+    else:
+        kind = "exact"
+    return DriverLibrary(name=named[0], kind=kind, version=None if kind == "stub" else version, compat=note)

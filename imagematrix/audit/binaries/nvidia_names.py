@@ -1,0 +1,52 @@
+"""The names of NVIDIA's libraries, of toolkits and of the user-mode driver, and of its Python packages."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from imagematrix.hardware.vendors import user_mode
+
+__all__ = ["distributes", "named", "of_nvidia"]
+
+# Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
+# the names of the libraries that it copies into a wheel.
+FILE = re.compile(
+    r"lib([A-Za-z0-9_-]+?)(?:-[0-9a-f]{8})?(?:\.alt)?(_static(?:_nocallback)?)?\.(?:so|a)((?:\.\d+)*)",
+    re.ASCII,
+)
+NAMES = re.compile(
+    r"cudart|cudadevrt|cublas|cublasLt|nvblas|cufftw?|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|cudnn(?:_\w+)?"
+    r"|cutensor(?:Mg|Net)?|cupti|nvperf_(?:host|target)|pcsamplingutil|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net|nvrtc(?:-builtins)?|nvJitLink"
+    r"|nvjpeg(?:2k)?|nvfatbin|nvinfer(?:_\w+)?|nvonnxparser|nvshmem\w*|nvToolsExt|nvcomp\w*|npp\w+|nvptxcompiler"
+    r"|culibos|nvtiff|checkpoint|cudla",
+    re.ASCII,
+)
+# The Python packages by which NVIDIA distributes its libraries. Authors in metadata prove nothing.
+PACKAGES = re.compile(
+    r"nvidia-.+|tensorrt(?:-(?:lean|dispatch))?(?:-cu\d+)?(?:-(?:bindings|libs))?", re.ASCII | re.DOTALL
+)
+# Further libraries of the user-mode driver.
+OF_DRIVER = re.compile(r"lib(?:nvidia-[a-z0-9-]+|nvcuvid|nvoptix|cudadebugger)\.so(?:\.\d+)*", re.ASCII)
+
+
+def distributes(package: str) -> bool:
+    """Whether NVIDIA distributes its libraries by a Python package of this normalised name."""
+    return PACKAGES.fullmatch(package) is not None
+
+
+def of_nvidia(path: str, soname: str | None) -> bool:
+    """Whether a file's names are those of a library of NVIDIA's. Its device code counts for no promise."""
+    names = (posixpath.basename(path), soname or "")
+    return named(path, soname) is not None or any(
+        user_mode.named(name) or OF_DRIVER.fullmatch(name) for name in names
+    )
+
+
+def named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
+    """Return a library's name, the version in its file name, and whether it is static; None if it is none."""
+    for name in (posixpath.basename(path), soname or ""):
+        match = FILE.fullmatch(name)
+        if match and NAMES.fullmatch(match[1]):
+            return match[1], match[3].lstrip("."), name.endswith(".a")
+    return None

@@ -1,0 +1,193 @@
+"""Examining one file by its bytes: a program, a library, an archive of objects, device code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from imagematrix.audit.binaries import (
+    archives,
+    cubin,
+    device_code,
+    driver_file,
+    elf,
+    embedded,
+    fatbin,
+    hip,
+    kernels,
+    notes,
+    nvidia_names,
+    stated,
+)
+from imagematrix.audit.binaries.archives import HEAD
+from imagematrix.audit.binaries.device_code import NONE, DeviceCode
+from imagematrix.hardware.vendors import user_mode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.audit.binaries.driver_file import DriverLibrary
+    from imagematrix.audit.binaries.elf import Elf
+    from imagematrix.audit.binaries.host_code import HostCode
+    from imagematrix.audit.binaries.window import Window
+
+__all__ = ["HEAD", "File", "examine", "interesting"]
+
+DEEPEST = 2  # levels of nested archives, such as a wheel in a zip
+SEARCHED = 64 << 20  # bytes
+CODE = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin")  # sections with device code
+CUDART = b"cudaErrorCudartUnloading"  # the name of an error, which only the runtime contains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file with machine code or device code in it.
+
+    `machine` is the number in its ELF header, None for other files. `linked` is False for objects and
+    archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `stated` is
+    the library that it is, or that is linked into it, with the version that its bytes state; see
+    `stated.stated`. `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its
+    data has the name of libcuda, and no device code, or it is a Python source that loads libcuda or a
+    compiler. `isa` is the psABI level that its notes require. `host`
+    is the result of decoding its instructions, None if they were not decoded, for example because the file
+    is `packaged`: it belongs to a package of the distribution. `recorded` is its hash in the form of a
+    RECORD, if the table of guarded files may have it.
+    """
+
+    size: int
+    machine: int | None = None
+    linked: bool = True
+    code: DeviceCode = NONE
+    driver: DriverLibrary | None = None
+    soname: str | None = None
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    runpath: tuple[str, ...] = ()
+    stated: tuple[str, str | None] | None = None
+    static_cudart: bool = False
+    names_cuda: bool = False
+    isa: str | None = None
+    host: HostCode | None = None
+    packaged: bool = False
+    recorded: str | None = None
+    inner: tuple[tuple[str, File], ...] = ()
+    damaged: bool = False
+
+
+def interesting(path: str, head: bytes) -> bool:
+    """Whether a file that begins with `head` needs to be examined."""
+    if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or user_mode.named(path):
+        return True
+    return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
+
+
+def examine(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST) -> File | None:
+    """Return the File for a window's bytes, or None if it has neither machine code nor device code.
+
+    `headers` are those of an ELF file, as `elf.read` returns them. `deep` is the number of levels of nested
+    zips to open.
+    """
+    head = window.at(0, HEAD)
+    if head.startswith(elf.MAGIC):
+        return _elf(path, window, headers)
+    if head.startswith(archives.AR):
+        return _archive(window)
+    if head.startswith(fatbin.MAGIC):
+        return File(size=window.size, code=fatbin.fatbins(window))
+    if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
+        return _zipped(window, deep) if deep else None
+    code = fatbin.ptx(window) if path.endswith(".ptx") else NONE
+    driver = driver_file.driver(path, None, window)
+    return File(size=window.size, code=code, driver=driver) if code or driver else None
+
+
+def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
+    if headers is None:
+        return File(size=window.size, damaged=True)
+    code = _code(path, headers, window)
+    # What a program registers with CUDA's runtime is the code that it runs; more in its data may be optional.
+    program = headers.linked and headers.machine != elf.CUDA
+    unseen = program and not (code and code.linked) and not nvidia_names.of_nvidia(path, headers.soname)
+    if unseen:
+        code = embedded.code(headers, window) or code
+    return File(
+        size=window.size,
+        machine=headers.machine,
+        linked=headers.linked or headers.machine == elf.CUDA,
+        code=code,
+        driver=driver_file.driver(path, headers, window) if headers.linked else None,
+        soname=headers.soname,
+        needed=headers.needed,
+        rpath=headers.rpath,
+        runpath=headers.runpath,
+        stated=stated.stated(path, headers, window),
+        static_cudart=_has_cudart(headers, window),
+        names_cuda=unseen and not code and embedded.names_driver(headers, window),
+        isa=notes.isa_needed(headers, window),
+        damaged=headers.damaged or code.damaged,
+    )
+
+
+def _code(path: str, headers: Elf, window: Window) -> DeviceCode:
+    if headers.machine == elf.CUDA:
+        return cubin.read(window)
+    codes: list[DeviceCode] = []
+    own = kernels.own(path)
+    left = window.size
+    for section in headers.named(*CODE):
+        part = window.part(section.offset, section.size)
+        left -= part.size
+        if left < 0:  # sections overlap: thousands of them could each span the whole file
+            codes.append(DeviceCode(damaged=True))
+            break
+        if section.name == ".nv_fatbin":
+            codes.append(fatbin.fatbins(part, own))
+        elif section.name == "__nv_relfatbin":
+            codes.append(replace(fatbin.fatbins(part), linked=False))
+        else:
+            codes.append(hip.bundles(part))
+    if not headers.sections:  # the section headers were stripped, which leaves the device code in place
+        codes.append(fatbin.fatbins(window, own))
+    return device_code.merged(codes)
+
+
+def _has_cudart(headers: Elf, window: Window) -> bool:
+    """Whether a program or a library has CUDA's runtime linked into it."""
+    shared = any("libcudart" in name for name in headers.needed)
+    if shared or (headers.soname or "").startswith("libcudart"):
+        return False
+    if not headers.linked or not any(headers.named(stated.REGISTERED)):
+        return False
+    section = next(headers.named(".rodata"), None)
+    texts = window.part(section.offset, section.size) if section else window.part(0, 0)
+    return any(CUDART in piece for piece in texts.pieces(SEARCHED, len(CUDART) - 1))
+
+
+def _archive(window: Window) -> File | None:
+    """Return the device code of all objects in a static library, or None if there is none."""
+    members = [_elf(name, part, elf.read(part)) for name, part in archives.members(window)]
+    readable = [member for member in members if member is not None]
+    code = device_code.merged(member.code for member in readable)
+    if not code:
+        return None
+    return File(size=window.size, linked=False, code=code, damaged=any(member.damaged for member in readable))
+
+
+def _zipped(window: Window, deep: int) -> File | None:
+    try:
+        inner = tuple(_inner(window, deep))
+    except archives.UNREADABLE:
+        return File(size=window.size, damaged=True)
+    return File(size=window.size, linked=False, inner=inner) if inner else None
+
+
+def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
+    for name, size, opened in archives.zipped(window):
+        with opened() as file:
+            head = file.read(HEAD)
+            if not interesting(name, head):
+                continue
+            with archives.copied(file, size, head) as part:  # zipfile yields at most `size` bytes
+                examined = examine(name, part, elf.read(part), deep - 1)
+        if examined:
+            yield name, examined

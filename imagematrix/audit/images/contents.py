@@ -1,0 +1,88 @@
+"""The packages in an image, from the files that its containers see."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from imagematrix.audit.packages import packages
+from imagematrix.audit.packages.installed import GENERIC, PYPI, Installed, checked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.python_packages import Package
+    from imagematrix.images.oci.tree import ImageTree
+
+__all__ = ["Contents", "contents"]
+
+OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
+ASSIGNED = re.compile(r"(ID|VERSION_ID)=([\"']?)([A-Za-z0-9._-]{1,64})\2", re.ASCII)  # os-release(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The packages in an image, sorted by kind, name, version and path.
+
+    `unread` are the paths of databases with the number of entries that are damaged or beyond limits.
+    `distribution` is the name and the version in os-release, such as "debian" and "13"; None if not stated.
+    """
+
+    packages: tuple[Installed, ...] = ()
+    unread: tuple[tuple[str, int], ...] = ()
+    distribution: tuple[str | None, str | None] = (None, None)
+
+
+def contents(
+    tree: ImageTree[Plain],
+    python: Iterable[Package],
+    others: Iterable[tuple[str, str | None, str]] = (),
+    damaged: Iterable[str] = (),
+) -> Contents:
+    """Return the packages in the databases of a tree, those of `python`, and `others` without metadata.
+
+    The others are libraries: name, version and path. `damaged` are the paths of metadata of Python.
+    """
+    found: list[Installed] = []
+    unread = [(path, 1) for path in damaged]
+    for path, file in _databases(tree):
+        if file.database:
+            found += [replace(package, path=path) for package in file.database.packages]
+            if file.database.unread:
+                unread.append((path, file.database.unread))
+    own = [(PYPI, package.name, package.version, package.license, package.metadata) for package in python]
+    for kind, name, version, stated, path in (
+        *own,
+        *((GENERIC, *other[:2], None, other[2]) for other in others),
+    ):
+        package = checked(kind, name, version, license=stated)
+        if package:
+            found.append(replace(package, path=path))
+        elif version:
+            unread.append((path, 1))
+    return Contents(
+        packages=tuple(sorted(set(found), key=_place)),
+        unread=tuple(sorted(unread)),
+        distribution=_distribution(tree),
+    )
+
+
+def _databases(tree: ImageTree[Plain]) -> Iterator[tuple[str, Plain]]:
+    """Yield each file that may be a database, by its own path: folders such as /lib may be links."""
+    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.names(packages.FOLDER)))
+    yield from dict(filter(None, map(tree.find, paths))).items()
+
+
+def _distribution(tree: ImageTree[Plain]) -> tuple[str | None, str | None]:
+    file = next(filter(None, map(tree.find, OS_RELEASE)), None)
+    lines = ((file[1].text if file else None) or b"").decode("utf-8", "replace").splitlines()
+    stated: Mapping[str, str] = {
+        match[1]: match[3] for line in lines if (match := ASSIGNED.fullmatch(line.strip()))
+    }
+    return stated.get("ID"), stated.get("VERSION_ID")
+
+
+def _place(package: Installed) -> tuple[str, ...]:
+    return package.kind, package.name, package.version or "", package.arch or "", package.path or ""

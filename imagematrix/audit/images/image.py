@@ -1,0 +1,240 @@
+"""Reading images from a source: manifests, configurations and layers, all of them untrusted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from imagematrix.audit.packages import statements
+from imagematrix.audit.packages.statements import StatementSource
+from imagematrix.common import json_documents
+from imagematrix.common.json_documents import Fields
+from imagematrix.errors import AuditError, UnknownImageError, UsageError
+from imagematrix.images.catalog import labels
+from imagematrix.images.oci.layout import ENGINE_NAME, NAME
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, digest_of, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from imagematrix.audit.images.layer import Layer
+    from imagematrix.audit.packages.statements import Statement
+    from imagematrix.images.oci.manifest import ImageManifest
+
+__all__ = ["AuditedImage", "ImageSource", "image", "images"]
+
+DEEPEST = 3  # levels of nested indexes
+MOST = 1000  # manifests of an index
+
+
+class ImageSource(StatementSource, Protocol):
+    """A store with the blobs of images."""
+
+    def config(self, digest: str) -> bytes:
+        """Return a configuration; raise UnknownImageError or AuditError."""
+
+    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        """Return layers; raise AuditError if one is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedImage:
+    """An image: its layers, the lowest first, and its configuration.
+
+    `digest` is the digest of its manifest, or of its configuration if it has no manifest. `sizes` are the
+    known sizes of its layers in a registry, by digest, and `size` is their sum, or else what the engine that
+    has the image tells; None if neither is known. Containers inherit its `environment` and `labels`.
+    `names` are the names that an archive or a layout gives it. `inherited`: the image was built on a variant
+    of imagematrix, and its labels are that variant's. `created` is the time in its configuration, and `sboms`
+    are its own SBOMs, if they were asked for.
+    """
+
+    reference: str
+    digest: str
+    platform: str
+    layers: tuple[Layer, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    size: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    inherited: bool = False
+    created: str | None = None
+    sboms: tuple[Statement, ...] = ()
+
+
+def images(
+    source: ImageSource,
+    raw: bytes,
+    reference: str,
+    platform: str,
+    *,
+    layout: bool = False,
+    sboms: bool = False,
+) -> Iterator[AuditedImage]:
+    """Yield the images of a manifest or an index, with their own SBOMs if `sboms`.
+
+    From an index, these are its variants of imagematrix, or else the image for `platform`, such as
+    linux/amd64. In the index of a `layout`, the entries of each name count as an index. Raises
+    UnknownImageError if there is no image, AuditError if something is damaged.
+    """
+    try:
+        found = parse(raw, reference, Descriptor)
+        if layout and isinstance(found, ImageIndex):
+            groups = [_entries(source, group, reference, DEEPEST) for group in _by_name(found.entries)]
+        else:
+            groups = [_manifests(source, digest_of(raw), found, reference, DEEPEST)]
+        chosen = [candidate for group in groups for candidate in _chosen(list(group), reference, platform)]
+        for candidate in chosen:
+            name = reference if len(chosen) == 1 else f"{reference.partition('@')[0]}@{candidate.digest}"
+            if candidate.config is None:
+                raise AuditError(f"{name} has no configuration")
+            made = image(
+                source,
+                source.config(candidate.config.digest),
+                [layer.digest for layer in candidate.layers],
+                reference=name,
+                digest=candidate.digest,
+                sizes={layer.digest: layer.size for layer in candidate.layers},
+            )
+            if sboms:
+                made = replace(
+                    made, sboms=statements.of_image(source, candidate.digest, candidate.attestations)
+                )
+            yield replace(made, names=(candidate.name,)) if candidate.name else made
+    except UsageError as error:
+        raise AuditError(str(error)) from error
+
+
+def image(
+    source: ImageSource,
+    config: bytes,
+    layers: Sequence[str],
+    *,
+    reference: str,
+    digest: str,
+    sizes: Mapping[str, int] | None = None,
+) -> AuditedImage:
+    """Return the image with a `digest`, a configuration and layers; raise AuditError, UsageError."""
+    fields = Fields(json_documents.parse(config, reference), reference)
+    inner = fields.object_or_empty("config")
+    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.present("Env") else ()))
+    platform = [
+        fields.text_or_none("os"),
+        fields.text_or_none("architecture"),
+        fields.text_or_none("variant"),
+    ]
+    return AuditedImage(
+        reference=reference,
+        digest=digest,
+        platform="/".join(part for part in platform if part),
+        layers=source.layers(layers),
+        sizes=sizes or {},
+        size=sum((sizes or {}).values()) or None,
+        environment={name: value for name, _, value in pairs},
+        labels=inner.named_texts("Labels"),
+        inherited=labels.inherited(fields.data),
+        created=fields.text_or_none("created"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ListedManifest:
+    """The manifest of an image, with its platform and annotations in the index that lists it, if any.
+
+    `name` is the name in an engine of the image, or of the index. `attestations` are the digests of the
+    manifests that attest it.
+    """
+
+    digest: str
+    config: Descriptor | None
+    layers: tuple[Descriptor, ...]
+    platform: str | None
+    annotations: Mapping[str, str]
+    name: str | None
+    attestations: tuple[str, ...] = ()
+
+
+def _by_name(index: Sequence[Descriptor]) -> list[list[Descriptor]]:
+    """Return the entries of a layout's index in groups, each of which is an image for several platforms.
+
+    Entries with the same name form a group. Entries without a name form one group, unless two of them are for
+    the same platform; then each is an image. A manifest with several names is returned once.
+    """
+    named: dict[str, list[Descriptor]] = {}
+    seen: set[str] = set()
+    for entry in index:
+        if not entry.attestation and entry.digest not in seen:
+            seen.add(entry.digest)
+            name = entry.annotations.get(ENGINE_NAME) or entry.annotations.get(NAME) or ""
+            named.setdefault(name, []).append(entry)
+    groups: list[list[Descriptor]] = []
+    for name, entries in named.items():
+        if not name and len({_platform(entry) for entry in entries}) < len(entries):
+            groups += [[entry] for entry in entries]
+        else:
+            groups.append(entries)
+    return groups or [[]]
+
+
+def _manifests(
+    source: ImageSource,
+    digest: str,
+    found: ImageIndex[Descriptor] | ImageManifest,
+    reference: str,
+    deep: int,
+    entry: Descriptor | None = None,
+    name: str | None = None,
+) -> Iterator[_ListedManifest]:
+    """Yield the manifest with a `digest`, or the manifests in the index with it."""
+    if isinstance(found, ImageIndex):
+        yield from _entries(source, found.entries, reference, deep, name)
+    elif found.layers is not None:  # an artifact may have none
+        yield _ListedManifest(
+            digest=digest,
+            config=found.config,
+            layers=found.layers,
+            platform=_platform(entry) if entry else None,
+            annotations=entry.annotations if entry else {},
+            name=name,
+        )
+
+
+def _entries(
+    source: ImageSource, entries: Sequence[Descriptor], reference: str, deep: int, name: str | None = None
+) -> Iterator[_ListedManifest]:
+    """Yield the manifests that entries of an index refer to, directly or through other indexes."""
+    if not deep or len(entries) > MOST:
+        raise AuditError(f"{reference} has too many images, or indexes nested too deeply")
+    attesting: defaultdict[str | None, list[str]] = defaultdict(list)
+    for entry in entries:
+        attesting[entry.attests].append(entry.digest)
+    for entry in entries:
+        if not entry.attestation:
+            found = parse(source.manifest(entry.digest), reference, Descriptor)
+            inner_name = entry.annotations.get(ENGINE_NAME) or name
+            listed = _manifests(source, entry.digest, found, reference, deep - 1, entry, inner_name)
+            for candidate in listed:
+                own = candidate.digest == entry.digest
+                yield replace(candidate, attestations=tuple(attesting[entry.digest])) if own else candidate
+
+
+def _chosen(listed: list[_ListedManifest], reference: str, platform: str) -> list[_ListedManifest]:
+    ours = [candidate for candidate in listed if labels.VARIANT in candidate.annotations]
+    if ours or len(listed) == 1:  # a single image is what its reference names, whatever its platform
+        return ours or listed
+    matching = [candidate for candidate in listed if candidate.platform == platform]
+    if not matching:
+        platforms = (
+            ", ".join(sorted({candidate.platform for candidate in listed if candidate.platform})) or "none"
+        )
+        raise UnknownImageError(f"{reference} has no image for {platform}", remedy=f"it has {platforms}")
+    return matching[:1]
+
+
+def _platform(entry: Descriptor) -> str | None:
+    if not entry.platform:
+        return None
+    return f"{entry.platform.get('os')}/{entry.platform.get('architecture')}"

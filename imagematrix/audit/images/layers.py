@@ -1,0 +1,139 @@
+"""Reading layers by digest, each only once: by this command, or by an earlier one that cached the result."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from imagematrix.audit.binaries.cpu.scan import scan_later
+from imagematrix.audit.images import layer
+from imagematrix.common.once import Once
+from imagematrix.images.oci import deflate
+from imagematrix.images.oci.expanded import Expanded, Hashed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from imagematrix.audit.binaries.cpu.scan import StartScan
+    from imagematrix.audit.images.layer import Layer
+    from imagematrix.images.oci.expanded import ByteStream
+
+    Open = Callable[[str], AbstractContextManager[ByteStream]]
+
+__all__ = ["Kept", "Layers"]
+
+MOST = 4  # layers at a time: each takes memory
+
+
+class Kept(Protocol):
+    """A cache that keeps layers from one command to the next."""
+
+    def get(self, digest: str) -> Layer | None:
+        """Return the layer with a digest, or None if it is not cached."""
+
+    def put(self, layer: Layer) -> None:
+        """Cache a layer. The caller has checked that its bytes match its digest."""
+
+
+class Layers:
+    """The layers read so far. Threads may share it.
+
+    `watch` is called with the number of bytes of each read, never by two threads at once. `start_scan` starts
+    to scan a file; see `StartScan`.
+    """
+
+    def __init__(
+        self,
+        kept: Kept | None = None,
+        watch: Callable[[int], None] = lambda _: None,
+        start_scan: StartScan = scan_later,
+    ) -> None:
+        self._kept = kept
+        self._watch = watch
+        self._start_scan = start_scan
+        self._counting = threading.Lock()
+        self._once: Once[str, Layer] = Once()
+        self._awaited: set[Future[Layer]] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def read(self, digest: str, opened: Open) -> Layer:
+        """Return the layer with a digest; `opened` opens its bytes. Raises AuditError."""
+        return self._once(digest, partial(self._cached_or_read, digest, opened))
+
+    def all(self, digests: Sequence[str], opened: Open) -> tuple[Layer, ...]:
+        """Return layers, reading several at a time; raise AuditError, or CancelledError after `stop`."""
+        finished = threading.Event()
+        results: dict[str, Future[Layer]] = {digest: Future() for digest in digests}
+        waiting: SimpleQueue[str] = SimpleQueue()
+        for digest in results:
+            waiting.put(digest)
+
+        def work() -> None:
+            with contextlib.suppress(Empty, InvalidStateError):  # the latter of a result that was cancelled
+                while not finished.is_set():
+                    digest = waiting.get_nowait()
+                    try:
+                        read = self.read(digest, opened)
+                    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                        results[digest].set_exception(error)
+                    else:
+                        results[digest].set_result(read)
+
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            self._awaited.update(results.values())
+        for _ in range(min(MOST, len(results), deflate.threads())):
+            # Daemon threads: a command that is interrupted does not wait for a large file.
+            threading.Thread(target=work, name="layer", daemon=True).start()
+        try:
+            return tuple(results[digest].result() for digest in digests)
+        finally:
+            finished.set()
+            with self._lock:
+                self._awaited.difference_update(results.values())
+
+    def stop(self) -> None:
+        """Make `all` raise CancelledError in all threads, now and later."""
+        with self._lock:
+            self._stopped = True
+            for result in self._awaited:
+                result.cancel()
+
+    def unnamed(self, stream: ByteStream, name: str) -> Layer:
+        """Return a layer whose digest is not known; it gets the digest of its tar. Raises AuditError."""
+        tar = Hashed(Expanded(_Watched(stream, self._count)))
+        return layer.renamed(layer.read(tar, name, self._start_scan), tar.digest)
+
+    def _cached_or_read(self, digest: str, opened: Open) -> Layer:
+        if self._kept and (kept := self._kept.get(digest)):
+            return kept
+        with opened(digest) as stream:
+            hashed = Hashed(_Watched(stream, self._count), digest)
+            read = layer.read(hashed, digest, self._start_scan)
+            hashed.finish()
+        if self._kept:
+            self._kept.put(read)
+        return read
+
+    def _count(self, size: int) -> None:
+        with self._counting:
+            self._watch(size)
+
+
+class _Watched:
+    def __init__(self, stream: ByteStream, watch: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._watch = watch
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._stream.read(size)
+        self._watch(len(piece))
+        return piece

@@ -1,0 +1,344 @@
+"""Reading images from an engine, a registry, an OCI layout, or an archive (of `docker save` or of a layout).
+
+No container is started. Files that are too large for memory are written to temporary files while they are
+examined; nothing else of an image is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+from imagematrix.audit.images.image import image, images
+from imagematrix.audit.packages.statements import LARGEST, of_image
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import Reference, names_registry, split
+from imagematrix.common.json_documents import Fields
+from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.images.catalog.engine import catalog
+from imagematrix.images.engine.images import ExportedImage, digests_in, inspect
+from imagematrix.images.oci.archive import ImageArchive
+from imagematrix.images.oci.expanded import Hashed
+from imagematrix.images.oci.layout import MARK, LayoutFolder
+from imagematrix.images.oci.manifest import digest_of
+from imagematrix.images.oci.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from imagematrix.audit.images.image import AuditedImage
+    from imagematrix.audit.images.layer import Layer
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.oci.expanded import ByteStream
+
+__all__ = ["archived", "read", "variants"]
+
+COMPRESSED = ("gzip", "zstd")  # the ends of the media types of layers whose sizes are those in a registry
+TRIES = 5  # attempts to read an image from the engine while its name moves to other images
+
+
+def read(reference: str, platform: str, layers: Layers, *, sboms: bool = False) -> Iterator[AuditedImage]:
+    """Yield the images of a reference: a path of a layout or an archive, or a name in an engine or registry.
+
+    `platform`, such as linux/amd64, selects an image from an index without variants of imagematrix. With
+    `sboms`, the images have their own SBOMs, where there are some. Raises UnknownImageError if there is no
+    image, EngineError if neither engine nor registry can be reached, AuditError if the image cannot be read.
+    """
+    path = Path(reference)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if reference.startswith((".", "/")):  # no image name begins like this
+            raise UnknownImageError(f"{reference}: {error.strerror}") from error
+        mode = None
+    if mode is None:
+        yield from _named(reference, platform, layers, sboms=sboms)
+        return
+    try:
+        if not stat.S_ISDIR(mode):
+            with path.open("rb") as file:
+                yield from archived(file, reference, platform, layers, sboms=sboms)
+            return
+        folder = LayoutFolder(path, AuditError)
+        if not folder.marked:
+            raise UnknownImageError(f"{reference} is not an OCI layout: {MARK} not found")
+        source = _LayoutSource(folder, layers)
+        yield from images(source, folder.index(), reference, platform, layout=True, sboms=sboms)
+    except OSError as error:
+        raise AuditError(f"{reference} cannot be read: {error.strerror}") from error
+
+
+def variants(
+    catalog: Catalog, layers: Layers, *, sboms: bool = False
+) -> Iterator[tuple[Variant, AuditedImage]]:
+    """Yield the variants of a catalog with their images, in the registries in their names, or in the engine.
+
+    A variant that its registry lacks may be in the engine, too. Raises as `read` does.
+    """
+    by_name: dict[str, list[Variant]] = {}
+    for variant in catalog.variants:
+        by_name.setdefault(split(variant.reference)[0], []).append(variant)
+    for name, members in by_name.items():
+        if not names_registry(name):
+            for variant in members:
+                yield variant, _of_engine(variant, layers, sboms=sboms)
+            continue
+        with Registry(name) as registry:
+            for variant in members:
+                found = _of_registry(registry, variant, layers, sboms=sboms)
+                try:
+                    found = found or _of_engine(variant, layers, sboms=sboms)
+                except EngineError as error:  # a registry is read without an engine, too
+                    raise UnknownImageError(f"the registry has no {variant.reference}") from error
+                yield variant, found
+
+
+def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage | None:
+    """Return the image of a variant; None if the registry has neither its tag nor its digest."""
+    # The index under a tag has the attestations, which the manifest with the digest does not tell.
+    names = dict.fromkeys((Reference.parse(variant.reference).tag, variant.digest))
+    for name in filter(None, names):
+        manifest = registry.manifest(name)
+        if manifest is None:
+            continue
+        source = _RegistrySource(registry, layers)
+        with contextlib.suppress(UnknownImageError):  # the tag is of another image now, or a blob is gone
+            for found in images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
+                if variant.digest in (None, found.digest):
+                    return replace(found, reference=variant.reference, names=(variant.reference,))
+    return None
+
+
+def _of_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage:
+    if saved := _saved(variant.reference):
+        archive, held = saved
+        with archive:
+            for found in archived(archive, variant.reference, variant.platform, layers, held, sboms=sboms):
+                return found
+    raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
+
+
+def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Iterator[AuditedImage]:
+    """Yield the engine's image with this name, or else its images in the registry."""
+    remote = names_registry(reference)
+    try:
+        saved = _saved(reference)
+    except EngineError:
+        if not remote:  # a registry is read without an engine, too
+            raise
+        saved = None
+    if saved is not None:
+        archive, held = saved
+        with archive:
+            yield from archived(archive, reference, platform, layers, held, sboms=sboms)
+        return
+    variants = _variants(reference)
+    if variants:
+        for variant in variants:
+            yield from _named(variant, platform, layers, sboms=sboms)
+        return
+    if not remote:
+        raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
+    name = Reference.parse(reference)
+    with Registry(name.name) as registry:
+        manifest = registry.manifest(name.tag)
+        if manifest is None:
+            raise UnknownImageError(f"the registry {name.registry} has no {reference}")
+        source = _RegistrySource(registry, layers)
+        for found in images(source, manifest.raw, reference, platform, sboms=sboms):
+            yield replace(found, names=(reference,))
+
+
+def _variants(reference: str) -> list[str]:
+    """Return the variants of a version in the engine; none if there is no engine.
+
+    If the reference names a registry, its index lists the variants, so the engine is not asked.
+    """
+    if names_registry(reference):
+        return []
+    # It may be the name of an image that is no version of ours.
+    with contextlib.suppress(UnknownImageError, UsageError):
+        return [variant.reference for variant in catalog(reference).variants]
+    return []
+
+
+def _saved(reference: str) -> tuple[ExportedImage, Mapping[str, Any]] | None:
+    """Return an image that the engine exports, and what it tells of it; None if it has no such image.
+
+    The engine exports by name, and a build or a pull may move the name to another image meanwhile.
+    """
+    held = inspect(reference)
+    for _ in range(TRIES):
+        if held is None:
+            return None
+        archive = ExportedImage(reference)
+        before, held = held, inspect(reference)
+        if held is not None and digests_in(held) == digests_in(before):
+            return archive, held
+        archive.close()
+    raise EngineError(f"{reference} keeps changing in the engine", remedy="run the command again")
+
+
+class _LayoutSource:
+    """An ImageSource: a folder with an OCI layout."""
+
+    def __init__(self, folder: LayoutFolder, layers: Layers) -> None:
+        self._folder = folder
+        self._layers = layers
+
+    def manifest(self, digest: str) -> bytes:
+        raw = self._folder.blob(digest)
+        if raw is None:
+            raise AuditError(f"{digest} not found in the layout {self._folder}")
+        return raw
+
+    config = manifest
+
+    def statement(self, digest: str) -> bytes:
+        with self._folder.open(digest) as file:
+            return _statement(file, digest)
+
+    def attached(self, _: str) -> None:
+        return None
+
+    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        return self._layers.all(digests, self._folder.open)
+
+
+class _RegistrySource:
+    """An ImageSource: a repository of a registry."""
+
+    def __init__(self, registry: Registry, layers: Layers) -> None:
+        self._registry = registry
+        self._layers = layers
+
+    def manifest(self, digest: str) -> bytes:
+        manifest = self._registry.manifest(digest)
+        if manifest is None:
+            raise UnknownImageError(f"the registry has no {self._registry.name}@{digest}")
+        return manifest.raw
+
+    def config(self, digest: str) -> bytes:
+        return self._registry.blob(digest)
+
+    def statement(self, digest: str) -> bytes:
+        with self._registry.open(digest) as stream:
+            return _statement(stream, digest)
+
+    def attached(self, digest: str) -> bytes | None:
+        manifest = self._registry.manifest(f"{digest.replace(':', '-')}.att")
+        return manifest.raw if manifest else None
+
+    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        return self._layers.all(digests, self._registry.open)
+
+
+class _ArchiveSource:
+    """An ImageSource: an archive."""
+
+    def __init__(self, archive: ImageArchive[Layer]) -> None:
+        self._archive = archive
+
+    def manifest(self, digest: str) -> bytes:
+        return self._archive.blob(digest)
+
+    config = statement = manifest
+
+    def attached(self, _: str) -> None:
+        return None
+
+    def layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
+        return tuple(map(self._archive.layer, names))
+
+
+def _statement(stream: ByteStream, digest: str) -> bytes:
+    """Return the content of a blob with this digest; raise AuditError if it is too large."""
+    hashed = Hashed(stream, digest)
+    parts = []
+    left = LARGEST + 1
+    while left and (piece := hashed.read(left)):
+        parts.append(piece)
+        left -= len(piece)
+    if not left:
+        raise AuditError(f"{digest} is too large for an SBOM: more than {LARGEST >> 20} MiB")
+    hashed.finish()
+    return b"".join(parts)
+
+
+def archived(
+    stream: ByteStream,
+    reference: str,
+    platform: str,
+    layers: Layers,
+    held: Mapping[str, Any] | None = None,
+    *,
+    sboms: bool = False,
+) -> Iterator[AuditedImage]:
+    """Yield the images in an archive of `docker save`, or of an OCI layout; see `image.images`.
+
+    `held` is what the engine that exports it tells of the image. Its digests count: the classic image store
+    exports manifests that exist nowhere else.
+    """
+    digests = None if held is None else digests_in(held)
+    told = (held or {}).get("Size")
+    size = told if isinstance(told, int) and told > 0 else None
+
+    def read_layer(name: str, digest: str | None, content: ByteStream) -> Layer:
+        if digest is None:
+            return layers.unnamed(content, name)
+        return layers.read(digest, lambda _: contextlib.nullcontext(content))
+
+    archive = ImageArchive(stream, reference, read_layer)
+    source = _ArchiveSource(archive)
+    try:
+        saved = archive.saved
+        if saved is None and archive.index is None:
+            raise UnknownImageError(f"{reference} has neither manifest.json nor index.json")
+        if saved is None:
+            yield from images(source, archive.index or b"", reference, platform, layout=True, sboms=sboms)
+            return
+        for listed in saved:
+            digest, sizes = _identity(archive, digest_of(listed.config), digests)
+            name = listed.names[0] if len(saved) > 1 and listed.names else reference
+            read = image(source, listed.config, listed.layers, reference=name, digest=digest, sizes=sizes)
+            _check(archive, listed.config, tuple(layer.digest for layer in read.layers))
+            if sboms:
+                read = replace(read, sboms=of_image(source, digest, archive.attestations.get(digest, ())))
+            yield replace(read, names=listed.names, size=read.size or size)
+    except UsageError as error:
+        raise AuditError(str(error)) from error
+
+
+def _identity(
+    archive: ImageArchive[Layer], config: str, digests: frozenset[str] | None
+) -> tuple[str, Mapping[str, int]]:
+    """Return the digest of the manifest with this configuration, or else the configuration's digest.
+
+    If the engine, which has `digests`, knows the image by neither, return the engine's digest: that of an
+    index, if the image is for several platforms. Also return the sizes of compressed layers, as a registry
+    has them.
+    """
+    for digest, manifest in archive.manifests.get(config, ()):
+        if digest in (digests or {digest}):
+            layers = manifest.layers or ()
+            compressed = all(layer.media_type.endswith(COMPRESSED) for layer in layers)
+            return digest, {layer.digest: layer.size for layer in layers} if compressed else {}
+    return config if digests is None or config in digests else min(digests), {}
+
+
+def _check(archive: ImageArchive[Layer], config: bytes, layers: tuple[str, ...]) -> None:
+    """Raise AuditError if layers are not those of a configuration: no engine would load such an archive.
+
+    The digests in `layers` are those of their tars, or those of their blobs in a manifest.
+    """
+    digest = digest_of(config)
+    root = Fields(json_documents.parse(config, digest), digest).object_or_empty("rootfs")
+    tars = root.texts("diff_ids") if root.present("diff_ids") else ()
+    manifests = (manifest for _, manifest in archive.manifests.get(digest, ()))
+    if layers not in (tars, *(tuple(layer.digest for layer in each.layers or ()) for each in manifests)):
+        raise AuditError(f"the layers in the archive do not match its configuration {digest}")

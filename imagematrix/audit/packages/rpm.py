@@ -1,0 +1,242 @@
+"""The packages in an rpm database, in any of its three formats, with the checksums of their files.
+
+A database has the header of each package: SQLite in a table (rpmdb.sqlite), ndb in slots (Packages.db),
+Berkeley DB in the pages of a hash (Packages). rpm's manual describes the headers ("RPM package format"),
+lib/backend/ndb/rpmpkg.c the format ndb, and dbinc/db_page.h that of Berkeley DB. A database that is damaged
+or too large yields no checksums, so its files are decoded, and None for what could not be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+from imagematrix.audit.binaries.archives import copied
+from imagematrix.audit.packages.installed import RPM, Installed, checked
+from imagematrix.common.temp_folder import disk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from imagematrix.audit.binaries.window import Window
+    from imagematrix.images.oci.expanded import ByteStream
+
+    Headers = Callable[[ByteStream, int], Iterator[bytes]]
+    Entry = Installed | tuple[str, bytes] | None  # a package, a checksum with its algorithm, or damage
+
+__all__ = ["berkeley", "ndb", "sqlite"]
+
+LARGEST = 512 << 20  # bytes of a database; with 2,000 packages it has about 150 MB
+LONGEST = 32 << 20  # bytes of a header
+STEPS = 10_000_000  # instructions of SQLite's virtual machine; a package takes four
+
+INDEX = struct.Struct(">II")  # number of entries, number of bytes after them
+ENTRY = struct.Struct(">IIII")  # tag, type, offset among the bytes, number of values
+NAME, VERSION, RELEASE, EPOCH, LICENSE, ARCH, SOURCE = 1000, 1001, 1002, 1003, 1014, 1022, 1044  # tags
+DIGESTS, ALGORITHM = 1035, 5011
+INT32, STRING, STRINGS = 4, 6, 8  # types
+LONGEST_TEXT = 1000  # bytes
+KEY = "gpg-pubkey"  # the name of the entries for keys, which are no packages
+SOURCE_FILE = re.compile(r"(.+)-([^-]+-[^-]+)\.(?:no)?src\.rpm")  # name, version and release
+ALGORITHMS = {1: "md5", 2: "sha1", 8: "sha256", 9: "sha384", 10: "sha512", 11: "sha224"}  # as in OpenPGP
+MD5 = 1  # where no algorithm is named
+HEXADECIMAL = re.compile(rb"(?:[0-9a-f]{2})+")
+
+NDB = struct.Struct("<4sIII")  # magic, version, generation, pages with slots
+SLOT = struct.Struct("<4sIII")  # magic, number of the package, first block, blocks
+BLOB = struct.Struct("<4sIII")  # magic, number of the package, generation, bytes
+SLOTS = 32  # offset of the first slot
+BLOCK, PAGE = 16, 4096
+MOST_SLOTS = 1_000_000
+
+META = struct.Struct("<12xIII")  # magic, version, bytes of a page
+HASH = 0x061561
+SIZES = frozenset(1 << power for power in range(9, 17))  # bytes of a page
+HEAD = struct.Struct("<16xIHHxB")  # next page, entries, bytes in use on an overflow page, type
+HASHED = (2, 13)  # types of pages: unsorted and sorted
+OVERFLOW = 7
+OFFPAGE = struct.Struct("<B3xII")  # type, first page, bytes
+ELSEWHERE = 3  # type of an entry on overflow pages, where all headers of packages with files are
+
+
+def sqlite(file: ByteStream, size: int) -> Iterator[Entry]:
+    """Yield the packages in a database of SQLite, and algorithm and checksum of each of their files."""
+    return _entries(_sqlite, file, size)
+
+
+def ndb(file: ByteStream, size: int) -> Iterator[Entry]:
+    """Yield the packages in a database of ndb, and algorithm and checksum of each of their files."""
+    return _entries(_ndb, file, size)
+
+
+def berkeley(file: ByteStream, size: int) -> Iterator[Entry]:
+    """Yield the packages in a database of Berkeley DB, and algorithm and checksum of each of their files."""
+    return _entries(_berkeley, file, size)
+
+
+def _entries(headers: Headers, file: ByteStream, size: int) -> Iterator[Entry]:
+    if size > LARGEST:
+        yield None
+        return
+    left = size
+    for header in headers(file, size):
+        left -= len(header)
+        if left < 0:  # the database repeats headers, which together exceed its size
+            yield None
+            return
+        fields = _RpmHeader(header)
+        if fields.text(NAME) != KEY:
+            yield _package(fields)
+            yield from _digests(fields)
+
+
+class _RpmHeader:
+    """The fields of a package's header; none if it is damaged."""
+
+    def __init__(self, header: bytes) -> None:
+        self._fields: Mapping[tuple[int, int], tuple[int, int]] = {}
+        self._data = b""
+        if len(header) < INDEX.size:
+            return
+        entries, length = INDEX.unpack_from(header)
+        start = INDEX.size + entries * ENTRY.size
+        data = header[start : start + length]
+        if len(data) == length and start <= len(header):
+            self._data = data
+            self._fields = {
+                (tag, kind): (offset, count)
+                for tag, kind, offset, count in ENTRY.iter_unpack(header[INDEX.size : start])
+            }
+
+    def number(self, tag: int) -> int | None:
+        """Return a number, or None."""
+        offset, _ = self._fields.get((tag, INT32), (None, 0))
+        return None if offset is None else int.from_bytes(self._data[offset : offset + 4], "big")
+
+    def text(self, tag: int) -> str | None:
+        """Return a text, or None."""
+        offset, _ = self._fields.get((tag, STRING), (None, 0))
+        if offset is None:
+            return None
+        return self._data[offset : offset + LONGEST_TEXT].partition(b"\0")[0].decode("utf-8", "replace")
+
+    def texts(self, tag: int) -> list[bytes]:
+        """Return a list of texts."""
+        offset, count = self._fields.get((tag, STRINGS), (0, 0))
+        return self._data[offset:].split(b"\0", count)[:count]
+
+
+def _package(fields: _RpmHeader) -> Installed | None:
+    version, release, epoch = fields.text(VERSION), fields.text(RELEASE), fields.number(EPOCH)
+    whole = f"{version}-{release}" if version and release else version
+    source = SOURCE_FILE.fullmatch(fields.text(SOURCE) or "")
+    return checked(
+        RPM,
+        fields.text(NAME),
+        f"{epoch}:{whole}" if epoch and whole else whole,
+        arch=fields.text(ARCH),
+        source=source[1] if source else None,
+        source_version=source[2] if source and source[2] != whole else None,
+        license=fields.text(LICENSE),
+    )
+
+
+def _digests(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
+    number = fields.number(ALGORITHM)
+    if algorithm := ALGORITHMS.get(MD5 if number is None else number):
+        for text in fields.texts(DIGESTS):
+            if HEXADECIMAL.fullmatch(text):  # folders and links have none
+                yield algorithm, bytes.fromhex(text.decode())
+
+
+# What follows yields the header of each package, and b"" for what cannot be read.
+
+
+def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
+    import sqlite3
+
+    with tempfile.NamedTemporaryFile(dir=disk()) as copy:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        # SQLite reads only this file, without a journal, and writes nothing.
+        name = f"{Path(copy.name).as_uri()}?mode=ro&immutable=1"
+        try:
+            with contextlib.closing(sqlite3.connect(name, uri=True)) as database:
+                database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+                database.set_progress_handler(lambda: True, STEPS)  # interrupt a query that does not end
+                database.execute("PRAGMA trusted_schema = OFF")
+                for (header,) in database.execute("SELECT blob FROM Packages"):
+                    yield header if isinstance(header, bytes) else b""
+        except (sqlite3.Error, UnicodeDecodeError):  # messages may quote what is there
+            yield b""
+
+
+def _ndb(file: ByteStream, size: int) -> Iterator[bytes]:
+    with copied(file, size) as window:
+        head = window.at(0, NDB.size)
+        if len(head) < NDB.size or not head.startswith(b"RpmP"):
+            yield b""
+            return
+        _, _, _, pages = NDB.unpack(head)
+        end = min(pages * PAGE, SLOTS + MOST_SLOTS * SLOT.size)
+        for at in range(SLOTS, end, SLOT.size):
+            slot = window.at(at, SLOT.size)
+            if len(slot) < SLOT.size:
+                yield b""
+                return
+            magic, package, block, _ = SLOT.unpack(slot)
+            if magic == b"Slot" and package:
+                yield _blob(window, block * BLOCK)
+
+
+def _blob(window: Window, at: int) -> bytes:
+    head = window.at(at, BLOB.size)
+    if len(head) < BLOB.size or not head.startswith(b"BlbS"):
+        return b""
+    _, _, _, length = BLOB.unpack(head)
+    return window.at(at + BLOB.size, min(length, LONGEST))
+
+
+def _berkeley(file: ByteStream, size: int) -> Iterator[bytes]:
+    with copied(file, size) as window:
+        meta = window.at(0, META.size)
+        magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
+        if magic != HASH or page not in SIZES:
+            yield b""
+            return
+        left = window.size // page
+        for index in range(1, window.size // page):
+            for first, length in _elsewhere(window.at(index * page, page)):
+                parts: list[bytes] = []
+                here, wanted = first, min(length, LONGEST)
+                while here and wanted > 0 and left > 0:
+                    left -= 1  # each page belongs to one entry
+                    here, part = _overflow(window.at(here * page, page), wanted)
+                    parts.append(part)
+                    wanted -= len(part)
+                yield b"".join(parts)
+
+
+def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the first page and the length of each value on overflow pages. Keys and values alternate."""
+    _, entries, _, kind = HEAD.unpack_from(page)
+    if kind in HASHED:
+        offsets = struct.unpack_from(f"<{min(entries, (len(page) - HEAD.size) // 2)}H", page, HEAD.size)
+        for offset in offsets[1::2]:
+            if offset <= len(page) - OFFPAGE.size:
+                where, first, length = OFFPAGE.unpack_from(page, offset)
+                if where == ELSEWHERE:
+                    yield first, length
+
+
+def _overflow(page: bytes, wanted: int) -> tuple[int, bytes]:
+    """Return the next page (0 at the end) and up to `wanted` bytes of an overflow page."""
+    if len(page) < HEAD.size:
+        return 0, b""
+    following, _, used, kind = HEAD.unpack_from(page)
+    return (following, page[HEAD.size :][: min(used, wanted)]) if kind == OVERFLOW else (0, b"")

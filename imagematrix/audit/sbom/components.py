@@ -1,0 +1,94 @@
+"""The components of an image: the packages in its files, and those that only its own SBOM names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.audit.sbom.attested import attested
+from imagematrix.audit.sbom.purl import purl
+from imagematrix.common.text import counted, shortened
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.audit.images.contents import Contents
+    from imagematrix.audit.packages.installed import Installed
+    from imagematrix.audit.report import Audit
+
+__all__ = ["FILES", "SBOM", "Component", "components", "unread"]
+
+FILES, SBOM = "files", "sbom"  # sources of components
+SHOWN = 5  # databases that a warning names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A package in an image, with its package URL; `source` is FILES, or SBOM if only an SBOM names it."""
+
+    package: Installed
+    url: str | None
+    source: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the `packages` of an image."""
+        package = self.package
+        return {
+            "type": package.kind,
+            "name": package.name,
+            "version": package.version,
+            "arch": package.arch,
+            "source_package": package.source,
+            "license": package.license,
+            "path": package.path,
+            "purl": self.url,
+            "source": self.source,
+        }
+
+
+def components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...]]:
+    """Return the components of an audited image, and a text for each SBOM of its own that is not used.
+
+    An SBOM only adds: what the files show stays, whatever it says.
+    """
+    found = [
+        Component(package=package, url=purl(package, audit.contents.distribution), source=FILES)
+        for package in audit.contents.packages
+    ]
+    known = {_key(package) for package in audit.contents.packages}
+    unnamed = {key[1:] for key in known}
+    problems: list[str] = []
+    for statement in audit.image.sboms:
+        try:
+            listed = attested(statement, audit.image.digest)
+        except UsageError as error:
+            problems.append(f"its own SBOM is not used: {error}")
+            continue
+        for one in listed:
+            key = _key(one.package)
+            if key not in known and (one.url or key[1:] not in unnamed):
+                known.add(key)
+                unnamed.add(key[1:])
+                found.append(Component(package=one.package, url=one.url, source=SBOM))
+    return tuple(sorted(found, key=_place)), tuple(problems)
+
+
+def unread(contents: Contents) -> Iterator[str]:
+    """Yield a warning if entries of databases could not be read."""
+    if contents.unread:
+        listed = shortened([f"{path} ({number})" for path, number in contents.unread], SHOWN)
+        entries = counted(sum(number for _, number in contents.unread), "entry", "entries")
+        yield f"{entries} in lists of packages cannot be read: {listed}"
+
+
+def _key(package: Installed) -> tuple[str, str, str]:
+    return package.kind, package.name.lower(), package.version or ""
+
+
+def _place(component: Component) -> tuple[str, ...]:
+    package = component.package
+    return (
+        *(package.kind, package.name, package.version or "", package.arch or ""),
+        *(package.path or "", component.url or ""),
+    )

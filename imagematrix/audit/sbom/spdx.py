@@ -1,0 +1,176 @@
+"""Writing the components of an image as a document of SPDX 2.3 in JSON (spdx.github.io/spdx-spec/v2.3).
+
+The same image, name and components always give the same document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+
+from imagematrix.audit.sbom import purl
+from imagematrix.audit.sbom.components import SBOM
+from imagematrix.common.image_reference import DIGEST, Reference, names_registry
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from imagematrix.audit.images.image import AuditedImage
+    from imagematrix.audit.report import Audit
+    from imagematrix.audit.sbom.components import Component
+
+__all__ = ["created", "document"]
+
+NAMESPACE = "https://imagematrix.io/spdx"  # the beginning of the documents' names
+IMAGE_ID = "SPDXRef-Image"
+UNSTATED = "NOASSERTION"
+UNSAFE = re.compile(r"[^A-Za-z0-9.]+", re.ASCII)  # in the ID of an element
+LICENSE_REF = re.compile(r"LicenseRef-", re.IGNORECASE)
+EPOCH_TEXT = re.compile(r"[0-9]{1,11}", re.ASCII)  # to the year 5138
+
+
+def document(audit: Audit, components: Sequence[Component], tool: str, time: str) -> dict[str, object]:
+    """Return the document about an image, made at `time` by a `tool`: a program's name and version."""
+    image = audit.image
+    licenses: dict[str, str] = {}
+    packages = [
+        _image(image),
+        *_system(*audit.contents.distribution),
+        *(_package(component, licenses) for component in components),
+    ]
+    related = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE_ID)]
+    related += [(IMAGE_ID, "CONTAINS", str(package["SPDXID"])) for package in packages[1:]]
+    content: dict[str, object] = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": image.reference,
+        "creationInfo": {"created": time, "creators": [f"Tool: {tool}"]},
+        "packages": packages,
+        "hasExtractedLicensingInfos": [
+            {"licenseId": name, "extractedText": text, "name": text}
+            for text, name in sorted(licenses.items())
+        ],
+        "relationships": [
+            {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": other}
+            for element, kind, other in related
+        ],
+    }
+    # Documents with different content must have different names.
+    own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content | {"documentNamespace": f"{NAMESPACE}/{image.digest.replace(':', '-')}/{own[:32]}"}
+
+
+def created(image: AuditedImage, epoch: str | None) -> str:
+    """Return the time for a document: `epoch`, or else when the image was made, or else 1970.
+
+    `epoch` is the value of SOURCE_DATE_EPOCH; raises UsageError if it is no number of seconds.
+    """
+    if epoch is not None:
+        if not EPOCH_TEXT.fullmatch(epoch):
+            raise UsageError(f"SOURCE_DATE_EPOCH={epoch[:40]!r} is not a number of seconds since 1970")
+        return _text(datetime.fromtimestamp(int(epoch), UTC))
+    try:
+        return _text(datetime.fromisoformat(image.created or "").astimezone(UTC))
+    except (ValueError, OverflowError):
+        return _text(datetime.fromtimestamp(0, UTC))
+
+
+def _text(time: datetime) -> str:
+    return time.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+
+
+def _image(image: AuditedImage) -> dict[str, object]:
+    algorithm, _, digest = image.digest.partition(":")
+    return {
+        "SPDXID": IMAGE_ID,
+        "name": image.reference,
+        "versionInfo": image.digest,
+        "primaryPackagePurpose": "CONTAINER",
+        "checksums": [{"algorithm": algorithm.upper(), "checksumValue": digest}],
+        **_common(UNSTATED),
+        **_references(_image_url(image)),
+    }
+
+
+def _system(name: str | None, release: str | None) -> Iterator[dict[str, object]]:
+    """Yield the distribution, by which scanners choose their advisories."""
+    if name:
+        yield {
+            "SPDXID": "SPDXRef-OperatingSystem",
+            "name": name,
+            **({"versionInfo": release} if release else {}),
+            "primaryPackagePurpose": "OPERATING_SYSTEM",
+            "sourceInfo": "found in os-release",
+            **_common(UNSTATED),
+        }
+
+
+def _image_url(image: AuditedImage) -> str | None:
+    """Return the package URL of an image in a registry; None for any other."""
+    if not names_registry(image.reference) or not DIGEST.fullmatch(image.digest):
+        return None
+    try:
+        name = Reference.parse(image.reference).name
+    except UsageError:  # the path of a layout
+        return None
+    architecture = image.platform.split("/")[1:2]
+    return purl.of_image(name.rpartition("/")[2], name, image.digest, "".join(architecture))
+
+
+def _package(component: Component, licenses: dict[str, str]) -> dict[str, object]:
+    package = component.package
+    parts = (package.kind, package.name, package.version, package.arch, package.path, component.url)
+    own = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    found = (
+        "named by the image's own SBOM, not found in its files"
+        if component.source == SBOM
+        else f"found in {package.path}"
+    )
+    source = " ".join(filter(None, (package.source or package.name, package.source_version)))
+    built = f"; built from the source package {source}" if package.source or package.source_version else ""
+    return {
+        "SPDXID": f"SPDXRef-{UNSAFE.sub('-', f'{package.kind}-{package.name}')[:80]}-{own[:16]}",
+        "name": package.name,
+        **({"versionInfo": package.version} if package.version else {}),
+        "sourceInfo": f"{found}{built}",
+        **_common(_license(package.license, licenses)),
+        **_references(component.url),
+    }
+
+
+def _common(declared: str) -> dict[str, object]:
+    return {
+        "downloadLocation": UNSTATED,
+        "filesAnalyzed": False,
+        "supplier": UNSTATED,
+        "licenseConcluded": UNSTATED,
+        "licenseDeclared": declared,
+        "copyrightText": UNSTATED,
+    }
+
+
+def _references(url: str | None) -> Mapping[str, object]:
+    if url is None:
+        return {}
+    reference = {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}
+    return {"externalRefs": [reference]}
+
+
+def _license(stated: str | None, licenses: dict[str, str]) -> str:
+    """Return an expression of SPDX's licenses; of another text, a name that is added to `licenses`."""
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+    if not stated:
+        return UNSTATED
+    if not LICENSE_REF.search(stated):  # which another document defines
+        try:
+            return canonicalize_license_expression(stated)
+        except InvalidLicenseExpression:
+            pass
+    own = hashlib.sha256(stated.encode()).hexdigest()[:16]
+    return licenses.setdefault(stated, f"LicenseRef-{own}")

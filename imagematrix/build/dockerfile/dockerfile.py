@@ -1,0 +1,287 @@
+"""The images and stages of a rendered Dockerfile."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from imagematrix.build.dockerfile.instructions import (
+    GOES_ON,
+    MOST,
+    DockerfileError,
+    Fault,
+    Name,
+    by_paragraph,
+    imported,
+    parsed,
+    read,
+    says_nothing,
+)
+from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from imagematrix.build.dockerfile.instructions import Instruction
+
+__all__ = [
+    "bases",
+    "beginning",
+    "faults",
+    "frontend",
+    "has_stage",
+    "missing",
+    "replaced",
+    "require_known_inputs",
+    "stages",
+    "through_stage",
+    "with_environment",
+]
+
+DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(\S+)", re.ASCII)
+DIRECTIVES = ("syntax", "escape", "check")
+PLAIN_NAME = re.compile(r"[\w-]+", re.ASCII)  # of an image without registry, tag and digest
+SLIPPED = 2  # letters by which a misspelt name is longer or shorter
+
+
+def bases(dockerfile: str) -> tuple[str, ...]:
+    """Return the external images that `dockerfile` names, in order, each once.
+
+    Raises DockerfileError with all faults: a FROM with a variable, because the base is part of an image's
+    identity, inputs that no identity can contain, stages that are misspelt or out of order, and syntax that
+    cannot be parsed reliably.
+    """
+    try:
+        names, found = _external(dockerfile, by_paragraph(dockerfile))
+    except DockerfileError as error:
+        raise DockerfileError(dockerfile, faults(dockerfile)) from error
+    if found:
+        raise DockerfileError(dockerfile, faults(dockerfile))
+    return tuple(dict.fromkeys(name.text for name in names))
+
+
+def faults(dockerfile: str) -> list[Fault]:
+    """Return all faults of a Dockerfile that `bases` reports."""
+    steps, unread = parsed(dockerfile)
+    return [*unread, *_external(dockerfile, steps)[1]]
+
+
+def frontend(dockerfile: str) -> str | None:
+    """Return the image that reads the Dockerfile in BuildKit's place, of its directive `syntax`, if any."""
+    name = _syntax(dockerfile)[0]
+    return name.text if name else None
+
+
+def has_stage(dockerfile: str, stage: str) -> bool:
+    """Whether `dockerfile` has a stage named `stage`."""
+    return any(step.stage == stage for step in by_paragraph(dockerfile))
+
+
+def through_stage(dockerfile: str, stage: str) -> str | None:
+    """Return `dockerfile` up to the end of the stage named `stage`, or None if there is no such stage."""
+    inside = False
+    for step in read(dockerfile):
+        if step.stage is not None and inside:
+            return dockerfile[: step.start]
+        inside = inside or step.stage == stage
+    return dockerfile if inside else None
+
+
+def beginning(dockerfile: str) -> str | None:
+    """Return the external image that the last stage of `dockerfile` starts from; None for scratch."""
+    name, begins = "scratch", {"scratch": "scratch"}
+    for step in read(dockerfile):
+        if step.stage is not None:
+            base = step.names[0].text
+            name = begins.get(base.lower(), base)
+            begins[step.stage] = name
+    return None if name == "scratch" else name
+
+
+def missing(
+    dockerfile: str, complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
+) -> list[Fault]:
+    """Return a fault for each path in the context that cannot be copied.
+
+    `complaint` returns what is wrong with a path, as it is written, and a remedy, or None. Stages that no
+    build needs do not count: it needs those of the last stage, and of the stages `targets`.
+    """
+    try:
+        if all(complaint(name.text) is None for step in by_paragraph(dockerfile) for name in step.copied):
+            return []
+    except DockerfileError:  # of other instructions
+        pass
+    found: list[Fault] = []
+    for step in _needed(parsed(dockerfile)[0], targets):
+        for name in step.copied:
+            wrong = complaint(name.text)
+            if wrong and len(found) < MOST:
+                found.append(Fault(wrong[0], name.at, wrong[1]))
+    return found
+
+
+def _needed(steps: Sequence[Instruction], targets: Collection[str]) -> list[Instruction]:
+    """Return the instructions of the last stage, the stages `targets`, and those that they are built from."""
+    stages: list[list[Instruction]] = []
+    sources: list[set[int]] = []
+    by_name: dict[str, int] = {}
+    for step in steps:
+        if step.stage is not None:
+            stages.append([])
+            sources.append(set())
+        if not stages:
+            continue
+        stages[-1].append(step)
+        for name in step.names:
+            if name.numbered and name.text.isdigit() and int(name.text) < len(stages):
+                sources[-1].add(int(name.text))
+            elif name.text.lower() in by_name:
+                sources[-1].add(by_name[name.text.lower()])
+        if step.stage:
+            by_name[step.stage] = len(stages) - 1
+    ahead = [len(stages) - 1, *(by_name[name] for name in targets if name in by_name)] if stages else []
+    needed: set[int] = set()
+    while ahead:
+        number = ahead.pop()
+        if number not in needed:
+            needed.add(number)
+            ahead += sources[number]
+    return [step for number in sorted(needed) for step in stages[number]]
+
+
+def require_known_inputs(triggers: Iterable[str], base: str) -> None:
+    """Raise UsageError if an ONBUILD trigger of a base image brings inputs from elsewhere.
+
+    The other inputs of triggers are in the base and in the context, and so in the identity.
+    """
+    for trigger in triggers:
+        source = imported(trigger)
+        if source:
+            raise UsageError(
+                f"the base image {base} brings {source} into every build, by ONBUILD {trigger.strip()}",
+                remedy="build on an image without it, and write the instruction into the template",
+            )
+
+
+def stages(dockerfile: str) -> tuple[str, ...]:
+    """Return the text of each stage except the last, preceded by the text of the stage that it starts from.
+
+    Dockerfiles with one of these texts in common share that stage.
+    """
+    begins = [step for step in read(dockerfile) if step.stage is not None]
+    texts: dict[str, str] = {}
+    for step, following in pairwise(begins):
+        text = texts.get(step.names[0].text.lower(), "") + dockerfile[step.start : following.start]
+        texts[step.stage or text] = text
+    return tuple(texts.values())
+
+
+def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
+    """Return `dockerfile` with the images that `images` maps replaced; names of stages stay."""
+    parts: list[str] = []
+    end = 0
+    for name in _external(dockerfile, read(dockerfile))[0]:
+        if name.text in images:
+            parts += [dockerfile[end : name.at], images[name.text]]
+            end = name.at + len(name.text)
+    return "".join([*parts, dockerfile[end:]])
+
+
+def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
+    """Return `dockerfile` with variables set at its end, so that no earlier line replaces them.
+
+    The values are plain words. Raises DockerfileError if the last instruction is not complete.
+    """
+    lines = (line for line in reversed(dockerfile.splitlines()) if not says_nothing(line))
+    last = next(lines, "")
+    if GOES_ON.search(last):
+        message = "the Dockerfile has a last instruction that goes on"
+        fault = Fault(message, dockerfile.rindex(last), "remove the backslash at its end")
+        raise DockerfileError(dockerfile, [fault])
+    words = " ".join(f"{name}={value}" for name, value in environment.items())
+    return f"{dockerfile.rstrip()}\n\nENV {words}\n"
+
+
+def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:
+    """Return the images that a Dockerfile's syntax line and steps name, without stages, and the faults."""
+    syntax, wrong = _syntax(dockerfile)
+    found = [syntax] if syntax else []
+    later = {step.stage for step in steps if step.stage}
+    internal = {"scratch"}
+    for step in steps:
+        for name in step.names:
+            low = name.text.lower()
+            if low in internal or (name.numbered and name.text.isdigit()):
+                continue
+            if "$" in low:
+                wrong.append(_from_variable(name))
+            elif step.stage is None and low in later:
+                wrong.append(_too_early(name))
+            elif fault := PLAIN_NAME.fullmatch(low) and _misspelt(name, step, steps, internal, later):
+                wrong.append(fault)
+            else:
+                found.append(name)
+        if step.stage:
+            internal.add(step.stage)
+    return found, wrong[:MOST]
+
+
+def _from_variable(name: Name) -> Fault:
+    """Return the fault of a FROM whose variables have no values that are known when a build is planned."""
+    remedy = "give it one before the first FROM, such as ARG BASE=debian:trixie, or name the image"
+    return Fault(f"no value is known for the variable in FROM {name.text}", name.at, remedy)
+
+
+def _too_early(name: Name) -> Fault:
+    message = f"the Dockerfile has {name.text} as a source before its stage"
+    return Fault(message, name.at, "put its stage first")
+
+
+def _misspelt(
+    name: Name,
+    step: Instruction,
+    steps: Sequence[Instruction],
+    earlier: Collection[str],
+    later: Collection[str],
+) -> Fault | None:
+    """Return the fault of a word in `step` that is nearly a stage; an image is seldom named without a tag.
+
+    A word that other stages start from is an image.
+    """
+    word = name.text
+    begins = step.stage is not None
+    stages = earlier if begins else later
+    if len(stages) > MOST:  # it is generated, and does not misspell
+        return None
+    near = [stage for stage in sorted(stages) if abs(len(stage) - len(word)) <= SLIPPED]
+    guess = nearest(word.lower(), near, likeness=SLIP) if near else None
+    if guess is None:
+        return None
+    if any(one is not step and one.stage is not None and one.names[0].text == word for one in steps):
+        return None
+    remedy = f"{guess} An image of this name is written {word}:latest"
+    return Fault(f"no stage is called {word}", name.at, remedy)
+
+
+def _syntax(dockerfile: str) -> tuple[Name | None, list[Fault]]:
+    """Return the image of the frontend, if a syntax line names one, and faults of parser directives."""
+    if dockerfile.startswith("\ufeff"):
+        return None, [Fault("the Dockerfile has a byte order mark", 0, "save it as UTF-8 without one")]
+    at = dockerfile.find("\n") + 1 or len(dockerfile) if dockerfile.startswith("#!") else 0
+    syntax: Name | None = None
+    wrong: list[Fault] = []
+    while dockerfile.startswith("#", at):
+        end = dockerfile.find("\n", at)
+        line = DIRECTIVE.match(dockerfile, at, end if end >= 0 else len(dockerfile))
+        key = line[1].lower() if line else ""
+        if line is None or key not in DIRECTIVES:
+            break
+        if key == "escape" and line[2] != "\\":
+            message = f"the Dockerfile has the directive escape={line[2]}"
+            wrong.append(Fault(message, at, "remove it, and continue lines with backslashes"))
+        if key == "syntax" and not syntax:
+            syntax = Name(line[2], line.start(2))
+        at = end + 1 if end >= 0 else len(dockerfile)
+    return syntax, wrong

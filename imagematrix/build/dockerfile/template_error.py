@@ -1,0 +1,117 @@
+"""Faults of Dockerfiles, at the places in templates where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.build.matrix.problems import Mark, Problem, detailed
+from imagematrix.common.text import and_others
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from imagematrix.build.dockerfile.instructions import Fault
+    from imagematrix.build.dockerfile.render import Origin
+
+__all__ = ["TemplateError", "TemplateFault", "of_faults", "together"]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFault:
+    """A problem at a place of the template `where`, whose content is `text`, empty if it cannot be read."""
+
+    where: str
+    problem: Problem
+    text: str
+
+    def __str__(self) -> str:
+        mark = self.problem.mark
+        return f"{self.where}:{mark.line}:{mark.column}: {self.problem.message}"
+
+
+class TemplateError(UsageError):
+    """The Dockerfiles of templates have faults; `faults` are in the order of the templates."""
+
+    def __init__(self, faults: Iterable[TemplateFault]) -> None:
+        self.faults = tuple(
+            sorted(faults, key=lambda one: (one.where, one.problem.mark.line, one.problem.mark.column))
+        )
+        remedies = {one.problem.remedy: None for one in self.faults}
+        super().__init__(*map(str, self.faults), remedy=next(iter(remedies)) if len(remedies) == 1 else None)
+
+    @property
+    def details(self) -> str:
+        """The message with a remedy, unless all have the same, and an excerpt for each fault."""
+        lines: list[str] = []
+        texts = {text: text.splitlines() for text in {one.text for one in self.faults}}
+        for one in self.faults:
+            problem = one.problem
+            if self.remedy:
+                problem = Problem(problem.message, problem.mark)
+            lines += detailed(one.where, problem, texts[one.text])
+        return "\n".join(lines)
+
+
+def of_faults(
+    faults: Iterable[Fault], dockerfile: str, template: str, templates: Path, origins: Sequence[Origin]
+) -> TemplateError:
+    """Return the error for faults of a Dockerfile that `template` in the folder `templates` gave.
+
+    `origins` has the origins of its lines; without them, lines are those of the Dockerfile.
+    """
+    texts: dict[str, tuple[str, list[str]]] = {}
+    found = []
+    rendered = dockerfile.split("\n")
+    for fault in faults:
+        mark = fault.mark(dockerfile)
+        if not origins:
+            message = f"in line {mark.line} of a Dockerfile that it gives: {fault.message}"
+            found.append(
+                TemplateFault(str(templates / template), Problem(message, Mark(1, 1), fault.remedy), "")
+            )
+            continue
+        name, number = origins[min(mark.line, len(origins)) - 1]
+        if name not in texts:
+            text = _text(templates, name)
+            texts[name] = text, text.split("\n")
+        text, lines = texts[name]
+        own = lines[number - 1] if number <= len(lines) else ""
+        column = _column(rendered[mark.line - 1], own, mark.column)
+        problem = Problem(fault.message, Mark(number, column), fault.remedy)
+        found.append(TemplateFault(str(templates / name), problem, text))
+    return TemplateError(found)
+
+
+def together(errors: Mapping[str, TemplateError]) -> TemplateError:
+    """Return one error for those of several cells, by the names of the cells."""
+    cells: dict[TemplateFault, list[str]] = {}
+    for cell, error in errors.items():
+        for fault in error.faults:
+            cells.setdefault(fault, []).append(cell)
+    found = []
+    for fault, names in cells.items():
+        problem = fault.problem
+        message = f"{problem.message} (in {and_others(names, 'cell')})"
+        found.append(TemplateFault(fault.where, Problem(message, problem.mark, problem.remedy), fault.text))
+    return TemplateError(found)
+
+
+def _text(templates: Path, name: str) -> str:
+    """Return the content of a template, or "" if it cannot be read any more."""
+    try:
+        return (templates / name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _column(rendered: str, own: str, column: int) -> int:
+    """Return the column in a template's line `own` of a column in the line that it was rendered to."""
+    end = len(rendered) - column + 1  # counted from the end of the line
+    if rendered[:column] == own[:column]:
+        return column
+    if rendered[-end:] == own[-end:]:
+        return len(own) - end + 1
+    return len(own) - len(own.lstrip()) + 1

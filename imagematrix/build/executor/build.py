@@ -1,0 +1,337 @@
+"""Carrying out a plan: refused changes, then builds in a bounded pool of threads, and results in order.
+
+A failed cell does not affect others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import os
+import threading
+import time
+import traceback
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from graphlib import TopologicalSorter
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+from imagematrix.build.dockerfile.dockerfile import stages
+from imagematrix.build.executor.logs import log_path
+from imagematrix.build.executor.maker import Maker
+from imagematrix.build.executor.result import BuildStatus, Result, complete
+from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
+from imagematrix.build.plan.backend import StoppedError
+from imagematrix.build.plan.context import Snapshots, settle
+from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus, naming
+from imagematrix.common.temp_folder import scratch
+from imagematrix.errors import BuildError, EngineError, ImagematrixError, TagMovedError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.build.executor.testing import ImageTester
+    from imagematrix.build.plan.backend import Builder, Store
+    from imagematrix.build.plan.plan import Plan, Planned
+
+__all__ = ["Reporter", "build", "leaders_first"]
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
+# Images for each job that are built, audited or stored at a time. Builds thus go on while the first audit
+# reads the base. Each image takes the disk space of its layers.
+OPEN = 4
+SHOWN = 5  # cells listed in a message before "and N more"
+
+
+def build(  # noqa: PLR0913 - the plan, builder and store, and the command's options
+    plan: Plan,
+    builder: Builder,
+    store: Store,
+    *,
+    jobs: int,
+    logs: Path,
+    reporter: Reporter,
+    layers: Layers,
+    tester: ImageTester | None = None,
+    fail_fast: bool = False,
+    verify: bool = False,
+) -> list[Result]:
+    """Build or adopt the images of `plan`, `jobs` at a time, each with a log in the folder `logs`.
+
+    With more than one job, an image is audited and stored while the next is built. With `verify` everything
+    is built twice, even up-to-date images, and fails if the bytes differ. An image is built after the images
+    it builds on, and skipped if one of them was not built.
+
+    Returns the results in the order of the plan. Raises TagMovedError before anything is built if an image
+    of the same version and cell exists but was built from other inputs. The `tester` tests images, also
+    up-to-date ones whose test is due; without one, nothing is tested. With `fail_fast` the first failure
+    stops the remaining cells, as a lost engine always does. An interrupt ends the running builds before it
+    propagates; the `reporter` has the results then.
+    """
+    refused = plan.with_status(PlanStatus.REFUSED)
+    if refused:
+        raise _moved(refused)
+    failed = [
+        Result(item=item, status=BuildStatus.FAILED, error=item.error)
+        for item in plan.with_status(PlanStatus.FAILED)
+    ]
+    for result in failed:
+        image = result.item.cell.image
+        with contextlib.suppress(OSError):  # the log of an earlier build would show another failure
+            log_path(logs, image.name, image.version, result.item.cell.id).unlink()
+        reporter.finished(result)
+    verified = [PlanStatus.UP_TO_DATE] if verify else []
+    made = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, *verified)
+    due = plan.with_status(PlanStatus.UP_TO_DATE) if tester and not verify else ()
+    items = (*made, *(item for item in due if tester and tester.due(item)))
+    if not items or (failed and fail_fast):
+        return failed
+    try:
+        settle(logs.parent)
+        logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
+    with scratch() as folder:
+        snapshots = Snapshots(folder, plan.contexts, logs.parent)
+        with Maker(items, plan, snapshots, builder, store, layers, tester, verify=verify, jobs=jobs) as maker:
+            run = _BuildRun(items, maker, reporter, logs, tester, fail_fast=fail_fast)
+            results = [*failed, *run.results(jobs)]
+    position = {id(item): index for index, item in enumerate(plan.items)}
+    return sorted(results, key=lambda result: position[id(result.item)])
+
+
+def _moved(refused: Sequence[Planned]) -> TagMovedError:
+    name = naming(refused)
+    moved = [(item, item.difference.reference) for item in refused if item.difference]
+    lines = [
+        line
+        for item, existing in moved[:SHOWN]
+        for line in (
+            f"  {name(item)}: {item.why}",
+            f"    existing  {existing}",
+            f"    new       {item.reference}",
+        )
+    ]
+    more = [f"  and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else []
+    return TagMovedError(
+        "a version never changes, and these cells would change:",
+        *lines,
+        *more,
+        remedy=REFUSED_REMEDY,
+    )
+
+
+class Reporter(Protocol):
+    """Receives the progress of a build, from several threads."""
+
+    def started(self, item: Planned) -> None:
+        """Receive that the build of `item` has begun."""
+        ...
+
+    def step(self, item: Planned, text: str) -> None:
+        """Receive the current instruction of `item`."""
+        ...
+
+    def output(self, item: Planned, text: str) -> None:
+        """Receive lines that were written to the log of `item`."""
+        ...
+
+    def finished(self, result: Result) -> None:
+        """Receive a result."""
+        ...
+
+
+class _BuildRun:
+    """One run of the pool. A thread holds a slot while it builds, and finishes its work without one."""
+
+    def __init__(
+        self,
+        items: Sequence[Planned],
+        maker: Maker,
+        reporter: Reporter,
+        logs: Path,
+        tester: ImageTester | None,
+        *,
+        fail_fast: bool,
+    ) -> None:
+        self._items = {item.reference: item for item in items}
+        self._maker = maker
+        self._reporter = reporter
+        self._logs = logs
+        self._tester = tester
+        self._fail_fast = fail_fast
+        self._results: dict[str, Result] = {}
+        self._stopped = False
+
+    def results(self, jobs: int) -> list[Result]:
+        """Make all images, `jobs` at a time, and return their results in the order of the items.
+
+        Raises the errors of `Maker.prepare`. An interrupt stops the running builds first.
+        """
+        self._maker.prepare()
+        outcome: SimpleQueue[list[Result] | BaseException] = SimpleQueue()
+        # An interrupt is raised in the main thread. If that happened while it held a lock of the pool, the
+        # pool's threads would wait for the lock forever; a SimpleQueue has none.
+        thread = threading.Thread(target=lambda: outcome.put(self._caught(jobs)), name="pool", daemon=True)
+        try:
+            thread.start()
+            ended = _received(outcome)
+        except BaseException:
+            self._stopped = True
+            self._maker.stop()
+            with contextlib.suppress(Empty):  # the results have to be reported soon
+                outcome.get(timeout=GRACE)
+            raise
+        if isinstance(ended, BaseException):
+            raise ended
+        return ended
+
+    def _caught(self, jobs: int) -> list[Result] | BaseException:
+        try:
+            return self._made(jobs)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            return error
+
+    def _made(self, jobs: int) -> list[Result]:
+        leaders = leaders_first({name: item.dockerfile for name, item in self._items.items()})
+        order = TopologicalSorter(
+            {name: [need for need in self._items[name].needs if need in self._items] for name in leaders}
+        )
+        order.prepare()
+        slots = threading.Semaphore(jobs)
+        threads = OPEN * jobs if jobs > 1 else 1
+        futures: dict[Future[Result], str] = {}
+        shared: list[Future[None]] = []
+        with (
+            ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead") as ahead,
+            ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool,
+        ):
+            try:
+                shared.append(ahead.submit(self._maker.query_compilers))
+                if jobs > 1:
+                    shared.append(ahead.submit(self._maker.export_bases))
+                while order.is_active() and not self._stopped:
+                    ready = order.get_ready()
+                    futures |= {
+                        pool.submit(self._after_needs, self._items[name], slots): name for name in ready
+                    }
+                    done, _ = wait(futures, return_when=FIRST_COMPLETED)
+                    finished = {futures.pop(future): future.result() for future in done}
+                    self._results |= finished
+                    order.done(*finished)
+            except BaseException:
+                self._stopped = True
+                raise
+            finally:
+                for future in futures:
+                    future.cancel()
+                # Nothing needs the other work, such as after all cells have failed.
+                if self._stopped or not all(future.done() for future in shared):
+                    self._maker.stop()
+        self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
+        return complete(self._items.values(), self._results.values())
+
+    def _after_needs(self, item: Planned, slots: threading.Semaphore) -> Result:
+        unbuilt = [name for name in item.needs if name in self._results and not self._results[name].stored]
+        if unbuilt:
+            error = BuildError(f"the image that it builds on was not built: {unbuilt[0]}")
+            result = Result(item=item, status=BuildStatus.SKIPPED, error=error)
+            self._reporter.finished(result)
+            return result
+        with contextlib.ExitStack() as slot:
+            slot.enter_context(slots)
+            if self._stopped:
+                return Result(item=item, status=BuildStatus.STOPPED)
+            return self._carried_out(item, slot.close)
+
+    def _carried_out(self, item: Planned, release_slot: Callable[[], None]) -> Result:
+        begin = time.monotonic()
+        image = item.cell.image
+        log = log_path(self._logs, image.name, image.version, item.cell.id)
+        self._reporter.started(item)
+        try:
+            log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
+            step, follow = partial(self._reporter.step, item), partial(self._reporter.output, item)
+            result = self._maker.make(item, log, step, follow, release_slot)
+            if self._tester and result.status is not BuildStatus.VERIFIED:
+                self._tester.note(item, result.test)
+        except StoppedError as error:
+            result = Result(item=item, status=BuildStatus.STOPPED, error=error)
+        except ImageTestError as error:
+            test = ImageTestResult(outcome=ImageTestOutcome.FAILED, why=str(error))
+            result = Result(item=item, status=BuildStatus.FAILED, error=error, test=test)
+        except ImagematrixError as error:
+            result = Result(item=item, status=BuildStatus.FAILED, error=error)
+        except OSError as error:
+            result = Result(item=item, status=BuildStatus.FAILED, error=_of_system(error))
+        except Exception as error:  # noqa: BLE001 - an exception fails only its cell
+            result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected(error, log))
+        seconds = time.monotonic() - begin
+        logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
+        result = replace(result, seconds=seconds, log=log if logged else None)
+        # Without an engine no other cell can be built.
+        lost = isinstance(result.error, EngineError)
+        if result.status is BuildStatus.FAILED and (self._fail_fast or lost):
+            self._stopped = True
+        self._reporter.finished(result)
+        return result
+
+
+def _received(outcome: SimpleQueue[T]) -> T:
+    """Wait for an outcome and return it.
+
+    A signal that arrives while this thread hands over the interpreter, just before it waits, does not wake
+    it. So it wakes by itself.
+    """
+    while True:
+        with contextlib.suppress(Empty):
+            return outcome.get(timeout=POLL_S)
+
+
+def _of_system(error: OSError) -> BuildError:
+    remedy = "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
+    message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return BuildError(message, remedy=remedy)
+
+
+def _unexpected(error: Exception, log: Path) -> ImagematrixError:
+    """Return the error for a bug in imagematrix, and write its traceback to the log."""
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    message = f"unexpected {type(error).__name__}: {error}".strip(": ")
+    return ImagematrixError(message, remedy="this is a bug; please report it with the traceback in the log")
+
+
+def leaders_first(dockerfiles: Mapping[str, str]) -> list[str]:
+    """Return the names of `dockerfiles`: the next is always the one with the most new stages.
+
+    Shared stages are thus fetched and compiled early and in parallel, and a failing stage fails at the
+    beginning. Ties keep the order of `dockerfiles`.
+    """
+    own = {name: frozenset(stages(text)) for name, text in dockerfiles.items()}
+    seen: set[str] = set()
+    # The number of new stages only decreases, so the first file whose number is current is the next.
+    heap = [(-len(own[name]), place, name) for place, name in enumerate(own)]
+    heapq.heapify(heap)
+    names = []
+    while heap:
+        was, place, name = heapq.heappop(heap)
+        now = -len(own[name] - seen)
+        if now == was:
+            seen |= own[name]
+            names.append(name)
+        else:
+            heapq.heappush(heap, (now, place, name))
+    return names

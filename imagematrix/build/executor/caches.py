@@ -1,0 +1,179 @@
+"""Caches of build steps that outlive an engine: in a registry, or in a folder.
+
+BuildKit takes one cache for each build, and a later one replaces it. So what is given is the place of many
+caches: each cell has a tag there, and each part that several cells share. Layers are there once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import Reference, word
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["BuildCaches", "CachePlace", "CacheUse", "attributes", "entry"]
+
+REGISTRY, LOCAL = "registry", "local"
+FOLDERS = {True: "src", False: "dest"}  # the attribute with the folder, by whether it is read
+TAG = "org.opencontainers.image.ref.name"  # the annotation of a tag in an OCI layout
+WHOLE = {"mode": "max"}  # also steps of stages that are not in the image
+NAMED = 64  # characters of a cell in a tag
+# Of BuildKit's plain progress: the name of a step, a step that did not run, and an import that has ended.
+STEP = re.compile(r"#(\d+) \[(?!internal)[^]]+\] (?!FROM )")
+CACHED = re.compile(r"#(\d+) CACHED$")
+IMPORT = re.compile(r"#(\d+) importing cache manifest from ")
+DONE = re.compile(r"#(\d+) DONE ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePlace:
+    """A registry's repository or a folder with caches, as `docker buildx build` takes one.
+
+    `where` is the repository or the folder, `prefix` what its tags begin with, and `others` are the
+    attributes that are passed on.
+    """
+
+    kind: str
+    where: str
+    prefix: str
+    others: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, spec: str, option: str, *, read: bool) -> CachePlace:
+        """Return the place in the argument of `option`, to be `read` or written; raise UsageError."""
+        given = _parsed(spec, option)
+        kind = given.pop("type", REGISTRY)
+        needed = {REGISTRY: "ref", LOCAL: FOLDERS[read]}
+        if kind not in needed:
+            remedy = "write it to a registry or to a folder: type=registry,ref=REF or type=local,dest=DIR"
+            raise UsageError(f"{option}: caches of the type {kind!r} are not supported", remedy=remedy)
+        where = given.pop(needed[kind], "")
+        if not where:
+            raise UsageError(f"{option} {spec}: {needed[kind]} is missing", remedy=f"add ,{needed[kind]}=…")
+        prefix = given.pop("tag", "")
+        if kind == REGISTRY:
+            if "@" in where:
+                remedy = "name the repository, perhaps with a tag: each cell has a cache of its own in it"
+                raise UsageError(f"{option} {spec}: a digest is one cache", remedy=remedy)
+            reference = Reference.parse(where)
+            prefix = "" if reference.name == where else reference.tag
+            where = reference.name
+        if not read:
+            given = WHOLE | given
+        return cls(kind=kind, where=where, prefix=prefix, others=given)
+
+    def _tag(self, name: str) -> str:
+        return f"{self.prefix}-{name}" if self.prefix else name
+
+    def spec(self, name: str, *, read: bool) -> str:
+        """Return the argument of buildx for the cache called `name`."""
+        tag = self._tag(name)
+        if self.kind == REGISTRY:
+            own = {"type": REGISTRY, "ref": f"{self.where}:{tag}"}
+        else:
+            own = {"type": LOCAL, FOLDERS[read]: self.where, "tag": tag}
+        return attributes({**own, **self.others})
+
+    def lacks(self, name: str) -> bool:
+        """Whether this is a folder without the cache called `name`, which would be an error of buildx."""
+        if self.kind == REGISTRY:
+            return False
+        try:
+            fields = json_documents.Fields(json_documents.read(Path(self.where, "index.json")), self.where)
+            tags = [one.named_texts("annotations").get(TAG) for one in fields.objects("manifests")]
+        except UsageError:  # no such folder, or no cache in it
+            return True
+        return self._tag(name) not in tags
+
+
+class BuildCaches:
+    """The places that builds read caches from, and those that they write them to; thread-safe."""
+
+    def __init__(self, imports: Sequence[str] = (), exports: Sequence[str] = ()) -> None:
+        """Take the arguments of --cache-from and --cache-to; raise UsageError."""
+        self._imports = [CachePlace.parse(spec, "--cache-from", read=True) for spec in imports]
+        self._exports = [CachePlace.parse(spec, "--cache-to", read=False) for spec in exports]
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._imports or self._exports)
+
+    def importing(self, name: str) -> list[str]:
+        """Return the options of buildx that read the cache called `name`."""
+        places = (place for place in self._imports if not place.lacks(name))
+        return [f"--cache-from={place.spec(name, read=True)}" for place in places]
+
+    @contextlib.contextmanager
+    def exporting(self, name: str) -> Iterator[list[str]]:
+        """Yield the options of buildx that write the cache called `name`; none if it is not to be written.
+
+        Two builds cannot write the same file of a folder at once, so one waits for the other.
+        """
+        turn = self._lock if any(place.kind == LOCAL for place in self._exports) else contextlib.nullcontext()
+        with turn:
+            yield [f"--cache-to={place.spec(name, read=False)}" for place in self._exports]
+
+
+class CacheUse:
+    """What the output of one build says of the caches that it imports."""
+
+    def __init__(self) -> None:
+        self._steps: set[str] = set()
+        self._imports: set[str] = set()
+        self._found = False
+        self._cached = False
+
+    def read(self, line: str) -> None:
+        """Read a line of BuildKit's plain progress."""
+        for pattern, numbers in ((STEP, self._steps), (IMPORT, self._imports)):
+            if match := pattern.match(line):
+                numbers.add(match[1])
+        line = line.rstrip()
+        self._cached |= bool((match := CACHED.match(line)) and match[1] in self._steps)
+        self._found |= bool((match := DONE.match(line)) and match[1] in self._imports)
+
+    @property
+    def imported(self) -> bool:
+        """Whether a cache was imported and a step did not run, so that its result may be from there."""
+        return self._found and self._cached
+
+
+def entry(shown: str, *identity: str) -> str:
+    """Return the name of a cache: `shown` for people, as far as it fits, and a digest of its `identity`."""
+    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+    return f"{word(shown)[:NAMED]}-{digest[:12]}"
+
+
+def attributes(values: Mapping[str, str]) -> str:
+    """Return attributes for buildx as a line of CSV, so that values may have any characters."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in values.items()])
+    return line.getvalue()
+
+
+def _parsed(spec: str, option: str) -> dict[str, str]:
+    """Return the attributes in an argument; a reference alone is that of a registry."""
+    try:
+        (fields,) = csv.reader([spec], strict=True)
+    except (csv.Error, ValueError) as error:
+        remedy = f"such as {option} ref=REF"
+        raise UsageError(f"{option}: {spec!r} is not a line of CSV", remedy=remedy) from error
+    if len(fields) == 1 and "=" not in spec:
+        return {"ref": spec}
+    pairs = [field.partition("=") for field in fields]
+    bad = next((key for key, equals, _ in pairs if not key or not equals), None)
+    if bad is not None:
+        raise UsageError(f"{option} {spec}: {bad!r} is not NAME=VALUE", remedy=f"such as {option} ref=REF")
+    return {key.strip().lower(): value for key, _, value in pairs}

@@ -1,0 +1,147 @@
+"""The CPU flags that a march needs, from the compiler in the image, while the first images are built.
+
+A template's stage named `compiler` contains the compiler of its code. It is run once to print the predefined
+macros (`cc -march=M -dM -E`) of all marches that it is used with; labels contain the result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from imagematrix.build.dockerfile.dockerfile import through_stage
+from imagematrix.build.matrix.feasibility import ARCHES
+from imagematrix.build.plan.flags import STAGE, from_table
+from imagematrix.errors import BuildError
+from imagematrix.hardware.vendors import marches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from imagematrix.build.plan.backend import BuildSources
+    from imagematrix.build.plan.plan import Planned
+
+    Export = Callable[[str, BuildSources], Mapping[str, str]]
+
+__all__ = ["Compilers"]
+
+ABSENT = "no-cc"  # the file that stands for a stage without a compiler
+
+
+class Compilers:
+    """The compilers of a build's items; thread-safe.
+
+    `export` builds a Dockerfile and returns the text files in its last stage, as a Builder does.
+    """
+
+    def __init__(self, items: Iterable[Planned], export: Export) -> None:
+        self._compilers: dict[Hashable, _Compiler] = {}
+        self._of: dict[str, _Compiler] = {}  # by the references of items
+        for item in items:
+            stage = through_stage(item.dockerfile, STAGE)
+            march = item.cell.axes.get("march")
+            if stage and march:
+                image = item.cell.image  # a stage can use its files, arguments and secrets
+                key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
+                made = self._compilers.setdefault(key, _Compiler(item, stage, export))
+                made.options.add(item.cell.facts.option(march))
+                if not item.needs:
+                    made.item = made.item or item
+                self._of[item.reference] = made
+
+    @property
+    def dockerfiles(self) -> dict[str, Planned]:
+        """What is built to run the compilers, each with an item that uses it."""
+        return {compiler.dockerfile: compiler.user for compiler in self._compilers.values()}
+
+    def representatives(self) -> list[Planned]:
+        """Return for each compiler an item that uses it and builds on no other image of the matrix."""
+        return [compiler.item for compiler in self._compilers.values() if compiler.item]
+
+    def reason(self, item: Planned, error: BuildError) -> BuildError:
+        """Return why a build failed: `error`, or that the compiler does not support the march."""
+        compiler = self._of.get(item.reference)
+        if compiler is None or compiler.known is None:
+            return error
+        option = item.cell.facts.option(item.cell.axes["march"])
+        return error if option in compiler.known else _unknown(item, option)
+
+    def queries(self, item: Planned) -> bool:
+        """Whether the flags of `item` come from a compiler, which takes a build."""
+        return item.reference in self._of
+
+    def flags(self, item: Planned, sources: BuildSources) -> frozenset[str]:
+        """Return the flags that `item`'s code needs; raise BuildError if they are unknown.
+
+        `sources` are those of its build. If a template has no stage `compiler`, the shipped table is used
+        with the property `compiler`. Flags stated in the matrix are always needed: they may be of an
+        instruction set whose macro this release does not know.
+        """
+        march = item.cell.axes.get("march")
+        if march is None:
+            return frozenset()
+        compiler = self._of.get(item.reference)
+        if compiler is None:
+            return from_table(item.cell, march)
+        option = item.cell.facts.option(march)
+        macros = compiler.macros(sources).get(option)
+        if macros is None:
+            raise _unknown(item, option)
+        own = item.cell.facts.flags(march) or frozenset()
+        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
+
+
+class _Compiler:
+    """The compiler of one stage, run once for all its marches when the first result is needed."""
+
+    def __init__(self, user: Planned, stage: str, export: Export) -> None:
+        self.user = user
+        self.options: set[str] = set()
+        self.item: Planned | None = None
+        self._stage = stage
+        self._export = export
+        self._lock = threading.Lock()
+        self._answer: Mapping[str, str] | BuildError | None = None
+
+    def macros(self, sources: BuildSources) -> Mapping[str, str]:
+        """Return the macros by option, without options that the compiler does not know."""
+        with self._lock:
+            if self._answer is None:
+                try:
+                    self._answer = self._export(self.dockerfile, sources)
+                except BuildError as error:
+                    self._answer = error  # the next cell would fail in the same way
+            if not isinstance(self._answer, BuildError) and ABSENT in self._answer:
+                self._answer = BuildError(
+                    f"the template's stage {STAGE!r} has no command cc",
+                    remedy="install a compiler in it, and link it: ln -s /usr/bin/gcc-14 /usr/local/bin/cc",
+                )
+            if isinstance(self._answer, BuildError):
+                raise self._answer
+            return self._answer
+
+    @property
+    def known(self) -> Mapping[str, str] | None:
+        """The compiler's output, if it has run by now."""
+        return self._answer if isinstance(self._answer, Mapping) else None
+
+    @property
+    def dockerfile(self) -> str:
+        """What is built to run it."""
+        words = " ".join(sorted(self.options))
+        script = (
+            f"command -v cc > /dev/null || touch /macros/{ABSENT}; for option in {words}; do "
+            'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
+        )
+        return (
+            f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
+            "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
+        )
+
+
+def _unknown(item: Planned, option: str) -> BuildError:
+    return BuildError(
+        f"the compiler of {item.cell.id} does not support {option}",
+        remedy="exclude these cells, or use a base image with a newer compiler",
+    )

@@ -1,0 +1,95 @@
+"""Layers of earlier builds that the store still has: BuildKit need not export them again.
+
+What earlier builds noted is in the user's cache, and may be outdated. A store takes no image that lacks a
+layer, so a wrong note costs only time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Protocol, TypeVar
+
+from imagematrix.build.executor.rewrite import Rewritten
+from imagematrix.build.plan.identity import EPOCH
+from imagematrix.common.image_reference import DIGEST
+from imagematrix.images.catalog import labels
+from imagematrix.images.oci.compression import library
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from imagematrix.build.plan.backend import Order, Store
+
+__all__ = ["EarlierBuilds", "Notes"]
+
+T = TypeVar("T")
+
+# The note about a base: the digests of its layers.
+BASE: type[tuple[str, ...]] = tuple[str, ...]
+# The note about a cell: the reference of its image, and the fields of each Rewritten layer.
+CELL: type[tuple[str, tuple[tuple[str, str, int, str], ...]]] = tuple[
+    str, tuple[tuple[str, str, int, str], ...]
+]
+
+
+class Notes(Protocol):
+    """The user's cache of audited layers, and of notes about them."""
+
+    def has(self, digest: str) -> bool:
+        """Whether a layer's audit is cached."""
+
+    def note(self, kind: type[T], name: str) -> T | None:
+        """Return the value noted under a name; None if there is none, or one that is no `kind`."""
+
+    def put_note(self, name: str, value: object) -> None:
+        """Note a value under a name."""
+
+
+class EarlierBuilds:
+    """The layers that builds of bases and cells had, of which no byte is needed any more; thread-safe."""
+
+    def __init__(self, notes: Notes, store: Store) -> None:
+        self._notes = notes
+        self._store = store
+
+    def of_base(self, base: str, source: str, together: Iterable[str]) -> tuple[str, ...]:
+        """Return the digests of a base's layers, the lowest first; none if the bytes of one are needed.
+
+        `base` is a name of the base that never moves, as it was given to `note_base`, and `source` is where
+        builds find it. `together` are the references of images that are built on it.
+        """
+        layers = self._notes.note(BASE, base) or ()
+        known = all(map(self._notes.has, layers)) and self._store.has_base(source, layers, together)
+        return layers if known else ()
+
+    def note_base(self, base: str, layers: Sequence[str]) -> None:
+        """Note the digests of the layers of a base."""
+        self._notes.put_note(base, tuple(layers))
+
+    def of_cell(self, order: Order) -> tuple[Rewritten, ...]:
+        """Return the layers that the store has from the last build of this order's cell, or of any cell."""
+        notes = {self._notes.note(CELL, name) for name in _names(order)}
+        return tuple(layer for note in notes if note for layer in self._existing(*note))
+
+    def _existing(self, image: str, rows: Sequence[tuple[str, str, int, str]]) -> Iterator[Rewritten]:
+        existing = self._store.layers_of(image)
+        for exported, digest, size, diff_id in rows:
+            if diff_id in existing and DIGEST.fullmatch(exported) and self._notes.has(digest):
+                yield Rewritten(exported=exported, digest=digest, size=size, diff_id=diff_id)
+
+    def note_cell(self, order: Order, layers: Sequence[Rewritten]) -> None:
+        """Note the layers of an order's image, which the store has now, above those of its base."""
+        for name in _names(order):
+            self._notes.put_note(name, (order.reference, tuple(map(astuple, layers))))
+
+
+def _names(order: Order) -> tuple[str, str]:
+    """Return the names of notes about the last build of a cell, and of any cell of its image.
+
+    They are the same for all versions, if the same code writes the layers.
+    """
+    image, _, tag = order.reference.rpartition(":")
+    compression = order.compression
+    any_cell = f"{image} {order.sources.platform} {compression} {library(compression)} {EPOCH}"
+    return f"{any_cell} {labels.cell_of(tag)}", any_cell

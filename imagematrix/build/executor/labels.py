@@ -1,0 +1,46 @@
+"""The labels of an image to be built: those for the selector, and the standard ones."""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.images.catalog import labels
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.build.plan.plan import Planned
+    from imagematrix.images.catalog.catalog import Variant
+
+__all__ = ["for_item"]
+
+
+def for_item(item: Planned, entry: Variant) -> dict[str, str]:
+    """Return the labels of `item`'s image, whose catalog entry is `entry`."""
+    cell = item.cell
+    assert item.identity is not None  # noqa: S101 - a planned build has one; for the type checker
+    own = {
+        labels.IMAGE: cell.image.name,
+        labels.VERSION: cell.image.version,
+        labels.CELL: cell.id,
+        labels.INPUT: item.identity.digest,
+        labels.INPUTS: json.dumps(dict(item.identity.components), sort_keys=True, separators=(",", ":")),
+        labels.VARIANT: labels.write(entry),
+        "org.opencontainers.image.title": cell.image.name,
+        "org.opencontainers.image.version": cell.image.version,
+    }
+    if cell.image.development:
+        own[labels.DEVELOPMENT] = "true"
+    if cell.optional_code:
+        own[labels.OPTIONAL] = json.dumps(list(cell.optional_code), separators=(",", ":"))
+    if cell.image.prefer:
+        own[labels.PREFER] = ",".join(cell.image.prefer)
+    if cell.image.defaults:
+        own[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
+    base = cell.properties.get("base")
+    digest = item.identity.components.get(f"base {base}")
+    if base and digest:
+        own["org.opencontainers.image.base.name"] = base
+        own["org.opencontainers.image.base.digest"] = digest
+    if cell.cuda:
+        own["com.nvidia.cuda.version"] = cell.cuda
+    return own

@@ -1,0 +1,89 @@
+"""The logs of builds: their paths, and the end of a failed one as text that is safe to print."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+from imagematrix.common.text import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from _typeshed import ReadableBuffer
+
+__all__ = ["excerpt", "gist", "log_path", "opened"]
+
+# Image names do not contain these, so that folders are unique; their names cannot get too long.
+QUOTED = str.maketrans("/:", "+=")
+# In BuildKit's output: the number of a step, the seconds since it began, and the line before its summary.
+VARYING = re.compile(r"^#\d+ (?=\S)|(?:^|(?<= ))\d+\.\d+s?(?= |$)", re.MULTILINE)
+SUMMARY = "------"
+KEPT = 64 * 1024  # bytes of a log's end: about 500 lines, a small part of what CI systems keep of a job
+
+
+def log_path(folder: Path, image: str, version: str, cell: str) -> Path:
+    """Return the path of a cell's log below `folder`."""
+    return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
+
+
+def opened(path: Path, follow: Callable[[str], None]) -> io.TextIOWrapper:
+    """Open a new log, of which `follow` is told what is written; any later OSError names the log, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _Followed(_Named(path, "w"), follow)
+
+
+class _Followed(io.TextIOWrapper):
+    """Text that somebody else reads, too, once it is written."""
+
+    def __init__(self, file: io.FileIO, follow: Callable[[str], None]) -> None:
+        super().__init__(io.BufferedWriter(file), encoding="utf-8", write_through=True)
+        self._follow = follow
+
+    def write(self, text: str, /) -> int:
+        written = super().write(text)
+        self._follow(text)
+        return written
+
+
+class _Named(io.FileIO):
+    """A file whose errors all name it; by default, the error of a full disk does not."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
+def excerpt(log: str | Path | None, error: str) -> str:
+    """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
+    text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
+    return text if error in text else f"{text}\n{error}".strip("\n")
+
+
+def gist(error: str) -> str:
+    """Return the part of a build's error that is the same for another cell with the same cause."""
+    lines = error.split("\n")
+    start = lines.index(SUMMARY) if SUMMARY in lines else 0
+    return VARYING.sub("", "\n".join(lines[start:]))
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.expandtabs().split("\n"))
+
+
+def _end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - KEPT))
+            raw = file.read()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    text = raw.decode(errors="replace")
+    # The first line is complete only if nothing was cut, or if it is the only one.
+    return plain(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

@@ -1,0 +1,92 @@
+"""A pool of builders, used as one."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import zip_longest
+from queue import SimpleQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from pathlib import Path
+    from typing import TextIO
+
+    from imagematrix.build.plan.backend import Beginning, Builder, BuildSources, Made, Order
+    from imagematrix.images.oci.parts import SizedLayer
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """A Builder that passes each image to one of several builders with a free slot.
+
+    `builders` are given with the number of slots of each.
+    """
+
+    def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
+        self._builders = tuple(builder for builder, _ in builders)
+        self._free: SimpleQueue[Builder] = SimpleQueue()
+        # Round-robin, so that few builds are spread over all builders.
+        for turn in zip_longest(*([builder] * slots for builder, slots in builders)):
+            for builder in filter(None, turn):
+                self._free.put(builder)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether all of them rewrite timestamps."""
+        return all(builder.reproducible for builder in self._builders)
+
+    @property
+    def local(self) -> bool:
+        """Whether all of them find the images of the engine by their names."""
+        return all(builder.local for builder in self._builders)
+
+    def pinned(self, reference: str, digest: str) -> str | None:
+        """Return the source of a base image with `digest`; None if all builders find it by name."""
+        sources = (builder.pinned(reference, digest) for builder in self._builders)
+        return next(filter(None, sources), None)
+
+    def held(self, reference: str, digest: str) -> str | None:
+        """Return the source of a base image with `digest`, by a name that cannot move."""
+        if self.local:
+            return self._builders[0].held(reference, digest)
+        return self.pinned(reference, digest)
+
+    def export(
+        self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
+    ) -> dict[str, str]:
+        """Build `dockerfile` and return the text files in its last stage, by name.
+
+        It takes no slot, because builds wait for it.
+        """
+        return self._builders[0].export(dockerfile, sources, first)
+
+    def base_layers(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
+        """Return the layer files of `base` as images built on it have them, from the first builder."""
+        return self._builders[0].base_layers(base, sources, together)
+
+    @contextlib.contextmanager
+    def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
+        """Build an image without naming it yet; its slot is free as soon as it is built."""
+        with contextlib.ExitStack() as kept:
+            with self._one() as builder:
+                made = kept.enter_context(builder.make(order, log, step))
+            yield made
+
+    def parts(self, made: Made) -> tuple[SizedLayer, ...]:
+        """Return the layers of a built image; all builders read layouts and use the same engine."""
+        return self._builders[0].parts(made)
+
+    def stop(self) -> None:
+        """Stop all running builds."""
+        for builder in self._builders:
+            builder.stop()
+
+    @contextlib.contextmanager
+    def _one(self) -> Iterator[Builder]:
+        builder = self._free.get()
+        try:
+            yield builder
+        finally:
+            self._free.put(builder)

@@ -1,0 +1,235 @@
+"""Running `docker buildx build`: one solve of BuildKit for each call."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from imagematrix.build.executor import child
+from imagematrix.build.executor.caches import CacheUse
+from imagematrix.build.plan import identity
+from imagematrix.build.plan.backend import StoppedError
+from imagematrix.build.plan.given import PROXIES, scrubbed
+from imagematrix.common.files import named
+from imagematrix.common.temp_folder import full_disk_remedy, scratch
+from imagematrix.common.text import headline
+from imagematrix.errors import BuildError, EngineError, UsageError
+from imagematrix.images.engine import endpoint, system
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TextIO
+
+    from imagematrix.build.plan.backend import BuildSources
+    from imagematrix.build.stores.engine import EngineStore
+
+__all__ = ["Solver"]
+
+STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
+OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
+GRACE = 10  # seconds until a stopped build is killed
+GONE = "code = Unavailable"  # gRPC's message for a lost server
+UNRESOLVED = "failed to resolve source metadata"
+FULL = "no space left on device"
+# buildx's garbage collector by default takes a third of the processor time of an export. This is how much the
+# heap may grow between collections, in percent; 150 MB of memory instead of 70.
+GROWTH = "800"
+TAIL = 20  # lines of a failed build's log in its error
+
+
+class Solver:
+    """Runs buildx with a `builder`, or with that of the engine `docker` if it is None; thread-safe.
+
+    With `proxy` builds have the proxies of this process, and otherwise none. `folder` is for temporary files;
+    `close` removes it.
+    """
+
+    def __init__(self, docker: EngineStore, builder: str | None, *, proxy: bool) -> None:
+        self._docker = docker
+        self._builder = builder
+        self._environment = {"GOGC": GROWTH} | scrubbed(os.environ)
+        self._proxies: list[str] = []
+        for name in PROXIES:
+            value = (os.environ.get(name) or os.environ.get(name.lower())) if proxy else None
+            # Both spellings get one value: BuildKit reads either, and docker's configuration adds the other.
+            for case in (name, name.lower()):
+                self._proxies.append(f"--build-arg={case}" + ("" if value else "="))
+                if value:
+                    self._environment[case] = value
+        self._command = _path()
+        self.elsewhere = self._in_a_context() and builder != endpoint.context()
+        if self.elsewhere:
+            # The default builder of an engine works only in the docker context of its name.
+            self._environment.pop("DOCKER_HOST", None)
+            self._environment["DOCKER_CONTEXT"] = str(builder)
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._open = contextlib.ExitStack()
+        self.folder = self._open.enter_context(scratch())
+
+    def close(self) -> None:
+        """Remove the folder; all solves have ended."""
+        self._open.close()
+
+    def _in_a_context(self) -> bool:
+        """Whether the builder is the engine of a docker context."""
+        if self._builder is None:
+            return False
+        command = [self._command, "inspect", self._builder]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if "no builder" in done.stderr:
+            raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
+        if done.returncode:
+            raise _broken(done.stderr)
+        return bool(OWN.search(done.stdout))
+
+    def digests(self, reference: str) -> str:
+        """Return the digests of a name in the engine of the builder's context."""
+        command = [
+            system.docker_program(),
+            "image",
+            "inspect",
+            "--format",
+            "{{.Id}} {{.RepoDigests}}",
+            reference,
+        ]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
+        return done.stdout
+
+    def metadata(
+        self,
+        options: Sequence[str],
+        dockerfile: str,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
+    ) -> tuple[dict[str, Any], bool]:
+        """Build as `solve` does; return the metadata that buildx writes about the result, and its answer."""
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
+            options = [*options, f"--metadata-file={metadata.name}"]
+            imported = self.solve(options, dockerfile, sources, log, step)
+            document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
+        return document, imported
+
+    def solve(
+        self,
+        options: Sequence[str],
+        dockerfile: str,
+        sources: BuildSources,
+        log: TextIO,
+        step: Callable[[str], None],
+    ) -> bool:
+        """Build `dockerfile` from its `sources` with further `options` of buildx; raise BuildError.
+
+        `log` receives the output, `step` is called with the current instruction. Returns whether results may
+        be those of an imported cache. Raises StoppedError after `stop`, and EngineError if the engine cannot
+        be reached.
+        """
+        tail: list[str] = []
+        use = CacheUse()
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            file = Path(folder, "Dockerfile")
+            with named(file):
+                file.write_text(sources.pinned(dockerfile), encoding="utf-8")
+                # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
+                Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
+            own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
+            own += [f"--platform={sources.platform}"]
+            own += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
+            own += self._proxies
+            own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
+            own += [f"--secret={spec}" for spec in sources.secrets]
+            own += [f"--ssh={spec}" for spec in sources.ssh]
+            own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
+            process = self._start([self._command, "build", *own, *options, str(sources.context)])
+            assert process.stdout is not None  # noqa: S101 - a pipe; for the type checker
+            try:
+                for raw in process.stdout:
+                    line = sources.named(raw)
+                    log.write(line)
+                    use.read(line)
+                    tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
+                    match = STEP.match(line)
+                    if match:
+                        step(f"{match[1]}: {match[2]}")
+            except BaseException:
+                child.send(process, signal.SIGKILL)
+                raise
+            finally:
+                code = child.finish(process)
+                with self._lock:
+                    self._running.discard(process)
+        if code:
+            self._failed(tail)
+        return use.imported
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._stopped:
+                raise StoppedError("stopped")
+            process = child.start(command, self._environment)
+            self._running.add(process)
+        return process
+
+    def _failed(self, tail: list[str]) -> None:
+        if self._stopped:
+            raise StoppedError("stopped")
+        self._docker.require()
+        output = "\n".join(tail)
+        remedy = None
+        if FULL in output:  # which may end the connection, too
+            remedy = full_disk_remedy(self.folder)
+        elif GONE in output:
+            raise EngineError(
+                "the Docker engine stopped during a build",
+                remedy="images built so far are kept; run the same command again to continue",
+            )
+        elif UNRESOLVED in output and self._builder is not None:
+            remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
+        raise BuildError(*tail or ["docker buildx failed without a message"], remedy=remedy)
+
+    def stop(self) -> None:
+        """Stop all running solves; those that do not end within GRACE seconds are killed."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            child.send(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for process in running:
+            try:
+                process.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.send(process, signal.SIGKILL)
+
+
+def _path() -> str:
+    """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
+    command = [system.docker_program(), "info", "--format", "{{json .ClientInfo.Plugins}}"]
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
+    except OSError as error:
+        raise system.cannot_start(error) from error
+    except subprocess.CalledProcessError as error:
+        raise _broken(error.stderr) from error
+    buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
+    if "Err" in buildx or "Path" not in buildx:
+        raise _broken(str(buildx.get("Err", "docker has no such plugin")))
+    return str(buildx["Path"])
+
+
+def _broken(output: str) -> EngineError:
+    remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
+    return EngineError(f"docker buildx does not work: {headline(output)}", remedy=remedy)

@@ -1,0 +1,262 @@
+"""Parse YAML text into a tree of nodes with their line and column. Scalars keep their text.
+
+It uses the parser's events, not its constructors: nothing becomes a float (12.10 stays "12.10"), a duplicate
+key is an error, and neither deep nesting nor aliases of aliases can exhaust memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from imagematrix.build.matrix.matrix import NO_CUDA
+from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.common.suggestions import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Mapping", "Node", "Scalar", "Sequence", "Shapes", "parse"]
+
+DEPTH = 32
+NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells has a few hundred in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value. `text` is None for an empty value or a bare `null` or `~`."""
+
+    text: str | None
+    mark: Mark
+    size: int = 1
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A list. `size` is the number of nodes in it, including itself, with aliases followed."""
+
+    mark: Mark
+    items: list[Node] = field(default_factory=list)
+    size: int = 1
+
+
+@dataclass(slots=True)
+class Mapping:
+    """A map in the order of the file; each key has its position."""
+
+    mark: Mark
+    entries: dict[str, tuple[Mark, Node]] = field(default_factory=dict)
+    size: int = 1
+
+
+Node = Scalar | Sequence | Mapping
+
+
+def parse(text: str, where: str) -> Node:
+    """Return the one document in `text`; raise MatrixError naming `where`, line and column."""
+    try:
+        return _Composer(where, text).compose(yaml.parse(text, Loader=_loader()))
+    except yaml.reader.ReaderError as error:
+        message = f"the character {error.character!r} is not allowed in YAML"
+        raise MatrixError(
+            where, [Problem(message, Mark(text.count("\n", 0, error.position) + 1, 1))]
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        raise MatrixError(where, [_syntax_problem(error, text)], text) from error
+
+
+def _loader() -> type[yaml.SafeLoader]:
+    loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return loader
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    at = _mark(mark) if mark else Mark(1, 1)
+    message = f"not valid YAML: {error.problem}" + (f" ({error.context})" if error.context else "")
+    line = (text.splitlines() or [""])[min(at.line, text.count("\n")) - 1]
+    indent = line[: len(line) - len(line.lstrip())]
+    return Problem(message, at, "indent with spaces: YAML does not allow tabs" if "\t" in indent else None)
+
+
+def _mark(mark: Any) -> Mark:
+    return Mark(mark.line + 1, mark.column + 1)
+
+
+class _Composer:
+    """Builds the tree from the parser's events, with an explicit stack."""
+
+    def __init__(self, where: str, text: str) -> None:
+        self._where = where
+        self._text = text
+        self._anchors: dict[str, Node] = {}
+        self._stack: list[_Open] = []
+
+    def compose(self, events: Iterator[yaml.Event]) -> Node:
+        root: Node | None = None
+        for event in events:
+            mark = _mark(event.start_mark)
+            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+                raise self._error("a second document starts here; a matrix is one document", mark)
+            done = self._step(event, mark)
+            if done is not None:
+                root = done
+        if root is None:
+            raise self._error("the file is empty", Mark(1, 1), "start from `imagematrix init`")
+        return root
+
+    def _step(self, event: yaml.Event, mark: Mark) -> Node | None:
+        """Process one event; return the root once it is complete."""
+        if isinstance(event, yaml.ScalarEvent):
+            self._untagged(event, mark)
+            bare = event.style is None or event.style == ""
+            empty = bare and event.value in ("", "~", "null", "Null", "NULL")
+            return self._complete(Scalar(None if empty else event.value, mark), event.anchor)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise self._error(f"the alias *{event.anchor} has no anchor before it", mark)
+            return self._complete(self._anchors[event.anchor], None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._untagged(event, mark)
+            if len(self._stack) == DEPTH:
+                raise self._error(f"nested deeper than {DEPTH} levels", mark)
+            node = Mapping(mark) if isinstance(event, yaml.MappingStartEvent) else Sequence(mark)
+            self._stack.append(_Open(node, event.anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            closed = self._stack.pop()
+            return self._complete(closed.node, closed.anchor)
+        return None
+
+    def _untagged(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> None:
+        if event.tag not in (None, "", "!", "tag:yaml.org,2002:str"):
+            raise self._error(f"the tag {event.tag} is not supported", mark, "remove the tag")
+
+    def _complete(self, node: Node, anchor: str | None) -> Node | None:
+        if anchor:
+            self._anchors[anchor] = node
+        if not self._stack:
+            return node
+        top = self._stack[-1]
+        top.node.size += node.size
+        if top.node.size > NODES:
+            raise self._error(f"more than {NODES:,} values once aliases are followed", node.mark)
+        if isinstance(top.node, Sequence):
+            top.node.items.append(node)
+        elif top.key is None:
+            top.key = self._key(top, top.node, node)
+        else:
+            self._put(top.node, top.key, node)
+            top.key = None
+        return None
+
+    def _key(self, top: _Open, mapping: Mapping, node: Node) -> Scalar:
+        if not isinstance(node, Scalar) or node.text is None:
+            raise self._error("a key must be a word", node.mark)
+        if node.text in top.own:
+            first = mapping.entries[node.text][0]
+            raise self._error(f"the key {node.text!r} occurs twice (first on line {first.line})", node.mark)
+        if node.text != "<<":
+            top.own.add(node.text)
+        return node
+
+    def _put(self, mapping: Mapping, key: Scalar, node: Node) -> None:
+        if key.text == "<<":
+            for source in node.items if isinstance(node, Sequence) else [node]:
+                if not isinstance(source, Mapping):
+                    raise self._error("<< takes a map, or a list of maps", source.mark)
+                for name, entry in source.entries.items():
+                    mapping.entries.setdefault(name, entry)
+        else:
+            mapping.entries[str(key.text)] = (key.mark, node)
+
+    def _error(self, message: str, mark: Mark, remedy: str | None = None) -> MatrixError:
+        return MatrixError(self._where, [Problem(message, mark, remedy)], self._text)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection that is still open, the key whose value is still missing, and the keys written in it.
+
+    Keys written here take precedence over those merged by <<, wherever << stands.
+    """
+
+    node: Sequence | Mapping
+    anchor: str | None
+    key: Scalar | None = None
+    own: set[str] = field(default_factory=set)
+
+
+class Shapes:
+    """Base of classes that read nodes as maps, lists and words.
+
+    Errors are added to `problems`, and reading continues.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+
+    def _map(self, node: Node, what: str, keys: Iterable[str]) -> dict[str, Node]:
+        fields = {}
+        for name, mark, value in self._entries(node, what):
+            if name in keys:
+                fields[name] = value
+            else:
+                remedy = nearest(name, keys) or f"it can have {', '.join(keys)}"
+                self._problem(f"{what} has no {name!r}", mark, remedy)
+        return fields
+
+    def _required(
+        self, node: Node, fields: dict[str, Node], name: str, example: str | None = None
+    ) -> Node | None:
+        """Return a field that there must be; `example` is a line that would give it a value."""
+        if name not in fields and isinstance(node, Mapping):
+            self._problem(f"{name!r} is missing", node.mark, example and f"write {example}")
+        return fields.get(name)
+
+    def _entries(self, node: Node | None, what: str) -> list[tuple[str, Mark, Node]]:
+        if node is None:
+            return []
+        if not isinstance(node, Mapping):
+            self._problem(f"{what}: expected a map, found {_kind(node)}", node.mark)
+            return []
+        return [(name, mark, value) for name, (mark, value) in node.entries.items()]
+
+    def _list(self, node: Node | None, what: str) -> list[Node]:
+        if node is None:
+            return []
+        if not isinstance(node, Sequence):
+            self._problem(f"{what}: expected a list, found {_kind(node)}", node.mark)
+            return []
+        return node.items
+
+    def _items(self, node: Node, what: str) -> list[tuple[str, Mark]]:
+        """Return the words of a list; a single word counts as a list of one."""
+        words = []
+        for item in [node] if isinstance(node, Scalar) else self._list(node, what):
+            text = self._text(item, what)
+            if text is not None:
+                words.append((text, item.mark))
+        return words
+
+    def _text(self, node: Node | None, what: str) -> str | None:
+        if node is None:
+            return None
+        if isinstance(node, Scalar) and node.text is not None:
+            return node.text
+        remedy = f'for no CUDA write "{NO_CUDA}"' if "cuda" in what else None
+        self._problem(f"{what}: expected a word, found {_kind(node)}", node.mark, remedy)
+        return None
+
+    def _problem(self, message: str, mark: Mark, remedy: str | None = None) -> None:
+        self.problems.append(Problem(message, mark, remedy))
+
+
+def _kind(node: Node) -> str:
+    if isinstance(node, Mapping):
+        return "a map"
+    if isinstance(node, Sequence):
+        return "a list"
+    return "nothing" if node.text is None else f"the word {node.text[:40]!r}"

@@ -1,0 +1,224 @@
+"""Expand a Matrix to its cells: the product of the axes, without excluded cells, with included ones.
+
+Order and meaning are those of GitHub Actions: the last axis varies fastest; an exclude rule may name only
+some axes; an include entry that matches cells adds its properties to them, and one that matches none adds
+a cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from imagematrix.build.matrix.feasibility import infeasible
+from imagematrix.build.matrix.matrix import GPU_AXES, NO_CUDA, Cell
+from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.common.text import shortened
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog import axis_conditions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
+
+__all__ = ["Excluded", "Expansion", "expand", "of_platforms", "only", "plain_pull"]
+
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """A cell that an exclude rule dropped, and the rule."""
+
+    cell: Cell
+    rule: Exclude
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """All cells of a matrix, in order: the kept cells, and the cells that rules dropped."""
+
+    cells: tuple[Cell, ...]
+    excluded: tuple[Excluded, ...]
+
+
+def expand(matrix: Matrix) -> Expansion:
+    """Return the cells of `matrix`.
+
+    Raises MatrixError if a rule drops no cell, if cells have the same id, or if `plain_pull` does not name
+    one cell for each platform.
+    """
+    points = list(_points(matrix.axes))
+    kept, dropped = _exclude(matrix, points)
+    merged = _include(matrix, kept)
+    cells = []
+    excluded = []
+    for image in matrix.images:
+        cells += [_cell(matrix, image, point, extra) for point, extra in merged]
+        excluded += [Excluded(cell=_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped]
+    _check_unique(matrix, cells[: len(merged)])
+    expansion = Expansion(cells=tuple(cells), excluded=tuple(excluded))
+    for image in matrix.images:
+        plain_pull(matrix, expansion, image)
+    return expansion
+
+
+def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
+    """Return the part of `expansion` that `--only` selects.
+
+    `image` can be used like an axis. Raises ConditionError if the expression names an unknown axis or matches
+    no value.
+    """
+    values = {**matrix.axes, "image": tuple(image.name for image in matrix.images)}
+    # An include may have added values that no axis lists.
+    for cell in expansion.cells:
+        for axis, value in cell.axes.items():
+            if value not in values[axis]:
+                values[axis] += (value,)
+    wanted = axis_conditions.among(values, axis_conditions.parse_only(expression), "this matrix")
+
+    def matches(cell: Cell) -> bool:
+        point = {**cell.axes, "image": cell.image.name}
+        return all(point.get(axis) in values for axis, values in wanted.items())
+
+    return _narrowed(expansion, matches)
+
+
+def of_platforms(expansion: Expansion, platforms: Iterable[str]) -> Expansion:
+    """Return the part of `expansion` for these platforms; raise UsageError if a cell has none of them."""
+    wanted = frozenset(platforms)
+    existing = sorted({cell.platform for cell in expansion.cells})
+    for unknown in sorted(wanted.difference(existing)):
+        remedy = f"it has {', '.join(existing)}"
+        raise UsageError(f"--platform: this matrix has no cell for {unknown}", remedy=remedy)
+    return _narrowed(expansion, lambda cell: cell.platform in wanted)
+
+
+def _narrowed(expansion: Expansion, stays: Callable[[Cell], bool]) -> Expansion:
+    return replace(
+        expansion,
+        cells=tuple(cell for cell in expansion.cells if stays(cell)),
+        excluded=tuple(item for item in expansion.excluded if stays(item.cell)),
+    )
+
+
+def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, str]:
+    """Return, by platform, the id of the cell that `plain_pull` of `image` names; empty if it is not set.
+
+    Raises MatrixError if it does not name exactly one cell for each platform.
+    """
+    stated = image.plain_pull
+    if stated is None:
+        return {}
+    named: dict[str, list[str]] = {}
+    for cell in expansion.cells:
+        if cell.image.name == image.name and not infeasible(cell):
+            ids = named.setdefault(cell.platform, [])
+            if all(cell.axes.get(axis) in allowed for axis, allowed in stated.matches.items()):
+                ids.append(cell.id)
+    problems = [
+        _plain_problem(platform, ids, stated.mark) for platform, ids in named.items() if len(ids) != 1
+    ]
+    if problems:
+        raise MatrixError(str(matrix.path), problems, matrix.text)
+    return {platform: cell for platform, (cell,) in named.items()}
+
+
+def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
+    if not ids:
+        remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
+        return Problem(f"plain_pull names no cell for {platform}", mark, remedy)
+    shown = shortened(ids, SHOWN, more=", …")
+    remedy = "add axes until only one cell is left"
+    return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
+
+
+def _points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Yield the product of the axes; CPU-only points have no GPU axes, and each is yielded once."""
+    seen: set[tuple[str, ...]] = set()
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        if point.get("cuda") == NO_CUDA:
+            for axis in GPU_AXES:
+                point.pop(axis, None)
+            key = tuple(point.values())
+            if key in seen:
+                continue
+            seen.add(key)
+        yield point
+
+
+def _exclude(
+    matrix: Matrix, points: list[dict[str, str]]
+) -> tuple[list[dict[str, str]], list[tuple[dict[str, str], Exclude]]]:
+    kept = []
+    dropped = []
+    counts = dict.fromkeys(range(len(matrix.exclude)), 0)
+    for point in points:
+        for index, rule in enumerate(matrix.exclude):
+            if all(point.get(axis) in allowed for axis, allowed in rule.matches.items()):
+                counts[index] += 1
+                dropped.append((point, rule))
+                break
+        else:
+            kept.append(point)
+    unused = [matrix.exclude[index] for index, count in counts.items() if not count]
+    if unused:
+        raise MatrixError(str(matrix.path), [_unused_problem(rule, points) for rule in unused], matrix.text)
+    return kept, dropped
+
+
+def _unused_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
+    matches = rule.matches.items()
+    shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
+    message = "drops nothing: earlier rules drop all it matches" if shadowed else "matches no cell"
+    return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
+
+
+def _include(matrix: Matrix, points: list[dict[str, str]]) -> list[tuple[dict[str, str], Mapping[str, str]]]:
+    merged: list[tuple[dict[str, str], dict[str, str]]] = [(point, {}) for point in points]
+    added: list[tuple[dict[str, str], Mapping[str, str]]] = []
+    for entry in matrix.include:
+        matching = [extra for point, extra in merged if entry.axes.items() <= point.items()]
+        for extra in matching:
+            extra.update(entry.properties)
+        if not matching:
+            added.append((_whole(matrix, entry), entry.properties))
+    return [*merged, *added]
+
+
+def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
+    """Return the point that an include entry adds, with its axes in the order of the matrix."""
+    needed = [axis for axis in matrix.axes if not (entry.axes.get("cuda") == NO_CUDA and axis in GPU_AXES)]
+    missing = [axis for axis in needed if axis not in entry.axes]
+    if missing:
+        message = f"this entry matches no cell, and it lacks {', '.join(missing)} to add one"
+        raise MatrixError(str(matrix.path), [Problem(message, entry.mark)], matrix.text)
+    return {axis: entry.axes[axis] for axis in needed}
+
+
+def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
+    names = Counter(cell.id for cell in cells)
+    problems = [
+        Problem(
+            f"{count} cells would have the name {name}",
+            Mark(1, 1),
+            "change a value of an axis (in names '/' is '-', and '+' is '_'),"
+            " or remove the include entry that adds the cell again",
+        )
+        for name, count in names.items()
+        if count > 1
+    ]
+    if problems:
+        raise MatrixError(str(matrix.path), problems, matrix.text)
+
+
+def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
+    properties: dict[str, str] = {}
+    for axis, value in point.items():
+        properties.update(matrix.properties_of(axis, value))
+    properties.update(extra)
+    return Cell(image=image, axes=point, properties=properties, facts=matrix.facts)

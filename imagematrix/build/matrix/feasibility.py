@@ -1,0 +1,90 @@
+"""Find cells that cannot work, with the vendor's reason. They are not built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.build.matrix.words import HOST_DRIVER
+from imagematrix.hardware.vendors import cpuid, cuda, device_code, marches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.build.matrix.matrix import Cell
+
+__all__ = ["ANY_COMPILER", "Infeasible", "infeasible", "unseen"]
+
+ANY_COMPILER = "gcc"  # all of its versions
+ARCHES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    """Why a cell cannot work: the rule's name and a sentence with the vendor's limit."""
+
+    rule: str
+    why: str
+
+
+def infeasible(cell: Cell) -> Infeasible | None:
+    """Return why `cell` cannot work, or None if no known fact rules it out.
+
+    Where neither the tables nor the facts of the matrix have an answer, such as for the targets of a newer
+    CUDA release or a compiler of another family, the build decides.
+    """
+    for rule in (_toolkit_target, _driver_cuda, _march_platform, _march_compiler):
+        why = rule(cell)
+        if why:
+            return Infeasible(rule=rule.__name__.strip("_").replace("_", "-"), why=why)
+    return None
+
+
+def unseen(cell: Cell) -> frozenset[str]:
+    """Return the flags that the march of `cell` needs and that a probe sees on no host of today."""
+    march = cell.axes.get("march")
+    if march is None:
+        return frozenset()
+    flags = cell.facts.flags(march)
+    if flags is None:
+        flags = marches.required(march, cell.properties.get("compiler") or ANY_COMPILER) or frozenset()
+    return flags - cpuid.visible(cell.facts.arch(march))
+
+
+def _toolkit_target(cell: Cell) -> str | None:
+    compute = cell.axes.get("compute")
+    targets = cell.facts.targets(cell.cuda) if cell.cuda else None
+    if compute is None or not targets or device_code.target(compute) in targets:
+        return None
+    target = device_code.target(compute)
+    able = cell.facts.releases_for(target)
+    span = " to ".join(dict.fromkeys((able[0], able[-1]))) if able else "no release"
+    return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {span} can"
+
+
+def _driver_cuda(cell: Cell) -> str | None:
+    driver = cell.driver
+    if driver is None or driver == HOST_DRIVER or cell.cuda is None:
+        return None
+    stated = cell.facts.oldest_driver(cell.cuda)
+    if cuda.driver_runs(cell.cuda, driver, stated):
+        return None
+    lowest = cuda.lowest_driver(cell.cuda, stated)
+    if lowest is None:  # the selector could not decide either, so no host would get the image
+        return f"the driver that CUDA {cell.cuda} needs is unknown; state it under `facts` in matrix.yaml"
+    return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
+
+
+def _march_platform(cell: Cell) -> str | None:
+    march = cell.axes.get("march")
+    if march is None or cell.facts.arch(march) == ARCHES[cell.platform]:
+        return None
+    return f"march {march} is for {cell.facts.arch(march)}, not for {cell.platform}"
+
+
+def _march_compiler(cell: Cell) -> str | None:
+    march, compiler = cell.axes.get("march"), cell.properties.get("compiler")
+    supported = marches.known(compiler) if compiler else None
+    if march is None or supported is None or march in supported:
+        return None
+    able = [name for name in marches.compilers() if march in (marches.known(name) or ())]
+    which = f"{', '.join(able)} do" if able else "no compiler in the tables does"
+    return f"{compiler} does not support -march={march}; {which}"

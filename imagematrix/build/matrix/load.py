@@ -1,0 +1,503 @@
+"""Load a Matrix from matrix.yaml. All errors in the file are collected and reported at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+from imagematrix.build.matrix import document, words
+from imagematrix.build.matrix.document import Shapes
+from imagematrix.build.matrix.facts import MatrixFacts
+from imagematrix.build.matrix.folders import below, inside
+from imagematrix.build.matrix.image_test import ImageTest
+from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
+from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.build.matrix.read_compression import CompressionReader
+from imagematrix.build.matrix.read_facts import FactsReader
+from imagematrix.common import units
+from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog import axis_conditions
+from imagematrix.images.catalog.catalog import AXIS, CRITERIA, HARDWARE
+from imagematrix.images.oci.compression import DEFAULT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["SCHEMA", "load", "parsed"]
+
+SCHEMA = "imagematrix.matrix/v1"
+LIMIT = 16 * 1024 * 1024  # bytes
+# A repository as the distribution specification has it, perhaps with a registry.
+PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+NAME = re.compile(rf"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:\d+/)?{PART}(?:/{PART})*", re.ASCII)
+NAME_LIMIT = 200
+CELLS = 250_000  # before rules exclude some; a plan holds all of them, with their Dockerfiles
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
+OUTSIDE = "absolute names, .. and links that lead outside are rejected"
+TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
+TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
+MISPLACED = f"{words.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
+TEMPLATE = "template: app/Dockerfile.j2"
+IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
+GIVEN = ("secrets", "ssh", "build_args")
+IMAGE = (
+    "version",
+    "template",
+    "context",
+    "development",
+    "prefer",
+    "defaults",
+    "plain_pull",
+    "budget",
+    "audit",
+    "device_code",
+    "optional_device_code",
+    "cpu_code",
+    "compression",
+    "test",
+    *GIVEN,
+)
+AUDIT = ("march",)
+TEST = ("command", "network", "secrets", "mounts")
+SHELL = ("/bin/sh", "-c")  # of a test that is one line, as in a Dockerfile
+
+
+def load(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
+    """Return the matrix in the file `path`; raise MatrixError with all its problems, or UsageError.
+
+    `contexts` are folders beside the matrix' own that contexts may be in; None if contexts are not read.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LIMIT + 1)
+    except FileNotFoundError as error:
+        remedy = "write one with `imagematrix init`, or name yours with -f FILE"
+        raise UsageError(f"{path}: no such file", remedy=remedy) from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if len(raw) > LIMIT:
+        raise UsageError(f"{path}: larger than the limit of {LIMIT // 2**20} MiB")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise MatrixError(str(path), [Problem("not UTF-8 text", Mark(line, 1))]) from error
+    return parsed(text, path, contexts)
+
+
+def parsed(text: str, path: Path, contexts: Sequence[Path] | None) -> Matrix:
+    """Return the matrix in a text, as `load` does for the file `path` with it."""
+    reader = _MatrixReader(path, text, contexts)
+    matrix = reader.matrix(document.parse(text, str(path)))
+    if reader.problems:
+        raise MatrixError(str(path), reader.problems, text)
+    return matrix
+
+
+class _MatrixReader(Shapes):
+    """Walks the tree once; errors are added to `problems` and the walk continues."""
+
+    def __init__(self, path: Path, text: str, contexts: Sequence[Path] | None) -> None:
+        super().__init__([])
+        self.path = path
+        self.contexts = contexts
+        self.text = text
+        self.facts = MatrixFacts()
+        self.layers = CompressionReader(self.problems)
+        self.compression = DEFAULT
+
+    def matrix(self, root: document.Node) -> Matrix:
+        top = self._map(root, "the matrix", keys=TOP)
+        self._schema(root, top)
+        facts = FactsReader(self.problems)
+        self.facts = facts.facts(top.get("facts"))
+        axes = self._axes(self._required(root, top, "axes", "axes: {march: [x86-64-v2, x86-64-v3]}"))
+        include = tuple(self._include(top.get("include"), axes))
+        values = {
+            axis: (*axes.get(axis, ()), *(entry.axes[axis] for entry in include if axis in entry.axes))
+            for axis in axes
+        }
+        facts.needed(top.get("facts"), values)
+        templates = self._templates(top.get("templates"), root.mark)
+        self.compression = self.layers.compression(top.get("compression"))
+        images = self._images(self._required(root, top, "images", IMAGES), templates, values)
+        cells = math.prod(map(len, axes.values())) * len(images)
+        if cells > CELLS:
+            remedy = "split it: values that never occur together belong in separate matrices"
+            message = f"{cells:,} cells, including excluded ones, exceed the limit of {CELLS:,}"
+            self._problem(message, top["axes"].mark, remedy)
+        return Matrix(
+            path=self.path,
+            templates=templates or self.path.parent,
+            images=images,
+            axes=axes,
+            properties=self._properties(top.get("properties"), axes),
+            exclude=tuple(self._exclude(top.get("exclude"), axes)),
+            include=include,
+            facts=self.facts,
+            text=self.text,
+        )
+
+    def _schema(self, root: document.Node, top: dict[str, document.Node]) -> None:
+        schema = self._text(self._required(root, top, "schema", f"schema: {SCHEMA}"), "schema")
+        if schema is not None and schema != SCHEMA:
+            remedy = f"this release reads {SCHEMA!r}"
+            self._problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
+
+    def _templates(self, node: document.Node | None, mark: Mark) -> Path | None:
+        """Return the folder of the templates, whose files are read and shown; None if it is elsewhere."""
+        name = self._text(node, "templates") or "templates"
+        if inside(str(self.path.parent), name) is None:
+            message = f"the folder of templates {name} is outside the matrix's folder"
+            self._problem(message, node.mark if node else mark, f"put it beside the matrix; {OUTSIDE}")
+            return None
+        return self.path.parent / name
+
+    def _context(self, folder: Path, mark: Mark) -> None:
+        """Check a context: an image may not take files of the builder that nobody meant for it."""
+        if not os.path.isdir(folder):  # noqa: PTH112
+            self._problem(f"the context {folder} is not a folder", mark)
+        elif self.contexts is not None and not any(
+            below(str(allowed), str(folder)) for allowed in (self.path.parent, *self.contexts)
+        ):
+            remedy = "put it beside the matrix, or allow it with --allow-context DIR"
+            self._problem(f"the context {folder} is outside the matrix's folder", mark, remedy)
+
+    def _images(
+        self, node: document.Node | None, templates: Path | None, values: Mapping[str, tuple[str, ...]]
+    ) -> tuple[Image, ...]:
+        images = []
+        # os.path treats a name that no file system accepts as absent; pathlib raises OSError for it.
+        for name, mark, value in self._entries(node, "images"):
+            if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
+                self._problem(f"{name!r} is not an image name such as training or registry/ml/training", mark)
+            fields = self._map(value, f"the image {name}", keys=IMAGE)
+            version = self._text(self._required(value, fields, "version", "version: v1"), "version")
+            template = self._text(self._required(value, fields, "template", TEMPLATE), "template")
+            context = self._text(fields.get("context"), "context")
+            development = self._text(fields.get("development"), "development") or "false"
+            if version is not None and not TAG.fullmatch(version):
+                remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
+                self._problem(f"{version!r} is not a version such as v1", fields["version"].mark, remedy)
+            if version == "development":
+                remedy = "write a version such as v1, and `development: true` below it"
+                self._problem(
+                    "'development' would be a version like any other: frozen, and pushed when it is built",
+                    fields["version"].mark,
+                    remedy,
+                )
+            if template is not None and templates is not None:
+                self._template(template, templates, fields["template"].mark)
+            folder = None if context is None else self.path.parent / context
+            if folder is not None:
+                self._context(folder, fields["context"].mark)
+            if development not in ("true", "false"):
+                self._problem(f"{development!r} is neither true nor false", fields["development"].mark)
+            images.append(
+                Image(
+                    name=name,
+                    version=version or "",
+                    template=template or "",
+                    context=folder,
+                    development=development == "true",
+                    prefer=self._prefer(fields.get("prefer")),
+                    defaults=self._defaults(fields.get("defaults"), values),
+                    plain_pull=self._plain_pull(fields.get("plain_pull"), values),
+                    budget=self._budget(fields.get("budget")),
+                    secrets=self._ids(fields.get("secrets"), "secrets"),
+                    ssh=self._ids(fields.get("ssh"), "ssh"),
+                    build_args=self._build_args(fields.get("build_args")),
+                    strict_march=self._strict_march(fields.get("audit")),
+                    claims_code=self._claims_code(fields.get("device_code")),
+                    claims_flags=self._claims_flags(fields.get("cpu_code")),
+                    optional_code=self._globs(fields.get("optional_device_code")),
+                    compression=self.layers.compression(fields.get("compression"), self.compression),
+                    test=self._test(fields.get("test")),
+                )
+            )
+        return tuple(images)
+
+    def _prefer(self, node: document.Node | None) -> tuple[str, ...]:
+        criteria: list[str] = []
+        for word, mark in self._items(node, "prefer") if node else ():
+            if word not in CRITERIA:
+                remedy = nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
+                self._problem(f"{word!r} is not a known criterion", mark, remedy)
+            elif word in criteria:
+                self._problem(f"{word!r} occurs twice", mark)
+            criteria.append(word)
+        return tuple(criteria)
+
+    def _ids(self, node: document.Node | None, what: str) -> tuple[str, ...]:
+        ids = set()
+        for word, mark in self._items(node, what) if node else ():
+            if not words.GIVEN_ID.fullmatch(word):
+                self._problem(f"{word!r} is not an id such as pip-token", mark)
+            ids.add(word)
+        return tuple(sorted(ids))
+
+    def _build_args(self, node: document.Node | None) -> tuple[tuple[str, str | None], ...]:
+        arguments = {}
+        for name, mark, value in self._entries(node, "build_args"):
+            if not words.ARGUMENT.fullmatch(name) or words.BUILDKITS.fullmatch(name):
+                remedy = "pass proxies with `imagematrix build --proxy`" if "PROXY" in name.upper() else None
+                self._problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
+            empty = isinstance(value, document.Scalar) and value.text is None
+            arguments[name] = None if empty else self._text(value, name)
+        return tuple(sorted(arguments.items()))
+
+    def _strict_march(self, node: document.Node | None) -> bool:
+        if node is None:
+            return False
+        march = self._map(node, "audit", keys=AUDIT).get("march")
+        text = self._text(march, "march")
+        if march and text not in ("strict", "warn"):
+            self._problem(f"{text!r} is neither strict nor warn", march.mark)
+        return text == "strict"
+
+    def _claims_code(self, node: document.Node | None) -> bool:
+        remedy = "leave it out: the audit reads the device code of programs that have some"
+        return self._claims(node, "device_code", remedy)
+
+    def _claims_flags(self, node: document.Node | None) -> bool:
+        remedy = "leave it out: the audit reads the CPU flags that programs need beyond the march"
+        return self._claims(node, "cpu_code", remedy)
+
+    def _claims(self, node: document.Node | None, key: str, remedy: str) -> bool:
+        text = self._text(node, key)
+        if node and text is not None and text != "claim":
+            self._problem(f"{text!r} is not claim", node.mark, remedy)
+        return text == "claim"
+
+    def _globs(self, node: document.Node | None) -> tuple[str, ...]:
+        globs = set()
+        for word, mark in self._items(node, "optional_device_code") if node else ():
+            if not words.GLOB.fullmatch(word):
+                self._problem(f"{word!r} is not a glob such as package/kernels_*.so", mark)
+            globs.add(word)
+        return tuple(sorted(globs))
+
+    def _defaults(
+        self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
+    ) -> tuple[tuple[str, str], ...]:
+        defaults = {}
+        for axis, mark, value in self._entries(node, "defaults"):
+            text = self._text(value, f"the default of {axis}")
+            if axis in HARDWARE:
+                remedy = "remove it; `prefer` sets the order among images that fit"
+                self._problem(f"{axis} is decided by the node's hardware, and has no default", mark, remedy)
+            elif self._is_axis(axis, mark, values) and text is not None:
+                if text not in values[axis]:
+                    remedy = nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
+                    self._problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
+                defaults[axis] = text
+        return tuple(sorted(defaults.items()))
+
+    def _plain_pull(
+        self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
+    ) -> PlainPullCells | None:
+        if node is None:
+            return None
+        matches = {
+            axis: self._condition(axis, value, values[axis])
+            for axis, mark, value in self._entries(node, "plain_pull")
+            if self._is_axis(axis, mark, values)
+        }
+        return PlainPullCells(matches=matches, mark=node.mark)
+
+    def _budget(self, node: document.Node | None) -> int | None:
+        text = self._text(node, "budget")
+        if node is None or text is None:
+            return None
+        amount = units.parse(text)
+        if not amount:
+            self._problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
+            return None
+        return int(amount)
+
+    def _test(self, node: document.Node | None) -> ImageTest | None:
+        """Return a test: a line for a shell, a list of words, or a map with one of them as its `command`."""
+        if node is None:
+            return None
+        fields: dict[str, document.Node] = {"command": node}
+        if isinstance(node, document.Mapping):
+            fields = self._map(node, "test", keys=TEST)
+        command = self._required(node, fields, "command")
+        words = [word for word, _ in self._items(command, "test")] if command else []
+        network = self._text(fields.get("network"), "network") or "false"
+        if network not in ("true", "false"):
+            self._problem(f"{network!r} is neither true nor false", fields["network"].mark)
+        if command and not (words and words[0]):
+            self._problem("a test needs a command", command.mark, "such as test: [train, --self-check]")
+        return ImageTest(
+            command=(*SHELL, *words) if isinstance(command, document.Scalar) else tuple(words),
+            network=network == "true",
+            secrets=self._ids(fields.get("secrets"), "secrets"),
+            mounts=tuple(self._mounts(fields.get("mounts"))),
+        )
+
+    def _mounts(self, node: document.Node | None) -> Iterable[tuple[str, Path]]:
+        for target, mark, value in self._entries(node, "mounts"):
+            name = self._text(value, target) or ""
+            path = inside(str(self.path.parent), name)
+            if not target.startswith("/") or ".." in target.split("/"):
+                self._problem(f"{target!r} is not an absolute path in the container", mark)
+            elif path is None:
+                self._problem(f"{name} is outside the matrix's folder", value.mark, OUTSIDE)
+            elif not os.path.exists(path):  # noqa: PTH110
+                self._problem(f"{name} not found beside the matrix", value.mark)
+            else:
+                yield target, Path(path)
+
+    def _template(self, name: str, templates: Path, mark: Mark) -> None:
+        path = inside(str(templates), name)
+        if path is None:
+            self._problem(f"the template {name} is outside {templates}", mark, OUTSIDE)
+        elif not os.path.isfile(path):  # noqa: PTH113
+            files = (file for file in sorted(templates.rglob("*")) if file.is_file())
+            names = (str(file.relative_to(templates)) for file in files)
+            self._problem(f"template {name} not found in {templates}", mark, nearest(name, names))
+
+    def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
+        axes: dict[str, tuple[str, ...]] = {}
+        for name, mark, value in self._entries(node, "axes"):
+            if not AXIS.fullmatch(name):
+                self._problem(
+                    f"{name!r} is not a valid name for an axis",
+                    mark,
+                    "up to 32 lower-case letters, digits and underscores, a letter first",
+                )
+            elif name not in HARDWARE and (guess := words.nearest_axis(name, HARDWARE, likeness=SLIP)):
+                self._problem(f"{name!r} is not a known axis", mark, guess)
+            elif name in words.RESERVED:
+                self._problem(f"{name!r} is reserved: templates use this name", mark)
+            values = self._items(value, f"the axis {name}")
+            seen: set[str] = set()
+            for word, at in values:
+                if word in seen:
+                    self._problem(f"the value {word!r} occurs twice", at)
+                seen.add(word)
+                problem = words.check(name, word, self.facts)
+                if problem:
+                    self._problem(problem[0], at, problem[1])
+            if not values:
+                self._problem(f"the axis {name} has no values", value.mark)
+            axes[name] = tuple(word for word, _ in values)
+        return axes
+
+    def _properties(
+        self, node: document.Node | None, axes: dict[str, tuple[str, ...]]
+    ) -> dict[str, dict[str, dict[str, str]]]:
+        properties: dict[str, dict[str, dict[str, str]]] = {}
+        if node is None:
+            return properties
+        for axis, mark, by_value in self._entries(node, "properties"):
+            if not self._is_axis(axis, mark, axes):
+                continue
+            properties[axis] = {}
+            for value, at, fields in self._entries(by_value, f"the properties of {axis}"):
+                if words.is_glob(value):
+                    if not any(words.covers(value, axis, one) for one in axes[axis]):
+                        self._problem(f"no value of the axis {axis} matches {value}", at)
+                elif value not in axes[axis]:
+                    remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
+                    self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
+                own = self._own(fields, f"the properties of {axis} {value}", axes)
+                if words.DRIVER_FROM in own and isinstance(fields, document.Mapping):
+                    self._driver_from(axis, value, *fields.entries[words.DRIVER_FROM])
+                properties[axis][value] = own
+        return properties
+
+    def _driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
+        scheme, separator, _ = (self._text(node, words.DRIVER_FROM) or "").partition("://")
+        if axis != "driver" or value == words.HOST_DRIVER:
+            self._problem(MISPLACED, mark)
+        elif separator and scheme != "https":
+            self._problem(
+                f"{words.DRIVER_FROM}: {scheme}:// is not supported", node.mark, "use https://, or a path"
+            )
+
+    def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
+        texts = {}
+        for name, mark, value in self._entries(node, what):
+            text = self._text(value, name)
+            if text is not None and self._is_property(name, mark, text, value.mark, axes):
+                texts[name] = text
+        return texts
+
+    def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
+        if not AXIS.fullmatch(name):
+            remedy = "up to 32 lower-case letters, digits and underscores, with a letter first"
+            self._problem(f"{name[:80]!r} cannot be the name of a property", mark, remedy)
+        elif name in {*words.RESERVED, *HARDWARE, *axes}:
+            kind = "an axis" if name in {*HARDWARE, *axes} else "a variable or a word of templates"
+            self._problem(
+                f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
+            )
+        elif name != words.DRIVER_FROM and (guess := nearest(name, [words.DRIVER_FROM], likeness=TYPO)):
+            self._problem(f"{name!r} is not a known property", mark, guess)
+        elif bad := words.unsafe(words.PLACEHOLDER.sub("", text) if name == words.DRIVER_FROM else text):
+            remedy = "write it in the template itself"
+            self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
+        else:
+            return True
+        return False
+
+    def _exclude(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Exclude]:
+        for item in self._list(node, "exclude"):
+            matches: dict[str, frozenset[str]] = {}
+            why = None
+            for name, mark, value in self._entries(item, "an exclude rule"):
+                if name == "why":
+                    why = self._text(value, "why")
+                elif self._is_axis(name, mark, axes, "why"):
+                    matches[name] = self._condition(name, value, axes[name])
+            if not matches:
+                self._problem("an exclude rule needs a condition on at least one axis", item.mark)
+            yield Exclude(matches=matches, why=why, mark=item.mark)
+
+    def _condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
+        words = [word for word, _ in self._items(node, f"the condition on {axis}")]
+        try:
+            matching = axis_conditions.matching(words, values)
+        except axis_conditions.ConditionError as error:
+            self._problem(str(error), node.mark)
+            return frozenset()
+        if not matching:
+            remedy = nearest(words[0].lstrip("!"), values) if words else None
+            remedy = remedy or f"it has {', '.join(values)}"
+            self._problem(f"no value of the axis {axis} matches {', '.join(words)}", node.mark, remedy)
+        return matching
+
+    def _include(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Include]:
+        for item in self._list(node, "include"):
+            chosen: dict[str, str] = {}
+            extra: dict[str, str] = {}
+            for name, mark, value in self._entries(item, "an include entry"):
+                text = self._text(value, name)
+                if text is None or name == "why":
+                    continue
+                if name in axes:
+                    problem = words.check(name, text, self.facts)
+                    if problem:
+                        self._problem(problem[0], value.mark, problem[1])
+                    chosen[name] = text
+                elif guess := words.nearest_axis(name, axes, likeness=SLIP):
+                    self._problem(f"{name!r} is not an axis of this matrix", mark, guess)
+                elif name == words.DRIVER_FROM:
+                    self._problem(MISPLACED, mark)
+                elif self._is_property(name, mark, text, value.mark, axes):
+                    extra[name] = text
+            yield Include(axes=chosen, properties=extra, mark=item.mark)
+
+    def _is_axis(self, name: str, mark: Mark, axes: Iterable[str], *also: str) -> bool:
+        if name in axes:
+            return True
+        remedy = words.nearest_axis(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
+        self._problem(f"{name!r} is not an axis of this matrix", mark, remedy)
+        return False

@@ -1,0 +1,72 @@
+"""Errors in a matrix with their positions. All errors in a file are reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.common.text import line
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Mark", "MatrixError", "Problem", "detailed", "told"]
+
+WIDTH = 100  # characters of a line in an excerpt
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a file: line and column, both from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error: message, position, and remedy."""
+
+    message: str
+    mark: Mark
+    remedy: str | None = None
+
+
+class MatrixError(UsageError):
+    """The matrix is invalid. `problems` are in the order of the file; `text` is its content, if known."""
+
+    def __init__(self, where: str, problems: Sequence[Problem], text: str = "") -> None:
+        ordered = sorted(problems, key=lambda problem: (problem.mark.line, problem.mark.column))
+        super().__init__(*(line for problem in ordered for line in told(where, problem)))
+        self.where = where
+        self.problems = tuple(ordered)
+        self.text = text
+
+    @property
+    def details(self) -> str:
+        """The message with an excerpt of the file for each problem."""
+        lines = self.text.splitlines()
+        return "\n".join(line for problem in self.problems for line in detailed(self.where, problem, lines))
+
+
+def told(where: str, problem: Problem) -> list[str]:
+    """Return the lines that tell of a problem in the file `where`."""
+    position = f"{where}:{problem.mark.line}:{problem.mark.column}: {problem.message}"
+    return [position, f"  {problem.remedy}"] if problem.remedy else [position]
+
+
+def detailed(where: str, problem: Problem, lines: Sequence[str]) -> list[str]:
+    """Return the lines that tell of a problem, with an excerpt of the file's `lines`."""
+    parts = [*map(line, told(where, problem))]
+    if 0 < problem.mark.line <= len(lines):
+        parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
+    return parts
+
+
+def _excerpt(whole: str, mark: Mark) -> list[str]:
+    """Return the part of a line around a position, with a caret below the position."""
+    start = max(0, mark.column - 1 - WIDTH // 2)
+    shown = line(whole[start : start + WIDTH].replace("\t", " "))
+    number = f"{mark.line:>5}"
+    return [f"{number} | {shown}".rstrip(), f"{' ' * len(number)} | {' ' * (mark.column - 1 - start)}^"]

@@ -1,0 +1,134 @@
+"""The checks: each compares what planned cells use with what there is now."""
+
+from __future__ import annotations
+
+from imagematrix.build.matrix.words import HOST_DRIVER
+from imagematrix.build.outdated.finding import AgeFinding
+from imagematrix.common.image_reference import Reference
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
+from imagematrix.hardware.vendors import cuda, driver_branches, versions
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.oci.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from imagematrix.build.plan.plan import Planned
+
+__all__ = ["bases", "drivers", "toolkits"]
+
+
+def bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator[AgeFinding]:
+    """Yield the locked bases that have another digest in their registry by now.
+
+    Those that are named by digest never move, and those that are not locked are resolved by the next build.
+    """
+    for name, digest in sorted(locked.items()):
+        using = tuple(item for item in items if name in item.bases)
+        if using and "@" not in name:
+            yield from _base(name, digest, using)
+
+
+def _base(name: str, digest: str, using: tuple[Planned, ...]) -> Iterator[AgeFinding]:
+    reference = Reference.parse(name)
+    now, why = None, f"the registry {reference.registry} does not have it"
+    try:
+        with Registry(reference.name) as registry:
+            now = registry.digest(reference.tag)
+    except (EngineError, UnknownImageError) as error:
+        why = str(error)
+    if now is not None:
+        why = "its tag has another image in its registry"
+    if now != digest:
+        yield AgeFinding(
+            kind="base", name=name, used=digest, now=now, why=why, source=reference.registry, items=using
+        )
+
+
+def drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
+    """Yield the drivers whose branch is past its end, or has a newer release, by the table."""
+    using: dict[str, list[Planned]] = {}
+    for item in items:
+        if item.cell.driver not in (None, HOST_DRIVER):
+            using.setdefault(str(item.cell.driver), []).append(item)
+    for driver in sorted(using, key=versions.order):
+        branch = driver_branches.of(driver)
+        if branch is None:
+            now, whys = None, ["the table of driver branches lacks it"]
+            source, date = "imagematrix", None
+        else:
+            newest = branch.newest
+            newer = newest if newest and versions.order(newest.version) > versions.order(driver) else None
+            ended = branch if branch.has_ended(today) else None
+            if not newer and not ended:
+                continue
+            now = newer.version if newer else f"end of {branch.name}"
+            whys = [_end(branch.name, branch.end)] if ended else []
+            whys += [f"{newer.version} is newer"] if newer else []
+            told = [one for one in (ended, newer) if one]
+            source = ", ".join(one.source for one in told)
+            date = min(one.date for one in told)
+        yield AgeFinding(
+            kind="driver",
+            name=driver,
+            used=driver,
+            now=now,
+            why=", ".join(whys),
+            source=source,
+            date=date,
+            items=tuple(using[driver]),
+        )
+
+
+def _end(branch: str, end: str) -> str:
+    if end == driver_branches.UNLISTED:
+        return f"NVIDIA no longer lists the branch {branch}"
+    return f"support of the branch {branch} ended in {end}"
+
+
+def toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iterator[AgeFinding]:
+    """Yield the CUDA releases of existing images for which the tables say another oldest driver than a label.
+
+    A label states it if the tables of the release that built the image lacked the toolkit.
+    """
+    by_version: dict[str, dict[str, Planned]] = {}
+    for item in items:
+        name = f"{item.cell.image.name}:{item.cell.image.version}"
+        by_version.setdefault(name, {})[item.cell.id] = item
+    for name, cells in by_version.items():
+        try:
+            catalog = open_catalog(name, policy=policy)
+        except UnknownImageError:  # it was never built
+            continue
+        except ImagematrixError as error:
+            yield AgeFinding(
+                kind="toolkit",
+                name=name,
+                used="its labels",
+                now=None,
+                why=str(error),
+                source=name,
+                items=tuple(cells.values()),
+            )
+            continue
+        stale: dict[tuple[str, str, str], list[Planned]] = {}
+        for variant in catalog.variants:
+            known = cuda.lowest_driver(variant.cuda) if variant.cuda else None
+            stated = variant.oldest_driver
+            cell = labels.cell_of(variant.reference.rpartition(":")[2])
+            if known and stated and known != stated and cell in cells:
+                stale.setdefault((str(variant.cuda), stated, known), []).append(cells[cell])
+        for (release, stated, known), affected in sorted(stale.items()):
+            yield AgeFinding(
+                kind="toolkit",
+                name=f"CUDA {release}",
+                used=stated,
+                now=known,
+                why="the tables now have its oldest driver, which differs from the label",
+                source="imagematrix/hardware/vendors/cuda.json",
+                items=tuple(affected),
+            )

@@ -1,0 +1,113 @@
+"""The files of a project that a package index lists, in JSON (PEP 691) or in HTML (PEP 503)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion
+
+from imagematrix.common import json_documents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from packaging.tags import Tag
+    from packaging.utils import BuildTag
+    from packaging.version import Version
+
+__all__ = ["WheelFile", "listed"]
+
+SHA256 = re.compile(r"#(?:.*&)?sha256=([0-9a-f]{64})")
+REASON = 200  # characters of why a file was yanked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFile:
+    """A file of a release: a wheel, or a source distribution without `tags`.
+
+    `yanked` is why it should no longer be used, perhaps "", or None. `python` are the Pythons it is for.
+    """
+
+    name: str
+    version: Version
+    build: BuildTag
+    tags: frozenset[Tag]
+    sha256: str | None
+    yanked: str | None
+    python: SpecifierSet
+
+
+def listed(body: bytes, url: str) -> list[WheelFile]:
+    """Return the files in the answer of an index; raise UsageError if it is neither JSON nor HTML.
+
+    Files whose names are not those of wheels or source distributions are left out.
+    """
+    if body.lstrip()[:1] == b"<":
+        page = _SimplePage()
+        page.feed(body.decode(errors="replace"))
+        page.close()
+        return [found for fields in page.files if (found := _file(*fields))]
+    fields = json_documents.Fields(json_documents.parse(body, url), url)
+    return [
+        found
+        for one in fields.objects("files")
+        if (
+            found := _file(
+                one.text("filename"),
+                one.named_texts("hashes").get("sha256"),
+                _yanked(one.data.get("yanked")),
+                one.text_or_none("requires-python") or "",
+            )
+        )
+    ]
+
+
+class _SimplePage(HTMLParser):
+    """The links of a page, each with its hash, why it was yanked, and its Pythons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[tuple[str, str | None, str | None, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        href = given.get("href") or ""
+        if tag == "a" and href:
+            hashed = SHA256.search(href)
+            name = unquote(re.split("[?#]", href, maxsplit=1)[0].rpartition("/")[2])
+            yanked = (given["data-yanked"] or "") if "data-yanked" in given else None
+            python = given.get("data-requires-python") or ""
+            self.files.append((name, hashed and hashed[1], yanked and yanked[:REASON], python))
+
+
+def _yanked(value: object) -> str | None:
+    """Return the reason, or None if a file was not yanked (PEP 592: true, or a string)."""
+    return (value if isinstance(value, str) else "")[:REASON] if value else None
+
+
+def _file(name: str, sha256: str | None, yanked: str | None, python: str) -> WheelFile | None:
+    build: BuildTag = ()
+    tags: frozenset[Tag] = frozenset()
+    try:
+        if name.endswith(".whl"):
+            _, version, build, tags = parse_wheel_filename(name)
+        else:
+            _, version = parse_sdist_filename(name)
+    except (InvalidSdistFilename, InvalidWheelFilename, InvalidVersion):
+        return None
+    try:
+        needed = SpecifierSet(python)
+    except InvalidSpecifier:
+        needed = SpecifierSet()
+    return WheelFile(
+        name=name, version=version, build=build, tags=tags, sha256=sha256, yanked=yanked, python=needed
+    )

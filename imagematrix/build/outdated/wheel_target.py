@@ -1,0 +1,79 @@
+"""The Python and the platform that an image's locked wheels are for, as far as these wheels tell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.build.outdated.wheel_files import WheelFile
+
+__all__ = ["WheelTarget", "target"]
+
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by minor version of glibc
+OLDEST = 17  # minor version of glibc 2: every image of today has a newer one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelTarget:
+    """What an image installs: the `ranks` of tags, as pip prefers them, and the version of its `python`."""
+
+    ranks: Mapping[Tag, int]
+    python: str
+
+    def rank(self, file: WheelFile) -> int | None:
+        """Return the place of a wheel, the best is 0; None if it is for another target."""
+        if not file.python.contains(self.python, prereleases=True):
+            return None
+        return min((self.ranks[tag] for tag in file.tags if tag in self.ranks), default=None)
+
+
+def target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> WheelTarget | None:
+    """Return the target of an image from the locked files of each project; None if they leave it open.
+
+    Of each project, one file has to fit. So the Python is the one that all projects have wheels for, and
+    glibc is at least as new as all of them need.
+    """
+    machine = MACHINES.get(platform)
+    if machine is None:
+        return None
+    glibc, pythons = OLDEST, None
+    for files in locked:
+        own = [tags for file in files if (tags := [tag for tag in file.tags if _fits(tag, machine)])]
+        glibc = max(glibc, min((min(map(_glibc, tags)) for tags in own), default=0))
+        abis = {tag.abi for tags in own for tag in tags}
+        if abis and not abis & {"none", "abi3"}:
+            pythons = abis if pythons is None else pythons & abis
+    found = [match for abi in pythons or () if (match := re.fullmatch(r"cp(\d)(\d{1,3})", abi))]
+    if len(found) != 1:
+        return None
+    python = int(found[0][1]), int(found[0][2])
+    platforms = [one for minor in range(glibc, 4, -1) for one in _platforms(minor, machine)]
+    platforms.append(f"linux_{machine}")
+    interpreter = found[0][0]
+    tags = [
+        *cpython_tags(python, abis=[interpreter], platforms=platforms),
+        *compatible_tags(python, interpreter=interpreter, platforms=platforms),
+    ]
+    ranks = {tag: rank for rank, tag in reversed([*enumerate(tags)])}
+    return WheelTarget(ranks=ranks, python=f"{python[0]}.{python[1]}")
+
+
+def _fits(tag: Tag, machine: str) -> bool:
+    return bool(re.fullmatch(rf"any|(many)?linux\w*_{machine}", tag.platform))
+
+
+def _glibc(tag: Tag) -> int:
+    match = re.match(r"manylinux_2_(\d{1,3})_", tag.platform)
+    return int(match[1]) if match else 0
+
+
+def _platforms(minor: int, machine: str) -> list[str]:
+    legacy = [f"{LEGACY[minor]}_{machine}"] if minor in LEGACY else []
+    return [f"manylinux_2_{minor}_{machine}", *legacy]

@@ -1,0 +1,137 @@
+"""The patterns of a .dockerignore, applied to a folder as BuildKit does.
+
+docker-py has them, too, but ignores case, and takes longer to load than reading most matrices.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+
+from imagematrix.build.plan.wildcard import ANY, FOLDERS, WITHIN, Wildcard
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["left"]
+
+WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
+# What BuildKit takes, by the rules of Go's filepath.Match.
+CLASS = r"\[\^?(?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+\]"
+VALID = re.compile(rf"(?:{CLASS}|\\.|[^\[\\])*", re.DOTALL)
+LONGEST = 4096  # characters of a pattern; a path has no more
+WILD = re.compile(r"[*?\[\\]")
+IN_CLASS = re.compile(r"(?<!\\)[\[&~|]")  # characters that Python may reinterpret in the future
+# BuildKit passes escapes to RE2, where an escaped letter or digit is never literal. These mean the same in
+# Python, in ASCII; others are rejected.
+SPECIAL = re.compile(r"\\[A-Za-z0-9]")
+COMMON = frozenset("afnrtvdDwW")
+WILD_CLASS = re.compile(r"(?<!\\)[*?]")  # BuildKit ends the class here and begins another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pattern:
+    """One pattern. `back` is whether it begins with "!" and includes again.
+
+    `start` precedes its wildcards; it is all of a pattern whose `wildcard` is None.
+    """
+
+    wildcard: Wildcard | None
+    back: bool
+    start: str
+
+    def matches(self, name: str) -> bool:
+        if self.wildcard is None:
+            return name == self.start
+        return name.startswith(self.start) and self.wildcard.matches(name)
+
+    def may_match_below(self, folder: str) -> bool:
+        return self.start.startswith(f"{folder}/") or f"{folder}/".startswith(self.start)
+
+
+def left(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Return the paths below `folder` that `patterns` do not exclude, relative to it.
+
+    Folders of files that are included again are included, too. Raises UsageError for an invalid pattern,
+    OSError if a folder cannot be read.
+    """
+    read = [_pattern(pattern) for pattern in patterns]
+    included: set[str] = set()
+    ahead = [("", [False] * len(read))]
+    while ahead:
+        below, matched = ahead.pop()
+        with os.scandir(f"{folder}/{below}") as entries:
+            for entry in entries:
+                name = below + entry.name
+                hits, out = _matched(name, read, matched)
+                if not out:
+                    while name and name not in included:
+                        included.add(name)
+                        name = name.rpartition("/")[0]
+                if entry.is_dir(follow_symlinks=False) and (
+                    not out
+                    or any(pattern.back and pattern.may_match_below(below + entry.name) for pattern in read)
+                ):
+                    ahead.append((f"{below}{entry.name}/", hits))
+    return list(included)
+
+
+def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> tuple[list[bool], bool]:
+    """Return which patterns match a path, and whether it is excluded; `above` are matches of a parent."""
+    out = False
+    hits = []
+    for pattern, inherited in zip(patterns, above, strict=True):
+        # Like BuildKit, evaluate a pattern only if it would change the result.
+        hit = inherited or (pattern.back == out and pattern.matches(name))
+        hits.append(hit)
+        if hit:
+            out = not pattern.back
+    return hits, out
+
+
+def _pattern(text: str) -> _Pattern:
+    word = text.strip()
+    back = word.startswith("!")
+    clean = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
+    wild = WILD.search(clean)
+    if len(clean) > LONGEST:
+        remedy = "write several patterns, with wildcards"
+        raise UsageError(f"a pattern in .dockerignore has more than {LONGEST} characters", remedy=remedy)
+    if not VALID.fullmatch(clean):
+        remedy = "close each [ with ], and write \\[ or \\\\ for the character itself"
+        raise UsageError(f"{text!r} in .dockerignore is not a valid pattern", remedy=remedy)
+    try:
+        wildcard = Wildcard(_parts(clean)) if wild else None
+    except (re.error, ValueError) as error:
+        raise UsageError(f"{text!r} in .dockerignore is not a valid pattern: {error}") from error
+    return _Pattern(wildcard=wildcard, back=back, start=clean[: wild.start()] if wild else clean)
+
+
+def _parts(pattern: str) -> list[str]:
+    if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
+        return [ANY, *map(re.escape, pattern[2:])]  # a suffix, while all other ** stand for whole folders
+    words = WORD.findall(pattern)
+    return [_meaning(word, last=index == len(words)) for index, word in enumerate(words, 1)]
+
+
+def _meaning(word: str, *, last: bool) -> str:
+    """Return the part of a Wildcard for one word of a pattern; raise ValueError if none is safe."""
+    for special in SPECIAL.findall(word):
+        if special[1] not in COMMON:
+            raise ValueError(f"{special} is not supported")
+    if word.startswith("**"):
+        return ANY if last else FOLDERS
+    if word == "*":
+        return WITHIN
+    if word == "?":
+        return "[^/]"
+    if len(word) > 1 and word[0] == "[":
+        if WILD_CLASS.search(word):
+            raise ValueError(f"a wildcard in {word} is not supported")
+        return "[" + IN_CLASS.sub(r"\\\g<0>", word[1:])
+    return word if SPECIAL.fullmatch(word) else re.escape(word[-1])

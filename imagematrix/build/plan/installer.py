@@ -1,0 +1,206 @@
+"""A driver in NVIDIA's installer or archive: its libraries, unpacked without running anything of it.
+
+An installer, NVIDIA-Linux-ARCH-VERSION.run, is a shell script of makeself followed by a compressed tar, with
+the libraries at its root and a description in `.manifest`. An archive, nvidia_driver-linux-ARCH-VERSION-
+archive.tar.xz, has them in `lib`. Both are untrusted: only libraries with names of the driver are written,
+under these names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import lzma
+import os
+import posixpath
+import re
+import shutil
+import tarfile
+import zlib
+
+from imagematrix.build.plan import driver
+from imagematrix.common import files
+from imagematrix.common.temp_folder import abandoned, owned
+from imagematrix.errors import UsageError
+from imagematrix.images.oci.expanded import GZIP, ZSTD, Expanded
+from imagematrix.images.oci.tar import open_tar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from imagematrix.images.oci.expanded import ByteStream
+
+__all__ = ["unpacked"]
+
+XZ = b"\xfd7zXZ\0"
+MAGIC = (XZ, GZIP, ZSTD)
+SCRIPT = b"#!"
+HEAD = 1 << 20  # bytes; a header of makeself has some 20 KB
+# The line of the payload, in NVIDIA's own makeself; the last line of the header, in others'.
+LINE = re.compile(rb'^[ \t]*skip="?(\d{1,6})"?[ \t\r]*$', re.MULTILINE)
+MOST_LINES = 16  # of these in a header, which has one
+NESTED = re.compile(rb"^offset=`head -n \d", re.MULTILINE)  # a CUDA installer, which contains one of a driver
+MANIFEST = ".manifest"
+MEMORY = 256 << 20  # bytes for decompression; xz -9 needs 65 MiB
+MOST_FILES = 20_000  # a driver of branch 550 has some 500
+MOST_BYTES = 8 << 30  # of the tar; that of a driver has some 1 GB
+PIECE = 1 << 20
+DRAFT = "draft-"
+
+
+def unpacked(
+    file: Path, version: str, platform: str, note: Callable[[str], None], digest: str | None = None
+) -> Path:
+    """Return the folder with the libraries of the driver in the installer or archive `file`.
+
+    `digest` is that of the file, if it is known.
+
+    They are unpacked once, to the cache, if they are a complete driver `version` for `platform`; `note` is
+    told before that, because it takes up to a minute. Raises UsageError if they are not, or if `file` is
+    damaged: then the cache stays as it was.
+    """
+    cache = files.cache_folder("drivers")
+    if cache is None:
+        raise UsageError(f"there is no folder to unpack {file} to", remedy="set XDG_CACHE_HOME")
+    try:
+        with file.open("rb") as stream:
+            name = digest or hashlib.file_digest(stream, "sha256").hexdigest()
+            target = cache / name.removeprefix("sha256:")
+            if not target.is_dir():
+                note(f"unpacking {file}")
+                _fill(target, file, stream, version, platform)
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
+        raise UsageError(f"{file} is damaged: {error}", remedy="download it again") from error
+    except OSError as error:
+        raise UsageError(f"{error.filename or file}: {error.strerror or error}") from error
+    return target
+
+
+def _fill(target: Path, file: Path, stream: BinaryIO, version: str, platform: str) -> None:
+    """Unpack `stream` to the new folder `target`, which has all of the driver or does not exist."""
+    files.make_private(target.parent)
+    for leftover in abandoned(DRAFT, target.parent):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with owned(DRAFT, target.parent) as draft, contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, draft, ignore_errors=True)
+        _unpack(stream, file, version, draft)
+        driver.read(draft, version, platform, source=file)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():  # another process has unpacked it meanwhile
+                raise
+        else:
+            undo.pop_all()
+
+
+def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
+    is_script = _seek_payload(stream, file)
+    described = not is_script
+    content = _Bounded(_expanded(stream))
+    with open_tar(content) as archive:
+        for count, member in enumerate(archive):
+            if count > MOST_FILES:
+                raise tarfile.ReadError(f"more than {MOST_FILES} files")
+            place, name = posixpath.split(posixpath.normpath(member.name))
+            is_there = not place if is_script else posixpath.basename(place) == "lib"
+            taken = archive.extractfile(member) if is_there and member.isfile() else None
+            if taken and is_script and name == MANIFEST:
+                _require_version(taken.read(PIECE), file, version)
+                described = True
+            elif taken and driver.OWN.fullmatch(name):
+                with files.named(folder / name), (folder / name).open("xb") as copy:
+                    os.fchmod(copy.fileno(), 0o755 if member.mode & 0o100 else 0o644)
+                    shutil.copyfileobj(taken, copy, PIECE)
+    while content.read(PIECE):  # the checksums come last
+        pass
+    if not described:
+        raise UsageError(f"{file} is not an installer of a driver: it has no {MANIFEST}")
+
+
+def _seek_payload(stream: BinaryIO, file: Path) -> bool:
+    """Place `stream` at its compressed tar, and return whether a script comes before it."""
+    stream.seek(0)
+    head = stream.read(HEAD)
+    if not head.startswith(SCRIPT):
+        if not head.startswith(MAGIC):
+            raise UsageError(
+                f"{file} is neither a folder nor one of NVIDIA's installers or archives",
+                remedy="such as NVIDIA-Linux-x86_64-VERSION.run",
+            )
+        stream.seek(0)
+        return False
+    offset = next((at for at in _payloads(head) if head.startswith(MAGIC, at)), None)
+    if offset is None and NESTED.search(head):
+        raise UsageError(
+            f"{file} is an installer of CUDA",
+            remedy="use that of the driver, or unpack this one's with --extract",
+        )
+    if offset is None:
+        raise UsageError(f"{file} is not an installer of a driver: no archive follows its script")
+    stream.seek(offset)
+    return True
+
+
+def _payloads(head: bytes) -> Iterator[int]:
+    """Yield the offsets at which the payload may begin: in line N of a header that says N, or after it.
+
+    Raises ValueError if the header says it too often.
+    """
+    ends = [end.end() for end in re.finditer(rb"\n", head)]
+    for count, match in enumerate(LINE.finditer(head)):
+        if count == MOST_LINES:
+            raise ValueError(f"its script has more than {MOST_LINES} lines `skip=`")
+        line = int(match[1])
+        yield from ends[max(0, line - 2) : line]
+
+
+def _require_version(manifest: bytes, file: Path, version: str) -> None:
+    """Compare the second line of `.manifest`, the driver's version."""
+    lines = manifest.decode("utf-8", "replace").splitlines()
+    found = lines[1].strip() if len(lines) > 1 else ""
+    if found != version:
+        raise UsageError(f"{file} has the driver {found[:40]!r}, not {version}")
+
+
+def _expanded(stream: BinaryIO) -> ByteStream:
+    start = stream.tell()
+    magic = stream.read(len(XZ))
+    stream.seek(start)
+    return _Xz(stream) if magic == XZ else Expanded(stream)
+
+
+class _Bounded:
+    """A stream of at most MOST_BYTES."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._left = MOST_BYTES
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise tarfile.ReadError(f"it expands to more than {MOST_BYTES} bytes")
+        return data
+
+
+class _Xz:
+    """The content of an xz stream, decompressed in bounded memory; what follows it is not read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, MEMORY)
+
+    def read(self, size: int = PIECE, /) -> bytes:
+        parts = []
+        while size and not self._decompressor.eof:
+            more = self._stream.read(PIECE) if self._decompressor.needs_input else b""
+            if self._decompressor.needs_input and not more:
+                raise EOFError("it is cut short")
+            parts.append(self._decompressor.decompress(more, size))
+            size -= len(parts[-1])
+        return b"".join(parts)

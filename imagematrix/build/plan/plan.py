@@ -1,0 +1,213 @@
+"""The plan: what a build would do for each cell of a matrix, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from imagematrix.build.plan.given import Given
+from imagematrix.build.plan.identity import TRIM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from imagematrix.build.matrix.matrix import Cell
+    from imagematrix.build.plan.context import Listing
+    from imagematrix.build.plan.driver import DriverFolder
+    from imagematrix.build.plan.identity import Identity
+    from imagematrix.build.plan.remote_driver import LockedDriver, RemoteDriver
+    from imagematrix.errors import ImagematrixError
+
+__all__ = [
+    "REFUSED_REMEDY",
+    "SCHEMA",
+    "Difference",
+    "DropStatus",
+    "Dropped",
+    "Plan",
+    "PlanStatus",
+    "Planned",
+    "full_name",
+    "naming",
+]
+
+SCHEMA = "imagematrix.plan/v1"
+REFUSED_REMEDY = (
+    "raise the version with `imagematrix bump`, or revert the change; to try changes out in the engine, "
+    "write `development: true` below `version` in matrix.yaml"
+)
+
+
+class PlanStatus(StrEnum):
+    """What a build would do for a feasible cell."""
+
+    BUILD = "build"
+    ADOPT = "adopt"
+    UP_TO_DATE = "up-to-date"
+    REFUSED = "refused"  # the store has the cell under the same version, built from other inputs
+    FAILED = "failed"  # its context, its base, or that of an image it builds on cannot be read
+    OTHER_SHARD = "other-shard"
+
+
+class DropStatus(StrEnum):
+    """Why a cell is not built: the matrix excludes it, a vendor's rule forbids it, or no host needs it."""
+
+    EXCLUDED = "excluded"
+    INFEASIBLE = "infeasible"
+    UNNEEDED = "unneeded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How a cell differs from its image `reference` in the store.
+
+    `components` are the names of the changed inputs, `files` the changed paths in its context, if known.
+    """
+
+    reference: str
+    components: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A feasible cell, and what a build would do for it.
+
+    `bases` are the images it builds on, `needs` the images of this matrix among them. `identity` is None
+    if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
+    has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
+    from a folder, or None. `earlier` is the reference of an image of another version, built from the same
+    inputs, whose layers it adopts. `labels` are those of the image of the same inputs in a store, if there is
+    one. `error` is why it failed; `why` has its message.
+    """
+
+    cell: Cell
+    status: PlanStatus
+    reference: str
+    why: str | None = None
+    dockerfile: str = ""
+    bases: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    identity: Identity | None = None
+    difference: Difference | None = None
+    driver: DriverFolder | RemoteDriver | None = None
+    earlier: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    error: ImagematrixError | None = None
+
+    @property
+    def trims(self) -> bool:
+        """Whether its build trims device code."""
+        return self.identity is not None and TRIM in self.identity.components
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Plan document's `cells`."""
+        return {
+            **_named(self.cell),
+            "status": self.status,
+            "rule": None,
+            "why": self.why,
+            "reference": self.reference if self.identity else None,
+            "input": self.identity.digest if self.identity else None,
+            "from": self.earlier,
+            "changed": list(self.difference.components) if self.difference else [],
+            "files": list(self.difference.files) if self.difference else [],
+            "nearest_host": None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A cell that is not built. `rule` is the reason: a line of the matrix, or a vendor's rule.
+
+    If no host needs it, `rule` is None, and `nearest_host` is the name of the host that fails the fewest of
+    its rules.
+    """
+
+    cell: Cell
+    status: DropStatus
+    rule: str | None
+    why: str | None
+    nearest_host: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Plan document's `cells`."""
+        return {
+            **_named(self.cell),
+            "status": self.status,
+            "rule": self.rule,
+            "why": self.why,
+            "reference": None,
+            "input": None,
+            "from": None,
+            "changed": [],
+            "files": [],
+            "nearest_host": self.nearest_host,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a build would do for every cell, in the order of the matrix.
+
+    `shard` is the part that the plan was narrowed to, such as "2/8", or None.
+    `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
+    copy from. `unresolved` are the errors of bases and drivers whose digest is unknown, which fail only
+    their cells. `lost` are the references of published images that the registry lost and no item rebuilds.
+    `drivers` are those at https addresses. `hosts` is what the document says of the hosts that the plan was
+    made for, or None.
+    """
+
+    items: tuple[Planned | Dropped, ...]
+    bases: Mapping[str, str]
+    contexts: Mapping[Path | None, Listing] = field(default_factory=dict)
+    given: Given = field(default_factory=Given)
+    shard: str | None = None
+    unresolved: Mapping[str, ImagematrixError] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    drivers: Mapping[str, LockedDriver] = field(default_factory=dict)
+    hosts: Mapping[str, object] | None = None
+
+    def with_status(self, *statuses: PlanStatus) -> tuple[Planned, ...]:
+        """Return the feasible cells with one of the statuses."""
+        return tuple(item for item in self.items if isinstance(item, Planned) and item.status in statuses)
+
+    def dropped(self, status: DropStatus) -> tuple[Dropped, ...]:
+        """Return the cells that are not built, for the reason `status`."""
+        return tuple(item for item in self.items if isinstance(item, Dropped) and item.status == status)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Plan document."""
+        return {
+            "schema": SCHEMA,
+            "shard": self.shard,
+            "for": self.hosts,
+            "cells": [item.to_json() for item in self.items],
+        }
+
+
+def _named(cell: Cell) -> dict[str, object]:
+    return {
+        "image": cell.image.name,
+        "version": cell.image.version,
+        "cell": cell.id,
+        "axes": dict(cell.axes),
+    }
+
+
+def full_name(cell: Cell) -> str:
+    """Return the name of a cell among those of several images."""
+    return f"{cell.image.name}:{cell.image.version} {cell.id}".rstrip()
+
+
+def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
+    """Return a function that names an item by its cell, with its image if `items` have several images.
+
+    A cell of a matrix without axes has the name of its image.
+    """
+    images = {(item.cell.image.name, item.cell.image.version) for item in items}
+    if len(images) > 1:
+        return lambda item: full_name(item.cell)
+    return lambda item: item.cell.id or full_name(item.cell)

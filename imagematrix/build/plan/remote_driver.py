@@ -1,0 +1,69 @@
+"""A driver at an https address, as the lock file states it: known before it is downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.build.plan import driver, installer
+from imagematrix.build.plan.download import fetched
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagematrix.build.plan.driver import DriverFolder
+
+__all__ = ["LockedDriver", "RemoteDriver", "resolved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedDriver:
+    """The digests of what is at an address: of the `file`, and of the `driver` in it as it is in an image."""
+
+    file: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteDriver:
+    """The driver `version` for `platform` at `address`."""
+
+    address: str
+    version: str
+    platform: str
+    locked: LockedDriver
+
+    @property
+    def digest(self) -> str:
+        """The digest of its files in an image."""
+        return self.locked.driver
+
+    def folder(self, note: Callable[[str], None]) -> DriverFolder:
+        """Return its files, downloaded if the cache does not have them.
+
+        Raises EngineError if they cannot be downloaded, and UsageError if they are not those that are locked.
+        """
+        found, _ = _read(self.address, self.version, self.platform, self.locked.file, note)
+        if found.digest != self.digest:
+            raise UsageError(
+                f"{self.address} gives the driver {found.digest}, not {self.digest} as locked",
+                remedy="run `imagematrix lock --upgrade`, and commit the file",
+            )
+        return found
+
+
+def resolved(address: str, version: str, platform: str, note: Callable[[str], None]) -> RemoteDriver:
+    """Return the driver that is at `address` now; raise EngineError or UsageError."""
+    found, file = _read(address, version, platform, None, note)
+    locked = LockedDriver(file=file, driver=found.digest)
+    return RemoteDriver(address=address, version=version, platform=platform, locked=locked)
+
+
+def _read(
+    address: str, version: str, platform: str, expected: str | None, note: Callable[[str], None]
+) -> tuple[DriverFolder, str]:
+    """Return the driver at an address, and the digest of the file there."""
+    file, digest = fetched(address, expected, note)
+    folder = installer.unpacked(file, version, platform, note, digest)
+    return driver.read(folder, version, platform, address), digest

@@ -1,0 +1,269 @@
+"""A matrix and a template from a Dockerfile: what in it names hardware or a release becomes an axis.
+
+Nothing else in it changes: with the values that it had, the template gives the Dockerfile again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix.build.dockerfile import dockerfile as dockerfiles
+from imagematrix.build.dockerfile.arguments import with_bases_written_out
+from imagematrix.build.dockerfile.instructions import parsed
+from imagematrix.build.matrix import words
+from imagematrix.build.matrix.facts import MatrixFacts
+from imagematrix.build.plan.flags import STAGE
+from imagematrix.build.proposal.cells import COMPILER
+from imagematrix.common.text import line
+from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors import installers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from imagematrix.build.dockerfile.instructions import Instruction
+
+__all__ = ["Remark", "TakenOver", "is_dockerfile", "taken_over"]
+
+# Names of variables, of the environment, of builds or of CMake, whose value is a list of GPUs, and the
+# variable of templates that has it for one cell.
+GPU_LISTS = {
+    "CMAKE_CUDA_ARCHITECTURES": "cudaarchs",
+    "CUDAARCHS": "cudaarchs",
+    "CUDA_ARCHITECTURES": "cudaarchs",
+    "CUDA_DOCKER_ARCH": "cudaarchs",
+    "HERMETIC_CUDA_COMPUTE_CAPABILITIES": "tf_cuda_compute_capabilities",
+    "TF_CUDA_COMPUTE_CAPABILITIES": "tf_cuda_compute_capabilities",
+    "TORCH_CUDA_ARCH_LIST": "torch_cuda_arch_list",
+}
+# Beginnings of the names of ARGs whose value is a release, and the axes of these.
+RELEASES = {
+    "CUDA": "cuda",
+    "JAX": "jax",
+    "PYTHON": "python",
+    "PYTORCH": "torch",
+    "TENSORFLOW": "tensorflow",
+    "TORCH": "torch",
+    "VLLM": "vllm",
+}
+VALUE = r"""(?:"(?P<double>[^"$\n]*)"|'(?P<single>[^'$\n]*)'|(?P<plain>[^\s"'$]+)(?=\s|$))"""
+GPU_LIST = re.compile(
+    rf"(?:\b|(?<=-D))(?P<name>{'|'.join(GPU_LISTS)})(?:=|(?<=[A-Z])[ \t]+){VALUE}", re.ASCII
+)
+RELEASE = re.compile(rf"(?<=[ \t\n])(?P<name>{'|'.join(RELEASES)})(?:_VER(?:SION)?)?={VALUE}", re.ASCII)
+MARCH = re.compile(rf"(?<=[ \t\n])(?P<name>MARCH)={VALUE}", re.ASCII)
+MARCH_OPTION = re.compile(r"(?<![\w-])-march=(?P<plain>[\w.+-]+)", re.ASCII)
+GENCODE = re.compile(r"(?<![\w-])(?:-gencode|--generate-code|-arch=sm_)", re.ASCII)
+CUDA_IMAGE = re.compile(r"\bnvidia/cuda:(?P<plain>\d+\.\d+(?:\.\d+)?)", re.ASCII)
+CUDA_TAG = re.compile(r"[:-]cuda(?P<plain>\d+\.\d+)(?=-|\s|$)", re.ASCII)
+TORCH_INDEX = re.compile(r"\bdownload\.pytorch\.org/whl/(?P<plain>cu\d{3})\b", re.ASCII)
+MOUNT = re.compile(r"--mount=(?P<fields>\S*\btype=(?P<kind>secret|ssh)\b\S*)", re.ASCII)
+MOUNT_ID = re.compile(r"(?:^|,)id=(?P<id>[^,\s]+)", re.ASCII)
+GPU = re.compile(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)([af]?)(?:-real|\+PTX)?", re.ASCII)
+RELEASE_WORD = re.compile(r"\d+(?:\.\d+){1,3}", re.ASCII)
+JINJA = re.compile(r"\{[{%#]")  # what begins an expression, a tag or a comment of Jinja
+NAMES = re.compile(r"(?:docker|container)file(?:\..*)?|.*\.(?:docker|container)file", re.IGNORECASE)
+BASELINE = "x86-64"  # what compilers make code for without an option
+NO_PTX = "add a value to the axis compute for each newer GPU"
+SAME = "it stays as it is; write a variable of the template where it should follow the axis"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Remark:
+    """What could not be taken over from a line of a Dockerfile, and what to do about it."""
+
+    line: int
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver:
+    """The template that a Dockerfile becomes, the axes of its matrix with their values, and the remarks.
+
+    `properties` are those of the values of axes. `secrets` and `ssh` are the ids that its mounts name.
+    `copies` is whether it copies files of its context.
+    """
+
+    template: str
+    axes: Mapping[str, tuple[str, ...]]
+    properties: Mapping[str, Mapping[str, str]]
+    secrets: tuple[str, ...]
+    ssh: tuple[str, ...]
+    copies: bool
+    remarks: tuple[Remark, ...]
+
+
+def is_dockerfile(name: str, text: str) -> bool:
+    """Whether a file with this name and content is meant as a Dockerfile, and not as a document."""
+    if NAMES.fullmatch(name):
+        return True
+    is_document = text.lstrip().startswith(("{", "[", "<"))
+    return not is_document and any(step.stage is not None for step in parsed(text)[0])
+
+
+def taken_over(text: str, complaint: Callable[[str], tuple[str, str] | None]) -> TakenOver:
+    """Return what a Dockerfile becomes; `complaint` returns what is wrong with a path that it copies.
+
+    Raises UsageError if it begins no stage.
+    """
+    steps, _ = parsed(text)
+    if not any(step.stage is not None for step in steps):
+        raise UsageError("there is no FROM in it", remedy="name a Dockerfile, or saved hosts")
+    reading = _Reading(text)
+    reading.find(steps)
+    plain = with_bases_written_out(text, {})
+    faults = [*dockerfiles.faults(plain), *dockerfiles.missing(plain, complaint)]
+    remarks = [Remark(fault.mark(plain).line, fault.message, fault.remedy) for fault in faults]
+    axes = reading.axes or {"march": BASELINE}
+    properties = {"cuda": {"cuda_version": reading.release}} if reading.release else {}
+    if "march" in axes and not any(step.stage == STAGE for step in steps):
+        properties["march"] = {"compiler": COMPILER}
+    return TakenOver(
+        template=reading.template(),
+        axes={axis: values if isinstance(values, tuple) else (values,) for axis, values in axes.items()},
+        properties=properties,
+        secrets=tuple(sorted(reading.ids("secret"))),
+        ssh=tuple(sorted(reading.ids("ssh"))),
+        copies=any(step.copied for step in steps),
+        remarks=tuple(sorted({*reading.remarks, *remarks})),
+    )
+
+
+class _Reading:
+    """What was found in a Dockerfile so far: axes, remarks, and places that take a variable of templates.
+
+    `release` is the CUDA release with its patch, as base images have it, or None.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.axes: dict[str, str | tuple[str, ...]] = {}
+        self.release: str | None = None
+        self.remarks: list[Remark] = []
+        self._text = text
+        self._variables: dict[tuple[int, int], str] = {}
+
+    def find(self, steps: Sequence[Instruction]) -> None:
+        """Look for axes in all instructions; GPUs come last, as they need a CUDA release."""
+        finders = (
+            (CUDA_IMAGE, ("from",), self._cuda),
+            (CUDA_TAG, ("from",), self._cuda),
+            (RELEASE, ("arg",), self._release),
+            (TORCH_INDEX, (), self._torch_index),
+            (MARCH, ("arg", "env"), self._march),
+            (MARCH_OPTION, (), self._march),
+            (GPU_LIST, (), self._gpus),
+            (GENCODE, (), self._gencode),
+        )
+        ends = [*(step.start for step in steps[1:]), len(self._text)]
+        for pattern, commands, found in finders:
+            for step, end in zip(steps, ends, strict=True):
+                if not commands or step.command in commands:
+                    for match in self._matches(pattern, step.start, end):
+                        found(match)
+
+    def template(self) -> str:
+        """Return the text with variables in their places, and everything else safe from Jinja."""
+        parts: list[str] = []
+        end = 0
+        for (start, following), variable in sorted(self._variables.items()):
+            parts += [_literal(self._text[end:start]), f"{{{{ {variable} }}}}"]
+            end = following
+        return "".join([*parts, _literal(self._text[end:])])
+
+    def ids(self, kind: str) -> set[str]:
+        """Return the ids of secrets or of SSH agents that mounts name."""
+        found = set()
+        for mount in MOUNT.finditer(self._text):
+            name = MOUNT_ID.search(mount["fields"])
+            word = name["id"] if name else "default"
+            if mount["kind"] == kind and words.GIVEN_ID.fullmatch(word):
+                found.add(word)
+        return found
+
+    def _matches(self, pattern: re.Pattern[str], start: int, end: int) -> Iterator[re.Match[str]]:
+        """Yield the matches in a part of the text, without those in comments."""
+        for match in pattern.finditer(self._text, start, end):
+            begin = self._text.rfind("\n", 0, match.start()) + 1
+            if not self._text[begin : match.start()].lstrip().startswith("#"):
+                yield match
+
+    def _release(self, match: re.Match[str]) -> None:
+        axis, value = RELEASES[match["name"]], _value(match)
+        if axis == "cuda":
+            self._cuda(match)
+        elif RELEASE_WORD.fullmatch(value) and self._takes(match, axis, value):
+            self._replace(match, axis)
+
+    def _cuda(self, match: re.Match[str]) -> None:
+        value = _value(match)
+        release = ".".join(value.split(".")[:2])
+        if not RELEASE_WORD.fullmatch(value) or not self._takes(match, "cuda", release):
+            return
+        if value == release:
+            self._replace(match, "cuda")
+        elif self.release in (None, value):
+            self.release = value
+            self._replace(match, "cuda_version")
+        else:
+            self._remark(match, f"{value} is another patch of CUDA {release} than {self.release}", SAME)
+
+    def _torch_index(self, match: re.Match[str]) -> None:
+        value = _value(match)
+        release = f"{value[2:4]}.{value[4:]}"
+        if installers.torch_backend(release) == value and self._takes(match, "cuda", release):
+            self._replace(match, "torch_backend")
+
+    def _gencode(self, match: re.Match[str]) -> None:
+        self._remark(match, f"{match[0]} names GPUs itself", "write {{ nvcc_gencode }} in its place")
+
+    def _march(self, match: re.Match[str]) -> None:
+        if self._takes(match, "march", _value(match)):
+            self._replace(match, "march")
+
+    def _gpus(self, match: re.Match[str]) -> None:
+        found = [GPU.fullmatch(word) for word in re.split(r"[;,\s\\]+", _value(match).strip()) if word]
+        named = f"{match['name']}={line(_value(match))}"
+        variable = f"{{{{ {GPU_LISTS[match['name']]} }}}}"
+        if not found or None in found:
+            remedy = f"list GPUs in the axis compute, and write {variable}"
+            self._remark(match, f"{named} is no list of compute capabilities", remedy)
+            return
+        values = tuple(dict.fromkeys(f"{gpu[1]}.{gpu[2]}{gpu[3]}" for gpu in found if gpu))
+        if "cuda" not in self.axes:
+            remedy = f"add the axes cuda and compute to matrix.yaml, and write {variable}"
+            self._remark(match, f"{named} names GPUs, but nothing the CUDA release", remedy)
+        elif self._takes(match, "compute", values):
+            self._replace(match, GPU_LISTS[match["name"]])
+            if "+PTX" in _value(match):
+                self._remark(match, f"{named} asks for PTX, and images have code for their GPUs only", NO_PTX)
+
+    def _takes(self, match: re.Match[str], axis: str, values: str | tuple[str, ...]) -> bool:
+        """Whether an axis has these values, or has none yet and gets them; add a remark if it cannot."""
+        for value in values if isinstance(values, tuple) else (values,):
+            complaint = words.check(axis, value, MatrixFacts())
+            if complaint:
+                self._remark(match, complaint[0], complaint[1] or SAME)
+                return False
+        if self.axes.setdefault(axis, values) != values:
+            here = " ".join(values) if isinstance(values, tuple) else values
+            self._remark(match, f"{here} differs from an earlier value for the axis {axis}", SAME)
+            return False
+        return True
+
+    def _replace(self, match: re.Match[str], variable: str) -> None:
+        self._variables[match.span(match.lastgroup or 0)] = variable
+
+    def _remark(self, match: re.Match[str], message: str, remedy: str) -> None:
+        self.remarks.append(Remark(self._text.count("\n", 0, match.start()) + 1, message, remedy))
+
+
+def _value(match: re.Match[str]) -> str:
+    return match[match.lastgroup or 0]
+
+
+def _literal(text: str) -> str:
+    """Return a template that gives `text`."""
+    return JINJA.sub(lambda match: f'{{{{ "{match[0]}" }}}}', text)

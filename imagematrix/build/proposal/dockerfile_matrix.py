@@ -1,0 +1,64 @@
+"""The text of matrix.yaml for a template that a Dockerfile has become."""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.build.proposal.text import IMAGE, TEMPLATE, VERSION, yaml_word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.build.proposal.dockerfile import TakenOver
+
+__all__ = ["matrix_of"]
+
+COMMENTS = {
+    "cuda": "with none as a value, there are images without CUDA, too",
+    "compute": "one image for each of these GPUs",
+    "march": "add x86-64-v3 or znver4, and write {{ cflags }} where the Dockerfile compiles",
+}
+
+
+def matrix_of(taken: TakenOver, context: str | None) -> str:
+    """Return the text of matrix.yaml; `context` is the folder with the files that it copies, or None."""
+    return "\n".join([*_head(taken, context), *_axes(taken), *_properties(taken)]) + "\n"
+
+
+def _head(taken: TakenOver, context: str | None) -> Iterator[str]:
+    yield "# One image for each combination of the values of the axes. `imagematrix plan` shows them."
+    yield "schema: imagematrix.matrix/v1"
+    yield ""
+    yield "images:"
+    yield f"  {IMAGE}:"
+    yield f"    version: {VERSION}                  # frozen: to change an image, raise the version"
+    yield f"    template: {TEMPLATE}  # in the folder templates/"
+    if context is not None:
+        yield f"    context: {json.dumps(context)}                 # the files that the Dockerfile can COPY"
+    for key, ids in (("secrets", taken.secrets), ("ssh", taken.ssh)):
+        if ids:
+            yield f"    {key}: [{', '.join(map(json.dumps, ids))}]"
+
+
+def _axes(taken: TakenOver) -> Iterator[str]:
+    yield ""
+    yield "axes:"
+    if "cuda" in taken.axes:
+        yield "  # Without an axis driver, images use the driver of the node."
+    for axis, values in taken.axes.items():
+        comment = f"  # {COMMENTS[axis]}" if axis in COMMENTS else ""
+        yield f"  {axis}: [{', '.join(map(yaml_word, values))}]{comment}"
+
+
+def _properties(taken: TakenOver) -> Iterator[str]:
+    if not taken.properties:
+        return
+    yield ""
+    yield "# Properties of values. Templates see them as variables."
+    yield "properties:"
+    for axis, own in taken.properties.items():
+        fields = ", ".join(f"{name}: {yaml_word(value)}" for name, value in own.items())
+        values = '"*"' if axis == "march" else yaml_word(taken.axes[axis][0])
+        yield f"  {axis}:"
+        yield f"    {values}: {{{fields}}}"

@@ -1,0 +1,1 @@
+"""Publishing a version to a registry: its images, its index, and their signatures."""

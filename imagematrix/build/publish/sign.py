@@ -1,0 +1,196 @@
+"""Signing manifests in their registry, in both forms that cosign reads.
+
+The older form is a list of signatures under the tag sha256-HEX.sig. The newer one is a bundle of Sigstore: a
+signed statement of in-toto about the digest, in a manifest that refers to the signed one
+(github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). Registries that cannot list what refers to a
+manifest have the list under the tag sha256-HEX (OCI distribution specification, "Referrers Tag Schema").
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from imagematrix.errors import SignatureError
+from imagematrix.images.catalog.signed import RepositorySource, identity
+from imagematrix.images.oci.manifest import (
+    IMAGE,
+    INDEX,
+    Descriptor,
+    ImageIndex,
+    ImageManifest,
+    digest_of,
+    parse,
+)
+from imagematrix.images.trust.signature import PAYLOAD, SIGNATURE, Requirement, prove, signature_tag
+from imagematrix.images.trust.signing import payload
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from imagematrix.images.oci.registry import Registry
+    from imagematrix.images.trust.signing import SigningKey
+
+__all__ = ["add_referrer", "add_signatures", "listed_referrers", "sign"]
+
+REQUESTS = 8  # at the same time
+CONFIG = "application/vnd.oci.image.config.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+STATEMENT = "application/vnd.in-toto+json"
+PREDICATE = "https://sigstore.dev/cosign/sign/v1"
+
+
+def sign(registry: Registry, key: SigningKey, digests: Iterable[str]) -> int:
+    """Sign manifests of a repository that have no signature by this key yet; return how many they are.
+
+    Signatures by other keys stay. Raises EngineError if the registry refuses.
+    """
+    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        return sum(pool.map(partial(_sign, registry, key), dict.fromkeys(digests)))
+
+
+def _sign(registry: Registry, key: SigningKey, digest: str) -> bool:
+    name = identity(registry.name)
+    required = Requirement(keys=(key.public,), aliases=frozenset(), identity=name)
+    try:
+        prove(RepositorySource(registry), registry.name, digest, required)
+    except SignatureError:
+        # The tag last: once it is there, so is the bundle.
+        _refer(registry, digest, _bundle(key, digest))
+        _tag(registry, digest, key, payload(name, digest))
+        return True
+    return False
+
+
+def _tag(registry: Registry, digest: str, key: SigningKey, content: bytes) -> None:
+    """Sign a manifest in the older form."""
+    signature = base64.b64encode(key.sign(content)).decode()
+    add_signatures(
+        registry, digest, [{**_pushed(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}}]
+    )
+
+
+def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
+    """Add signatures, whose payloads the registry has, to those under the tag of a manifest."""
+    tag = signature_tag(digest)
+    present = registry.manifest(tag)
+    found = parse(present.raw, tag, Descriptor) if present else None
+    layers = [layer.to_json() for layer in found.layers or ()] if isinstance(found, ImageManifest) else []
+    for layer in layers:
+        layer.pop("platform", None)
+    more = [dict(layer) for layer in new if layer not in layers]
+    if not more:
+        return
+    layers += more
+    config = {
+        "architecture": "",
+        "os": "",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
+    }
+    registry.push_manifest(tag, *_manifest(_pushed(registry, _json(config), CONFIG), layers))
+
+
+def _bundle(key: SigningKey, digest: str) -> bytes:
+    """Return the bundle that signs a manifest."""
+    algorithm, _, number = digest.partition(":")
+    statement = _json(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"digest": {algorithm: number}}],
+            "predicateType": PREDICATE,
+            "predicate": {},
+        }
+    )
+    # What DSSE signs (github.com/secure-systems-lab/dsse/blob/master/protocol.md).
+    encoded = b"DSSEv1 %d %s %d %s" % (len(STATEMENT), STATEMENT.encode(), len(statement), statement)
+    public = key.public.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return _json(
+        {
+            "mediaType": BUNDLE,
+            "verificationMaterial": {"publicKey": {"hint": _base64(hashlib.sha256(public).digest())}},
+            "dsseEnvelope": {
+                "payload": _base64(statement),
+                "payloadType": STATEMENT,
+                "signatures": [{"sig": _base64(key.sign(encoded))}],
+            },
+        }
+    )
+
+
+def _refer(registry: Registry, digest: str, bundle: bytes) -> None:
+    """Store a bundle in a manifest that refers to another one."""
+    subject = registry.manifest(digest)
+    if subject is None:
+        raise SignatureError(f"{registry.name}@{digest} cannot be signed: the registry does not have it")
+    raw, media_type = _manifest(
+        _pushed(registry, b"{}", EMPTY),
+        [_pushed(registry, bundle, BUNDLE)],
+        artifactType=BUNDLE,
+        subject={"mediaType": subject.media_type, "digest": digest, "size": len(subject.raw)},
+        annotations={
+            "dev.sigstore.bundle.content": "dsse-envelope",
+            "dev.sigstore.bundle.predicateType": PREDICATE,
+        },
+    )
+    add_referrer(registry, digest, raw, media_type)
+
+
+def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -> None:
+    """Push a bundle that refers to a manifest, and list it if the registry does not do so by itself."""
+    own = digest_of(raw)
+    if registry.digest(own) is None:
+        registry.push_manifest(own, raw, media_type)
+    if registry.referrers(digest) is not None:
+        return
+    listed = listed_referrers(registry, digest)
+    if any(one["digest"] == own for one in listed):
+        return
+    entry = {"mediaType": media_type, "digest": own, "size": len(raw), "artifactType": BUNDLE}
+    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
+    registry.push_manifest(_referrers_tag(digest), _json(document), INDEX)
+
+
+def listed_referrers(registry: Registry, digest: str) -> list[dict[str, Any]]:
+    """Return what refers to a manifest in a registry that does not list it by itself, as OCI descriptors."""
+    tag = _referrers_tag(digest)
+    present = registry.manifest(tag)
+    found = parse(present.raw, tag, Descriptor) if present else None
+    return json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
+
+
+def _referrers_tag(digest: str) -> str:
+    """Return the tag of a manifest's referrers (OCI distribution specification, "Referrers Tag Schema")."""
+    return digest.replace(":", "-")
+
+
+def _manifest(
+    config: Mapping[str, object], layers: list[dict[str, object]], **more: object
+) -> tuple[bytes, str]:
+    document = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": layers, **more}
+    return _json(document), IMAGE
+
+
+def _pushed(registry: Registry, content: bytes, media_type: str) -> dict[str, object]:
+    """Push a blob; return its descriptor."""
+    digest = digest_of(content)
+    if not registry.has_blob(digest):
+        registry.push_blob(digest, io.BytesIO(content))
+    return {"mediaType": media_type, "digest": digest, "size": len(content)}
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,0 +1,50 @@
+"""What Build documents say of the cells that hosts choose from."""
+
+from __future__ import annotations
+
+from imagematrix.build.matrix.claims import Candidates, name
+from imagematrix.build.reports.outcome import BUILT
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog.catalog import Catalog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.build.reports.outcome import Outcome, Report
+    from imagematrix.images.catalog.catalog import Variant
+
+__all__ = ["Known"]
+
+
+class Known:
+    """The candidates of several documents; of those that were built, what their builds found."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[tuple[str, str], Candidates] = {}
+        self._found: dict[str, Variant] = {}
+
+    def add(self, report: Report) -> Report:
+        """Take what a document says, and return it; raise UsageError if it is damaged."""
+        built = {_name(outcome) for outcome in report.outcomes if outcome.status in BUILT}
+        for image in report.hosts.objects("images") if report.hosts else ():
+            catalog = Catalog.from_json(image.object_or_empty("catalog").data, f"{report.where}: catalog")
+            key = catalog.image, catalog.version
+            self._candidates.setdefault(
+                key, Candidates(catalog=catalog, plain_pull=image.named_texts("plain_pull"))
+            )
+            for variant in catalog.variants:
+                if variant.reference in built:
+                    self._found[variant.reference] = variant
+        return report
+
+    @property
+    def candidates(self) -> list[Candidates]:
+        """The candidates of each image; raise UsageError if there are none."""
+        if not self._candidates:
+            raise UsageError(
+                "no document says what hosts choose from", remedy="run the builds, or plan --json, with --for"
+            )
+        return [one.knowing(self._found) for one in self._candidates.values()]
+
+
+def _name(outcome: Outcome) -> str:
+    return name(outcome.image, outcome.version, outcome.cell)

@@ -1,0 +1,1 @@
+"""The stores of images, engines and registries."""

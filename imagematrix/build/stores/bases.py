@@ -1,0 +1,95 @@
+"""Base images of builds: their digests in registries, and their ONBUILD triggers, which builds carry out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from imagematrix.build.dockerfile.dockerfile import require_known_inputs
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import Reference
+from imagematrix.common.text import word
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.images.engine import transport
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, parse
+from imagematrix.images.oci.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    import docker
+
+__all__ = ["digest_in_registry", "require_in_engine", "require_in_registry"]
+
+BUILT_FOR = ("amd64", "arm64")  # the architectures of a matrix
+KEY = "OnBuild"
+DEBIAN = re.compile(r"debian:([a-z]+)(?:-slim)?", re.ASCII)
+
+
+def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
+    """Return the digest of an image in its registry, which the engine asks.
+
+    Raises UsageError if the registry has no such image, EngineError if it does not answer.
+    """
+    import docker
+
+    with transport.errors():
+        try:
+            return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+        except docker.errors.APIError as error:
+            if error.is_server_error():
+                message = f"the registry of the image {reference} cannot be reached"
+                remedy = f"try again, or {_how_to_import(reference)}"
+                raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
+            message = f"the image {reference} is neither in the engine nor in its registry"
+            remedy = f"run `docker pull {word(reference)}`, or {_how_to_import(reference)}"
+            raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
+
+
+def _how_to_import(reference: str) -> str:
+    """Return how an image gets into the engine without its registry."""
+    debian = DEBIAN.fullmatch(reference)
+    if debian:
+        archive = f"tar -C tree -c . | docker import - {word(reference)}"
+        return f"make it as root: `debootstrap --variant=minbase {word(debian[1])} tree && {archive}`"
+    saved = f"`docker save {word(reference)} -o FILE`"
+    return f"bring it from a machine that has it: {saved} there, `docker load -i FILE` here"
+
+
+def require_in_engine(image: Mapping[str, Any], reference: str) -> None:
+    """Raise UsageError if an image that the engine told of brings inputs from elsewhere into builds."""
+    require_known_inputs(tuple(map(str, (image.get("Config") or {}).get(KEY) or ())), reference)
+
+
+def require_in_registry(reference: str, digest: str) -> None:
+    """Raise UsageError if an image in a registry brings inputs from elsewhere into builds, or is damaged.
+
+    An index has the triggers of its images for the architectures of a matrix. None are known of an image that
+    only the engine can read, as behind a mirror of its own.
+    """
+    triggers: tuple[str, ...] = ()
+    with (
+        contextlib.suppress(EngineError, UnknownImageError),
+        Registry(Reference.parse(reference).name) as registry,
+    ):
+        triggers = tuple(_triggers(registry, digest))
+    require_known_inputs(triggers, reference)
+
+
+def _triggers(registry: Registry, digest: str) -> Iterator[str]:
+    manifest = registry.manifest(digest)
+    if manifest is None:
+        return
+    found = parse(manifest.raw, digest, Descriptor)
+    if isinstance(found, ImageIndex):
+        for entry in found.entries:
+            if entry.platform.get("architecture") in BUILT_FOR:
+                yield from _triggers(registry, entry.digest)
+    elif found.config:
+        image = json_documents.Fields(
+            json_documents.parse(registry.blob(found.config.digest), digest), digest
+        )
+        inner = image.object_or_empty("config")
+        yield from inner.texts(KEY) if inner.present(KEY) else ()

@@ -1,0 +1,420 @@
+"""The Docker engine as a store of images: listing, loading, tagging and pushing them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from functools import cached_property
+from typing import Any, Self
+
+from imagematrix.build.plan.backend import IMAGE, KeptImage, Made
+from imagematrix.build.stores import bases
+from imagematrix.build.stores.names import Namer, TemporaryNames, present
+from imagematrix.common.image_reference import split
+from imagematrix.errors import EngineError, TagMovedError, UsageError
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.engine import repository_digest
+from imagematrix.images.engine import images, system, transport
+from imagematrix.images.oci import layout
+from imagematrix.images.oci.archive import ImageArchive
+from imagematrix.images.oci.compression import GZIP_REMEDY
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse
+from imagematrix.images.oci.parts import SizedLayer, of_history
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import docker
+
+    from imagematrix.build.plan.backend import Order, Present
+    from imagematrix.images.engine.transport import Transport
+
+__all__ = ["EngineStore"]
+
+BASE = "imagematrix-base"  # names in the engine of bases that no registry has, for builds of other tools
+SMALL = 1 << 20  # bytes of layers
+TRIES = 3
+PAUSE = 0.3  # seconds, doubled from one try to the next
+# Transient errors of a push, as the two image stores report them. If a manifest is rejected because a blob is
+# missing, the containerd image store reports only the status.
+TRANSIENT = re.compile(
+    r"\b(408|429|50[0234]) [A-Z]|PUT request to \S+/manifests/\S+: 400 |manifest blob unknown|: unknown error"
+)
+
+
+class EngineStore:
+    """The Store of the Docker engine at `endpoint.address`. Use it as a context manager.
+
+    From an OCI layout it loads only layers that the engine lacks.
+    """
+
+    def __init__(self) -> None:
+        # An unreachable engine is reported immediately; docker-py is loaded later.
+        self._connection = None if transport.responds() else transport.client()
+        self._lasting: Namer | None = None
+        self._temporary: TemporaryNames | None = None
+        self._connecting = threading.RLock()  # of the three
+        self._components: dict[str, Mapping[str, str]] = {}
+        self._ids: dict[str, str] = {}  # of the images that are present
+        self._loaded: set[str] = set()  # layers
+        self._loading: set[str] = set()  # layers
+        self._changed = threading.Condition()  # of the two
+        self._sending = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary:
+            with contextlib.suppress(EngineError), transport.errors():  # the next build removes the rest
+                self._temporary.close()
+        if self._connection:
+            self._connection.close()
+
+    @property
+    def _client(self) -> docker.DockerClient:
+        with self._connecting:
+            self._connection = self._connection or transport.client()
+            return self._connection
+
+    @cached_property
+    def _over(self) -> Transport:
+        # A plan needs no more than these reads, and is ready before docker-py would be loaded.
+        return transport.local_socket(transport.TIMEOUT) or transport.DockerPy(self._client)
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        return system.info(self._over)
+
+    @property
+    def _namer(self) -> Namer:
+        with self._connecting:
+            self._lasting = self._lasting or Namer(self._client)
+            return self._lasting
+
+    @property
+    def _held(self) -> TemporaryNames:
+        with self._connecting:
+            self._temporary = self._temporary or TemporaryNames(self._client, str(self._info.get("ID")))
+            return self._temporary
+
+    @property
+    def version(self) -> str | None:
+        """The version of Docker, None if the engine is another."""
+        return system.docker_version(self._over)
+
+    @property
+    def has_manifests(self) -> bool:
+        """Whether it has the containerd image store, which keeps images exactly as a registry does."""
+        return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
+
+    keeps_layers = has_manifests
+
+    def layers(self) -> frozenset[str]:
+        """Return the digests of the uncompressed layers of all its images."""
+        return frozenset().union(*(self.layers_of(one["Id"]) for one in images.listed(over=self._over)))
+
+    def layers_of(self, reference: str) -> frozenset[str]:
+        """Return the digests of the uncompressed layers of an image; none if there is no such image."""
+        image = images.inspect(reference, self._over) or {}
+        return frozenset((image.get("RootFS") or {}).get("Layers") or ())
+
+    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:  # noqa: ARG002
+        """Whether images can be stored without the bytes of the layers of their base: if it is held."""
+        return self.held(source) is not None
+
+    def parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
+        """Return the layers of an image, the lowest first, with their uncompressed sizes.
+
+        If the engine does not report the size of each layer, they count as one. Returns None if there is no
+        such image.
+        """
+        image = images.inspect(reference, self._over)
+        history = images.history(reference, self._over) if image else None
+        if image is None or history is None:
+            return None
+        layers = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
+        whole = SizedLayer(digest=str(image["Id"]), size=int(image["Size"]))
+        return (whole,) if layers is None else layers
+
+    def require(self) -> None:
+        """Raise EngineError if the engine no longer answers."""
+        with transport.errors():
+            self._client.ping()
+
+    def digest(self, reference: str) -> str | None:
+        """Return the digest of the image with this name in the engine; None if there is none."""
+        image = images.inspect(reference, self._over)
+        return repository_digest(image, split(reference)[0]) if image else None
+
+    def resolve(self, reference: str) -> str:
+        """Return the digest of a base image: in the engine, or else in its registry.
+
+        Raises UsageError if neither has it, or if it brings inputs from elsewhere into builds.
+        """
+        return self._known(reference) or self._in_registry(reference)
+
+    def newest(self, reference: str) -> str:
+        """Return the digest of a base image in its registry; in the engine if its registry has no such image.
+
+        Raises UsageError as `resolve` does, and EngineError if the registry does not answer.
+        """
+        try:
+            return self._in_registry(reference)
+        except EngineError as error:
+            if self.digest(reference) is None:
+                raise
+            remedy = f"try again, or delete {reference} from the lock to use the engine's image"
+            raise EngineError(str(error), remedy=remedy) from error
+        except UsageError:
+            digest = self._known(reference)
+            if digest is None:
+                raise
+            return digest
+
+    def _known(self, reference: str) -> str | None:
+        """Return the digest of a base image in the engine, as `digest` does; raise UsageError."""
+        image = images.inspect(reference, self._over)
+        if image is None:
+            return None
+        bases.require_in_engine(image, reference)
+        return repository_digest(image, split(reference)[0])
+
+    def _in_registry(self, reference: str) -> str:
+        """Return the digest of a base image in its registry; raise UsageError or EngineError."""
+        digest = bases.digest_in_registry(self._client, reference)
+        bases.require_in_registry(reference, digest)
+        return digest
+
+    def is_published(self, reference: str) -> bool:
+        """Whether the engine can find this image in its registry."""
+        try:
+            bases.digest_in_registry(self._client, reference)
+        except (EngineError, UsageError):
+            return False
+        return True
+
+    def present(self, image: str, version: str) -> list[Present]:
+        """Return the images of `image`:`version` that it has.
+
+        Raises AuditError if the name of one now stands for an image that was built on it.
+        """
+        wanted = (f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}")
+        found = []
+        for entry in images.listed(*wanted, over=self._over):
+            for one in present(self._over, entry, image):
+                self._components[one.reference] = labels.components(entry["Labels"]) or {}
+                self._ids[one.reference] = str(entry["Id"])
+                found.append(one)
+        return found
+
+    def earlier(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
+        """Return the references of images of any version that were built from the inputs of `cells`, by cell.
+
+        The classic image store has none: it needs every layer in an archive to load.
+        """
+        if not self.has_manifests:
+            return {}
+        entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._over)
+        built = [one for entry in entries for one in present(self._over, entry, image)]
+        return {
+            one.cell: one.reference
+            for one in reversed(built)  # of several, the first one listed
+            if cells.get(one.cell) == one.input_digest and not one.development
+        }
+
+    def without_layers(self, reference: str, folder: Path) -> Made:
+        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+        digest = self.image(reference)
+        with self.save(digest) as exported:
+            archive = ImageArchive(exported, reference, lambda *_: None)
+            manifest = archive.blob(digest)
+            image = parse(manifest, reference, Descriptor)
+            assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - it was stored as one
+            layout.write_without_layers(folder, manifest, archive.blob(image.config.digest))
+        layers = layout.LayoutImage(folder, digest).layers
+        return Made(digest=digest, layout=folder, stored_layers=frozenset(layers))
+
+    def components(self, reference: str) -> Mapping[str, str]:
+        """Return the components of the identity of an image that is present."""
+        return self._components.get(reference, {})
+
+    def stored(self, reference: str) -> KeptImage:
+        """Return an image that is present."""
+        image = images.require(reference, self._over)
+        return KeptImage(
+            digest=str(image["Id"]),
+            layers=tuple((image.get("RootFS") or {}).get("Layers") or ()),
+            content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),
+        )
+
+    def source(self, reference: str, *, local: bool) -> str | None:
+        """Return the source of a present image for builds on this engine; None for other builders."""
+        if not local or reference not in self._ids:
+            return None
+        held = self.hold(reference, self._ids[reference])
+        if held is None:
+            raise TagMovedError(f"{reference} is now another image, not {self._ids[reference]}")
+        return held
+
+    def hold(self, reference: str, digest: str) -> str | None:
+        """Return the source of the image named `reference` for a build, if it has `digest`.
+
+        It gets a temporary name until this process exits, because `docker tag` may move any other name.
+        """
+        image = self._of(reference, digest)
+        with transport.errors():
+            return image and self._held.hold(image, digest)
+
+    def _of(self, reference: str, digest: str) -> str | None:
+        """Return the ID of the image with this name, or None if it has another digest."""
+        image = images.inspect(reference, self._over)
+        if image is None or digest not in (image["Id"], repository_digest(image, split(reference)[0])):
+            return None
+        bases.require_in_engine(image, reference)  # the digest may be from an older lock
+        return str(image["Id"])
+
+    def lasting(self, reference: str, digest: str) -> str:
+        """Return the source of the image named `reference` for builds after this process; raise UsageError.
+
+        It names the digest, for a registry if one has the image. Otherwise the engine's image gets another
+        name, which has the digest: BuildKit finds an image that was never pulled by its name only.
+        """
+        if "@" in reference or self.is_published(f"{reference}@{digest}"):
+            return f"{IMAGE}{reference.partition('@')[0]}@{digest}"
+        image = self._of(reference, digest)
+        if image is None:
+            raise UsageError(f"{reference} is now another image in the engine", remedy="export again")
+        tag = digest.removeprefix("sha256:")
+        with transport.errors():
+            self._client.api.tag(image, BASE, tag)
+        return f"{IMAGE}{BASE}:{tag}"
+
+    def held(self, source: str) -> str | None:
+        """Return the digest of the image for which `hold` returned this source; None if it did not."""
+        return self._temporary.held(source) if self._temporary else None
+
+    def store(self, order: Order, made: Made) -> str:
+        """Tag an image; if it is in a layout, first load what the engine lacks.
+
+        If another build has since tagged an image of the same inputs, that image is kept. Raises
+        TagMovedError if it has tagged one of other inputs.
+        """
+        with transport.errors(), self.loaded(order, made) as image:
+            kept = self._namer.give(order, image)
+        self._ids[order.reference] = kept or made.digest
+        return kept or made.digest
+
+    def name(self, order: Order, made: Made) -> None:
+        """Tag an image of the engine that only its registry stores."""
+        repository, _, tag = order.reference.rpartition(":")
+        with transport.errors():
+            self._client.api.tag(made.digest, repository, tag)
+
+    @contextlib.contextmanager
+    def loaded(self, order: Order, made: Made) -> Iterator[str]:
+        """Yield the ID of an image in the engine, loaded under a temporary name if it is in a layout."""
+        if made.layout is None:
+            yield made.digest
+            return
+        image = layout.LayoutImage(made.layout, made.digest)
+        expected = image.digest if self.has_manifests else image.config
+        with self._held.loading(expected) as name:
+            self._load(image, made.stored_layers, order.reference, name)
+            found = self.image(name)
+            if found != expected:
+                raise EngineError(f"{order.reference} was stored as {found}, but {expected} was built")
+            yield expected
+
+    def _load(self, image: layout.LayoutImage, present: frozenset[str], reference: str, name: str) -> None:
+        """Load an image under a name; the engine has the layers `present` from another image."""
+        with self._unpacking(image.layers) as new:
+            # The classic store needs every layer in the archive.
+            missing = [layer for layer in new if layer not in present]
+            if not self.has_manifests or not self._loads(image, reference, name, missing):
+                self._loads(image, reference, name, image.layers)
+
+    @contextlib.contextmanager
+    def _unpacking(self, layers: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the `layers` that are not loaded yet, once no other image is loading one of them.
+
+        containerd would unpack a layer once for each concurrent load.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._loading.isdisjoint(layers))
+            new = [layer for layer in layers if layer not in self._loaded]
+            self._loading.update(new)
+        try:
+            yield new
+            with self._changed:
+                self._loaded.update(new)
+        finally:
+            with self._changed:
+                self._loading.difference_update(new)
+                self._changed.notify_all()
+
+    def _loads(self, image: layout.LayoutImage, reference: str, name: str, layers: Sequence[str]) -> bool:
+        """Load an image by sending `layers`; return False if the engine lacks another layer."""
+        import docker
+
+        large = sum(image.blob(layer).stat().st_size for layer in layers) > SMALL
+        with contextlib.ExitStack() as sent:
+            # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
+            # runs in parallel, which pays off for large layers.
+            sent.enter_context(self._sending)
+            archive = self._archive(image, name, layers, sent.close if large else lambda: None)
+            try:
+                answers = self._client.api.load_image(archive)
+                errors = [answer["error"] for answer in answers if "error" in answer]
+            except docker.errors.APIError as error:
+                errors = [str(error.explanation or error)]
+        if errors and "not found" in errors[0] and len(layers) < len(image.layers):
+            return False
+        if errors:
+            raise EngineError(f"the Docker engine rejected {reference}: {errors[0]}")
+        return True
+
+    @staticmethod
+    def _archive(
+        image: layout.LayoutImage, name: str, layers: Sequence[str], sent: Callable[[], None]
+    ) -> Iterator[bytes]:
+        yield from image.archive(name, layers)
+        sent()
+
+    def adopt(self, reference: str) -> str:
+        """Return the digest of a present image."""
+        return str(self.digest(reference))
+
+    def image(self, reference: str) -> str:
+        """Return the ID of the image with this name."""
+        return str(images.require(reference, self._over)["Id"])
+
+    def save(self, image: str) -> images.ExportedImage:
+        """Return an image, as `docker save` writes it."""
+        return images.ExportedImage(image)
+
+    def push(self, reference: str) -> None:
+        """Push an image to the registry in its name, with docker's own credentials.
+
+        Docker does not retry transient errors of the registry, such as one while another client pushes the
+        same blob (see oci.Registry.push_manifest). So the push is repeated; it continues where it stopped.
+        """
+        attempt = 1
+        while error := self._pushed(reference):
+            if attempt == TRIES or not TRANSIENT.search(error):
+                zstd = self.components(reference).get("compression", "").startswith("zstd")
+                remedy = GZIP_REMEDY if zstd and "manifest" in error else None
+                raise EngineError(f"{reference} was not pushed: {error}", remedy=remedy)
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+            attempt += 1
+
+    def _pushed(self, reference: str) -> str | None:
+        """Push an image once, and return the error of docker, if any."""
+        repository, _, tag = reference.rpartition(":")
+        with transport.errors():
+            answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
+            return next((str(answer["error"]) for answer in answers if "error" in answer), None)

@@ -1,0 +1,175 @@
+"""The inventory of a repository: its tags, the manifests that they name, and what these name in turn."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from imagematrix.errors import TagMovedError
+from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog.registry import entry_of
+from imagematrix.images.oci.manifest import INDEX, INDEXES, Descriptor, ImageIndex, parse
+from imagematrix.images.oci.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.oci.manifest import Manifest
+
+__all__ = ["Inventory", "Item", "Reader"]
+
+REQUESTS = 8  # at the same time
+VARIANT = re.compile(r"([^-]+)-.+-[0-9a-f]{12}", re.ASCII)  # the tag of a variant, and in it the version
+# The tag of what is attached to sha256:HEX: signatures and attestations of cosign, or a list of referrers.
+ATTACHED = re.compile(r"sha256-([0-9a-f]{64})(?:\.[\w-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A manifest or an index: the digests of the manifests in it, and its blobs with their sizes in bytes."""
+
+    names: tuple[str, ...]
+    blobs: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What a repository has.
+
+    `items` are by digest: whatever a tag names, and what that names in turn, if it is there. `published` are
+    the entries of the index of each version, `pushed` the version of each tag of a variant. `named` is the
+    version of the index that a tag has, for tags with another name than the version. `attached` is the digest
+    to which the content of a tag is attached. `referrers` are the manifests with a subject, by the subject,
+    as far as the registry was asked.
+    """
+
+    tags: Mapping[str, str]
+    items: Mapping[str, Item]
+    published: Mapping[str, tuple[IndexEntry, ...]]
+    pushed: Mapping[str, str]
+    named: Mapping[str, str]
+    attached: Mapping[str, str]
+    referrers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def below(self, digest: str) -> tuple[str, ...]:
+        """Return what a manifest names, and what refers to it, missing ones too."""
+        names = self.items[digest].names if digest in self.items else ()
+        return (*names, *self.referrers.get(digest, ()))
+
+    def closure(self, digests: Iterable[str], beside: AbstractSet[str] = frozenset()) -> set[str]:
+        """Return these digests and all below them, without those in `beside` and what only these lead to."""
+        found: set[str] = set()
+        left = list(digests)
+        while left:
+            digest = left.pop()
+            if digest not in found and digest not in beside:
+                found.add(digest)
+                left += self.below(digest)
+        return found
+
+
+class Reader(Registry):
+    """A repository at one time: each tag and each manifest is read once. Use it as a context manager."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._read: dict[str, Manifest | None] = {}
+        self._items: dict[str, Item] = {}
+
+    def manifest(self, tag: str) -> Manifest | None:
+        """Return the manifest or the index with a tag or a digest; None if there is none."""
+        if tag not in self._read:
+            found = super().manifest(tag)
+            self._read |= {tag: found} | ({found.digest: found} if found else {})
+        return self._read[tag]
+
+    def inventory(self) -> Inventory:
+        """Return what the repository has; raise UsageError if a manifest is damaged, and EngineError."""
+        with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+            listed = self.tags()
+            found = dict(zip(listed, pool.map(self.manifest, listed), strict=True))
+            tags = {tag: manifest.digest for tag, manifest in found.items() if manifest}
+            self._read_items(pool, tags.values())
+            attached = {tag: f"sha256:{match[1]}" for tag in tags if (match := ATTACHED.fullmatch(tag))}
+            rest = [tag for tag in tags if tag not in attached]
+            published: dict[str, tuple[IndexEntry, ...]] = {}
+            named: dict[str, str] = {}
+            for tag in rest:
+                version, entries = self._version(tag)
+                if version == tag:
+                    published[tag] = entries
+                elif version:
+                    named[tag] = version
+            images = [tag for tag in rest if "-" in tag]  # the name of a version has no dash
+            pushed = zip(images, pool.map(self._owner, images), strict=True)
+        return Inventory(
+            tags=tags,
+            items=dict(self._items),
+            published=published,
+            pushed={tag: version for tag, version in pushed if version},
+            named=named,
+            attached=attached,
+        )
+
+    def referring(self, inventory: Inventory, digests: Iterable[str]) -> Inventory:
+        """Return an inventory with what refers to these digests, as far as the registry tells."""
+        referrers = dict(inventory.referrers)
+        with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+            for digest in digests:
+                found = self.referrers(digest)
+                if found is None:  # it does not tell of any
+                    break
+                referrers[digest] = tuple(found)
+                self._read_items(pool, found)
+        return replace(inventory, items=dict(self._items), referrers=referrers)
+
+    def _owner(self, tag: str) -> str | None:
+        """Return the version of the variant with a tag; None if the tag has anything else.
+
+        Of an attested image that is gone, its tag tells: an interrupted removal leaves such an index behind.
+        """
+        entry = entry_of(self, tag)
+        if entry:
+            return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
+        manifest, match = self.manifest(tag), VARIANT.fullmatch(tag)
+        if match and manifest and manifest.media_type == INDEX:
+            attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+            return match[1] if attested and attested.isdisjoint(self._items) else None
+        return None
+
+    def _version(self, tag: str) -> tuple[str | None, tuple[IndexEntry, ...]]:
+        """Return the version whose index a tag has, with the entries; None if it has anything else."""
+        manifest = self.manifest(tag)
+        if manifest is None or manifest.media_type not in INDEXES:
+            return None, ()
+        try:
+            found = index.intact(manifest, f"{self.name}:{tag}")
+        except TagMovedError:  # another tool's, which is not ours to remove
+            return None, ()
+        return found.annotations.get(labels.VERSION), found.entries
+
+    def _read_items(self, pool: ThreadPoolExecutor, digests: Iterable[str]) -> None:
+        """Read the manifests with these digests, and those that they name."""
+        left = set(digests)
+        while left := left - self._items.keys():
+            found = list(filter(None, pool.map(self.manifest, sorted(left))))
+            self._items |= {manifest.digest: _item(manifest, self.name) for manifest in found}
+            left = {name for manifest in found for name in self._items[manifest.digest].names}
+
+
+def _item(manifest: Manifest, where: str) -> Item:
+    document = parse(manifest.raw, f"{where}@{manifest.digest}", Descriptor)
+    own = {manifest.digest: len(manifest.raw)}
+    if isinstance(document, ImageIndex):
+        return Item(names=tuple(entry.digest for entry in document.entries), blobs=own)
+    return Item(names=(), blobs=own | dict(_blobs((document.config, *(document.layers or ())))))
+
+
+def _blobs(descriptors: Iterable[Descriptor | None]) -> Iterator[tuple[str, int]]:
+    for one in descriptors:
+        if one and not one.foreign:
+            yield one.digest, one.size

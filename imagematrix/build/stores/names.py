@@ -1,0 +1,285 @@
+"""Names of images in an engine: lasting ones, which never move, and temporary ones during a build."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+import time
+import uuid
+
+from imagematrix.build.plan.backend import IMAGE, Present
+from imagematrix.common.image_reference import familiar
+from imagematrix.common.temp_folder import HELD, abandoned, owned
+from imagematrix.common.text import shortened, word
+from imagematrix.errors import TagMovedError
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.engine import require_own
+from imagematrix.images.engine import images
+from imagematrix.images.engine.transport import DockerPy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+    from typing import Any
+
+    import docker
+
+    from imagematrix.build.plan.backend import Order
+    from imagematrix.images.engine.transport import Transport
+
+__all__ = ["NEW", "REPOSITORY", "TURN", "Namer", "TemporaryNames", "present", "turn"]
+
+IN_USE = 409  # the status of a removal of a name that a container was started by
+SPECIAL, BACKSLASH = re.compile(r"[\[\]]"), r"\\\g<0>"  # characters of names that have a meaning in patterns
+SHOWN = 3  # images listed in a message
+TURN = "imagematrix-turn-"  # prefix of the volumes that are turns
+WORD = "io.imagematrix.turn"  # the label of the volume
+PATIENCE = 30.0  # seconds
+PAUSE = 0.05  # seconds between two requests for a turn
+REPOSITORY = HELD.removesuffix("-")  # of temporary names
+NEW = "new-"  # prefix of the tags of images that are being loaded, and have no other name yet
+
+
+def present(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[Present]:
+    """Yield the variant of `image` that an entry of the engine's list is, if it is one.
+
+    Images that users build on a variant inherit its labels, but not the tag derived from them. Raises
+    AuditError if one has been given that tag.
+    """
+    given = entry.get("Labels") or {}
+    if labels.components(given) is None or not {labels.VERSION, labels.CELL, labels.INPUT} <= given.keys():
+        return
+    reference = f"{image}:{labels.tag(given[labels.VERSION], given[labels.CELL], given[labels.INPUT])}"
+    if familiar(reference) in (entry.get("RepoTags") or ()):
+        if labels.CONTENT in given:  # the list does not tell enough of an image
+            require_own(images.inspect(reference, over) or {}, reference)
+        yield Present(
+            reference=reference,
+            cell=given[labels.CELL],
+            input_digest=given[labels.INPUT],
+            development=given.get(labels.DEVELOPMENT) == "true",
+            labels=given,
+        )
+
+
+class Namer:
+    """Gives images of one engine their names; thread-safe. Its methods raise docker's errors."""
+
+    def __init__(self, client: docker.DockerClient) -> None:
+        self._client = client
+        self._api: Any = client.api
+        self._lock = threading.Lock()
+        self._began: set[str] = set()  # versions of which this process has named an image
+
+    def give(self, order: Order, image: str) -> str | None:
+        """Give an image its name, or return the ID of the one that has it; raise TagMovedError.
+
+        What the plan knew may be outdated by now, so it is asked again. Only one client at a time does so.
+        """
+        repository, _, tag = order.reference.rpartition(":")
+        version = f"{familiar(repository)}:{order.labels[labels.VERSION]}"
+        with self._lock, turn(self._client, version) as still_mine:
+            kept, outdated = self._others(order, image, version)
+            if kept:
+                return kept
+            self._api.tag(image, repository, tag)
+            if not still_mine():
+                try:
+                    self._others(order, image, version)
+                except TagMovedError:
+                    self._api.remove_image(order.reference, noprune=True)
+                    raise
+            self._began.add(version)
+            for old in outdated:
+                self._remove(old, order.reference)
+        return None
+
+    def _others(self, order: Order, image: str, version: str) -> tuple[str | None, list[str]]:
+        """Return the ID of another image with this order's inputs, and the development images of its cell.
+
+        Raises TagMovedError if a cell of the plan has an image of other inputs. The first of two builds of a
+        version thus gets all its cells, and the other none. Later on, only the order's cell is looked up.
+        """
+        name = familiar(order.reference)
+        stem = name.rpartition("-")[0]
+        begin, rest = (stem, "?" * 12) if version in self._began else (version, "*")
+        pattern = f"{SPECIAL.sub(BACKSLASH, begin)}-{rest}"  # [::1]:5000 has brackets
+        found = self._api.images(filters={"reference": pattern})
+        over, repository = DockerPy(self._client), order.reference.rpartition(":")[0]
+        existing = {one.reference: one for entry in found for one in present(over, entry, repository)}
+        holder = next((str(one["Id"]) for one in found if name in (one.get("RepoTags") or ())), image)
+        replaceable = order.labels.get(labels.DEVELOPMENT) == "true"
+        if holder != image and order.reference not in existing:
+            raise TagMovedError(
+                f"{order.reference} is another image, {holder}, not {image}, which was built",
+                remedy=f"run `docker image rm {word(order.reference)}`, or raise the version",
+            )
+        if holder != image and (replaceable or not existing[order.reference].development):
+            return holder, []
+        planned = {order.reference, *order.together}
+        stems = {one.rpartition("-")[0] for one in planned}
+        rivals = [other for other in existing if other not in planned and other.rpartition("-")[0] in stems]
+        final = sorted(other for other in rivals if not (replaceable or existing[other].development))
+        if final:
+            raise TagMovedError(
+                f"{order.reference}: meanwhile another build made {shortened(final, SHOWN, more=', …')}"
+                " from other inputs",
+                remedy="build from the same inputs, or raise the version",
+            )
+        return None, [other for other in rivals if familiar(other).rpartition("-")[0] == stem]
+
+    def _remove(self, old: str, new: str) -> None:
+        """Remove the name `old`; its image goes too if it has no other name and no container."""
+        import docker
+
+        try:
+            self._api.remove_image(old, noprune=True)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError as error:
+            if error.status_code != IN_USE:
+                raise
+            # The engine does not remove a name that a container was started by, unless the name has moved.
+            repository, _, tag = old.rpartition(":")
+            self._api.tag(new, repository, tag)
+            self._api.remove_image(old, noprune=True)
+
+
+@contextlib.contextmanager
+def turn(client: docker.DockerClient, name: str) -> Iterator[Callable[[], bool]]:
+    """Wait for the turn to change what `name` stands for; raise docker's errors.
+
+    Of all clients of an engine, one at a time sets tags of a version. A turn is a volume in the engine,
+    because clients may be other users, containers, or other machines. An engine creates a volume of a name
+    once. All who ask for it then get the volume of the first, whose label has the first one's word.
+
+    A client that was killed leaves its volume behind. A turn takes a fraction of a second, so others remove a
+    volume that they have seen with the same word for PATIENCE. Clocks of machines are not compared.
+
+    Yields a function that returns whether it is still this client's turn: another client takes the turn of a
+    process that was suspended.
+    """
+    volume = TURN + hashlib.sha256(name.encode()).hexdigest()[:32]
+    word = uuid.uuid4().hex
+    _take_turn(client, volume, word)
+    try:
+        yield lambda: _word_of(client, volume) == word
+    finally:
+        _remove_volume(client, volume, word)
+
+
+def _take_turn(client: docker.DockerClient, volume: str, word: str) -> None:
+    seen: str | None = None
+    since = time.monotonic()
+    while (other := _created_volume(client, volume, word)) != word:
+        if other != seen:
+            seen, since = other, time.monotonic()
+        elif time.monotonic() - since > PATIENCE:
+            # Of several clients that have waited, one removes the volume, and only if it is still the same.
+            with turn(client, f"{volume} {other}"):
+                _remove_volume(client, volume, other)
+            seen = None
+        time.sleep(PAUSE)
+
+
+def _created_volume(client: docker.DockerClient, volume: str, word: str) -> str:
+    """Create a volume, or find the existing one; return its word."""
+    found = client.api.create_volume(volume, labels={WORD: word})
+    return str((found.get("Labels") or {}).get(WORD))
+
+
+def _word_of(client: docker.DockerClient, volume: str) -> str | None:
+    import docker
+
+    try:
+        found = client.api.inspect_volume(volume)
+    except docker.errors.NotFound:
+        return None
+    return str((found.get("Labels") or {}).get(WORD))
+
+
+def _remove_volume(client: docker.DockerClient, volume: str, word: str) -> None:
+    """Remove a volume if it has this word."""
+    import docker
+
+    if _word_of(client, volume) == word:
+        with contextlib.suppress(docker.errors.NotFound):
+            client.api.remove_volume(volume)
+
+
+class TemporaryNames:
+    """The temporary names that this process gives to images of the engine with the ID `engine_id`.
+
+    A build needs them because `docker tag` may move any other name.
+
+    Names of killed builds are removed first. A name ends in a word that is unique to its process. While the
+    process runs, it locks a folder with that word in its name. Only names with an unlocked folder on this
+    machine are removed, so names of builds on other machines stay. Raises docker's errors.
+    """
+
+    def __init__(self, client: docker.DockerClient, engine_id: str) -> None:
+        import docker
+
+        self._api: Any = client.api
+        self._tags: set[str] = set()
+        self._open = contextlib.ExitStack()
+        prefix = f"{HELD}{hashlib.sha256(engine_id.encode()).hexdigest()[:12]}-"
+        for folder in abandoned(prefix):
+            word = folder.name.removeprefix(prefix)
+            # An engine can fail to list images while another process removes one; the next build tries again.
+            with contextlib.suppress(docker.errors.APIError):
+                self._release(folder, {tag for tag in self._all() if tag.endswith(f"-{word}")})
+        self._folder = self._open.enter_context(owned(prefix))
+        self._word = self._folder.name.removeprefix(prefix)
+
+    def hold(self, image: str, digest: str) -> str:
+        """Return the source of an image for a build, by its ID in the engine and its digest."""
+        tag = f"{digest.removeprefix('sha256:')}-{self._word}"
+        if tag not in self._tags:
+            self._api.tag(image, REPOSITORY, tag)
+            self._tags.add(tag)
+        return f"{IMAGE}{REPOSITORY}:{tag}"
+
+    @contextlib.contextmanager
+    def loading(self, digest: str) -> Iterator[str]:
+        """Yield a name for an image to load; afterwards the image stays only if it has got another name."""
+        tag = f"{NEW}{digest.removeprefix('sha256:')}-{self._word}"
+        self._tags.add(tag)
+        try:
+            yield f"{REPOSITORY}:{tag}"
+        finally:
+            self._remove({tag})
+            self._tags.discard(tag)
+
+    def held(self, source: str) -> str | None:
+        """Return the digest of the image for which `hold` returned this source; None if it did not."""
+        tag = source.removeprefix(f"{IMAGE}{REPOSITORY}:")
+        return f"sha256:{tag.partition('-')[0]}" if tag in self._tags else None
+
+    def close(self) -> None:
+        """Remove the names, except where one is the last of an image that was in the engine before."""
+        with self._open:
+            self._release(self._folder, self._tags)
+
+    def _all(self) -> set[str]:
+        images = self._api.images(name=REPOSITORY)
+        return {str(name).rpartition(":")[2] for image in images for name in image.get("RepoTags") or ()}
+
+    def _release(self, folder: Path, tags: set[str]) -> None:
+        """Remove tags, and then the folder of their process."""
+        self._remove(tags)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            folder.rmdir()
+
+    def _remove(self, tags: set[str]) -> None:
+        import docker
+
+        for tag in tags:
+            name = f"{REPOSITORY}:{tag}"
+            with contextlib.suppress(docker.errors.APIError):
+                names = () if tag.startswith(NEW) else self._api.inspect_image(name).get("RepoTags") or ()
+                if tag.startswith(NEW) or any(not str(other).startswith(REPOSITORY) for other in names):
+                    self._api.remove_image(name, noprune=True)

@@ -1,0 +1,464 @@
+"""Registries as stores of images: an image is pushed by digest and tagged once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from imagematrix.audit.claims import broken, of_layers
+from imagematrix.audit.images.sources import archived
+from imagematrix.build.plan.backend import KeptImage, Made, Present
+from imagematrix.common import json_documents
+from imagematrix.common.once import Once
+from imagematrix.common.text import word
+from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog.engine import built_on
+from imagematrix.images.catalog.registry import entry_of
+from imagematrix.images.oci import layout
+from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageManifest, digest_of, parse
+from imagematrix.images.oci.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.build.plan.backend import Order
+    from imagematrix.build.stores.engine import EngineStore
+    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.manifest import Manifest
+
+__all__ = ["Complete", "RegistryStore", "Survey", "attestations", "survey"]
+
+REQUESTS = 8  # at the same time
+
+
+class RegistryStore:
+    """The Store of registries: an image is stored in the registry in its name. Use it as a context manager.
+
+    Images without a layout, which those of the classic image store are, are audited and pushed by the engine
+    `docker`; `layers` are those already read.
+    """
+
+    def __init__(self, docker: EngineStore, layers: Layers) -> None:
+        self._docker = docker
+        self._layers = layers
+        self._registries: dict[str, Registry] = {}
+        self._digests: dict[str, str] = {}  # by the references seen in registries
+        self._complete: dict[str, Complete] = {}  # by repository
+        self._pushed: Once[tuple[str, str], None] = Once()  # blobs, by repository and digest
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for registry in self._registries.values():
+            registry.__exit__()
+
+    def registry(self, image: str) -> Registry:
+        """Return the repository of an image."""
+        with self._lock:
+            if image not in self._registries:
+                self._registries[image] = Registry(image)
+            return self._registries[image]
+
+    def present(self, image: str, version: str) -> list[Present]:
+        """Return the images of `image`:`version` that its registry has, published or only pushed."""
+        surveyed = survey(self.registry(image), version)
+        lost = {entry.tag: entry for entry in surveyed.listed if entry.digest in surveyed.lost}
+        images = []
+        for variant in ({entry.tag: entry for entry in surveyed.variants} | lost).values():
+            reference = f"{image}:{variant.tag}"
+            self._digests[reference] = variant.digest
+            images.append(
+                Present(
+                    reference=reference,
+                    cell=variant.annotations[labels.CELL],
+                    input_digest=variant.annotations[labels.INPUT],
+                    lost=variant.tag in lost,
+                    labels=variant.annotations,
+                )
+            )
+        return images
+
+    def earlier(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
+        """Return the references of images of any version that were built from the inputs of `cells`, by cell.
+
+        An image without a label of its content, or with another content, is none.
+        """
+        registry = self.registry(image)
+        tags: dict[str, list[str]] = {}  # of all versions, by what follows the version
+        for tag in registry.tags():
+            tags.setdefault(tag.removeprefix(labels.version_of(tag)), []).append(tag)
+        alike = {cell: tags.get(labels.tag("", cell, digest), []) for cell, digest in cells.items()}
+        with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+            found = pool.map(lambda cell: self._intact(registry, alike[cell], cells[cell]), cells)
+            return {cell: f"{image}:{tag}" for cell, tag in zip(cells, found, strict=True) if tag}
+
+    def _intact(self, registry: Registry, tags: Iterable[str], input_digest: str) -> str | None:
+        """Return the first of `tags` that an image built from these inputs has; None if none has."""
+        for tag in tags:
+            entry = entry_of(registry, tag)
+            if entry and entry.ours and entry.tag == tag and self._is_intact(registry, entry, input_digest):
+                self._digests[f"{registry.name}:{tag}"] = entry.digest
+                return tag
+        return None
+
+    def _is_intact(self, registry: Registry, entry: IndexEntry, input_digest: str) -> bool:
+        complete = self._complete.setdefault(registry.name, Complete(registry))
+        if entry.annotations[labels.INPUT] != input_digest or not complete(entry.digest):
+            return False
+        _, raw = _documents(registry, entry.digest, entry.tag)
+        return labels.CONTENT in labels.of_config(raw, entry.tag)
+
+    def without_layers(self, reference: str, folder: Path) -> Made:
+        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+        digest = self._digests[reference]
+        manifest, config = _documents(self.registry(reference.rpartition(":")[0]), digest, reference)
+        layout.write_without_layers(folder, manifest, config)
+        return Made(digest=digest, layout=folder)
+
+    def components(self, reference: str) -> Mapping[str, str]:
+        """Return the components of the identity of an image that is present."""
+        image, _, _ = reference.rpartition(":")
+        variant = entry_of(self.registry(image), self._digests[reference])
+        return (variant and labels.components(variant.annotations)) or {}
+
+    @property
+    def keeps_layers(self) -> bool:
+        """True: a registry never changes a blob."""
+        return True
+
+    def stored(self, reference: str) -> KeptImage:
+        """Return an image that is present."""
+        image, _, _ = reference.rpartition(":")
+        registry, digest = self.registry(image), self._digests[reference]
+        entry = entry_of(registry, digest)
+        manifest, raw = _documents(registry, entry.digest if entry else digest, reference)
+        return KeptImage(
+            digest=digest_of(manifest),
+            layers=_diff_ids(raw, reference),
+            content=labels.of_config(raw, reference).get(labels.CONTENT),
+        )
+
+    def layers_of(self, reference: str) -> frozenset[str]:
+        """Return the digests of the uncompressed layers of an image; none if there is no such image."""
+        image, _, tag = reference.rpartition(":")
+        registry = self.registry(image)
+        # Whatever uses an image reports what is damaged.
+        with contextlib.suppress(UnknownImageError, UsageError):
+            entry = entry_of(registry, tag)
+            if entry:
+                return frozenset(_diff_ids(_documents(registry, entry.digest, reference)[1], reference))
+        return frozenset()
+
+    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:  # noqa: ARG002
+        """Whether images can be stored without the bytes of the `layers` of their base.
+
+        `together` are their references: each of their repositories must have the layers.
+        """
+        repositories = {self.registry(reference.rpartition(":")[0]) for reference in together}
+        wanted = [(registry, layer) for registry in repositories for layer in layers]
+        with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+            return all(pool.map(lambda one: one[0].has_blob(one[1]), wanted))
+
+    def source(self, reference: str, *, local: bool) -> str | None:
+        """Return the source of a present image for a build, by its digest.
+
+        If it is only in the engine, only builders that are `local` to the engine can use it.
+        """
+        digest = self._digests.get(reference)
+        if digest is None:
+            return self._docker.source(reference, local=local)
+        return f"docker-image://{reference}@{digest}"
+
+    def store(self, order: Order, made: Made) -> str:
+        """Push an image from its layout, or else from the engine, and tag it.
+
+        If another client has since tagged an image with the same input digest, that image is kept.
+        """
+        registry = self.registry(order.reference.rpartition(":")[0])
+        present = self._present(registry, order.reference)
+        if present:
+            return present
+        if made.layout is None:
+            self._docker.name(order, made)
+            self._docker.push(order.reference)
+            return self._read_back(registry, order.reference, None)
+        image_alone = layout.LayoutImage(made.layout, made.digest)
+        named = layout.LayoutIndex(made.layout, made.attested) if made.attested else image_alone
+        for image in named.images:
+            for digest in image.blobs:
+                self._push_blob(registry, digest, image)
+            registry.push_manifest(image.digest, image.raw, image.media_type)
+        # Another client may have pushed an image of the same name by now.
+        present = self._present(registry, order.reference)
+        if present:
+            return present
+        registry.push_manifest(order.reference.rpartition(":")[2], named.raw, named.media_type)
+        tagged = self._read_back(registry, order.reference, named.digest)
+        return made.digest if tagged == named.digest else tagged
+
+    def adopt(self, reference: str) -> str:
+        """Audit the image of this name in the engine, push it, and return its digest.
+
+        If another client has since tagged an image with the same input digest, that image is kept. Raises
+        AuditError if the image contradicts its labels.
+        """
+        registry = self.registry(reference.rpartition(":")[0])
+        present = self._present(registry, reference)
+        if present:
+            return present
+        image = self._docker.image(reference)
+        with self._docker.save(image) as archive:
+            _examine(reference, archive, self._layers)
+        self._docker.push(reference)
+        if self._docker.image(reference) != image:
+            remedy = "delete it from the registry"
+            raise TagMovedError(f"{reference} was replaced by another image during the push", remedy=remedy)
+        expected = self._docker.digest(reference) if self._docker.has_manifests else None
+        return self._read_back(registry, reference, expected)
+
+    def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
+        def push() -> None:
+            if not registry.has_blob(digest):
+                with layout.solid(pushed.blob(digest)).open("rb") as file:
+                    registry.push_blob(digest, file)
+
+        # Images share most of their layers: the first one uploads a layer, the others wait.
+        self._pushed((registry.name, digest), push)
+
+    def _present(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
+        """Return the digest of the image with a reference: `expected`, or an image with the same inputs.
+
+        None if there is none. Raises TagMovedError if another image has the reference.
+        """
+        tag = reference.rpartition(":")[2]
+        digest = registry.digest(tag)
+        if digest is None:
+            return None
+        if digest != expected:
+            image = entry_of(registry, digest)
+            if image is None and registry.digest(tag) != digest:  # another client has withdrawn it meanwhile
+                return self._present(registry, reference, expected)
+            if image is None or not image.ours or image.tag != tag:
+                what = image.tag if image and image.ours else "not an image of imagematrix"
+                raise TagMovedError(
+                    f"{reference} exists, built from other inputs: {digest}, labelled {what}",
+                    remedy="a tag never moves; delete that image from the registry, or raise the version",
+                )
+        self._digests[reference] = digest
+        return digest
+
+    def _read_back(self, registry: Registry, reference: str, expected: str | None) -> str:
+        """Return the digest that the registry now has under a reference.
+
+        It may differ from the pushed one if the inputs are equal: two concurrent builds of a matrix.
+        """
+        remedy = "another client moved it; check who pushes to this repository"
+        try:
+            digest = self._present(registry, reference, expected)
+        except TagMovedError as error:
+            raise TagMovedError(f"{error}; {expected} was just pushed", remedy=remedy) from error
+        if digest is None:
+            raise TagMovedError(f"{reference} was pushed, but the registry does not have it", remedy=remedy)
+        if expected in (None, digest):
+            self._check_conflicts(registry, reference, digest)
+        return digest
+
+    def _check_conflicts(self, registry: Registry, reference: str, digest: str) -> None:
+        """Withdraw the image and raise TagMovedError if the cell was also pushed from other inputs.
+
+        Two clients that push one cell at the same time use different tags, so neither overwrites the other.
+        Both tag before they check, so at least one of them sees the other.
+        """
+        tag = reference.rpartition(":")[2]
+        others = _others(registry, tag)
+        if not others:
+            return
+        version = tag.partition("-")[0]
+        entries = index.published(registry.manifest(version), registry.name, version)
+        if any(entry.digest == digest for entry in entries):
+            return  # the version contains it, so the others are too late
+        self._digests.pop(reference, None)
+        withdrawn = registry.withdraw(tag, digest)
+        ours = (
+            "this image is withdrawn" if withdrawn else "the registry does not allow this image to be deleted"
+        )
+        raise TagMovedError(
+            f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
+            remedy="build from the same inputs, or raise the version; "
+            f"`imagematrix publish {word(f'{registry.name}:{version}')} --choose TAG` selects one of them",
+        )
+
+
+def _documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, bytes]:
+    """Return the manifest of an image that the registry had, and its configuration.
+
+    Raises UnknownImageError if the image is gone.
+    """
+    manifest = registry.manifest(digest)
+    if manifest is None:
+        raise UnknownImageError(f"{reference} is no longer in its registry")
+    image = parse(manifest.raw, reference, Descriptor)
+    assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as entry_of found
+    return manifest.raw, registry.blob(image.config.digest)
+
+
+def _diff_ids(config: bytes, reference: str) -> tuple[str, ...]:
+    """Return the digests of the uncompressed layers of an image, from its configuration; raise UsageError."""
+    fields = json_documents.Fields(json_documents.parse(config, reference), reference)
+    return fields.object_or_empty("rootfs").texts("diff_ids")
+
+
+def _examine(reference: str, archive: ByteStream, layers: Layers) -> None:
+    """Raise AuditError if an image that the engine saved in an `archive` is not the variant in its name.
+
+    Every image that is built on a variant inherits its labels, and `docker tag` gives any image any name. So
+    one label has the digest of what a container gets of the image; if it matches, nothing was built on the
+    variant. The bytes of the layers, unless `layers` has read them, are also audited, as after a build. This
+    does not protect against someone who forges the label; signatures do. Images from the classic image store
+    have no such label and are only audited.
+    """
+    try:
+        (image,) = archived(archive, reference, "", layers)
+        promised = labels.read(image.labels, reference=reference, digest=None, size=None)
+    except (AuditError, UnknownImageError, UsageError, ValueError) as error:
+        raise AuditError(f"{reference} cannot be read from the engine: {error}") from error
+    if image.inherited and labels.names(image.labels, reference):
+        raise built_on(reference)
+    why = broken(of_layers(image.layers, promised, labels.optional(image.labels)), promised)
+    if why:
+        raise AuditError(f"{reference}: {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The contents of a version in a registry.
+
+    `entries` are the entries of its index, `listed` the variants among them, `lost` the digests of entries
+    whose images are gone. `variants` are the images in the index and the unpublished ones. `others` were also
+    pushed, but the index has another image for their cells. `damaged` are images with a manifest that lack a
+    blob.
+    """
+
+    published: Manifest | None
+    entries: tuple[IndexEntry, ...]
+    listed: tuple[IndexEntry, ...]
+    lost: frozenset[str]
+    variants: tuple[IndexEntry, ...]
+    others: tuple[IndexEntry, ...]
+    damaged: tuple[IndexEntry, ...] = ()
+
+    @property
+    def alive(self) -> list[IndexEntry]:
+        """The entries of the index except lost ones and attestations of lost ones."""
+        return [entry for entry in self.entries if not {entry.digest, entry.attests} & self.lost]
+
+
+class Complete:
+    """Whether a registry has an image with all its blobs; each blob is checked once.
+
+    `damaged` are the digests of images with a manifest that lack a blob.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.damaged: set[str] = set()
+        self._registry = registry
+        self._has_blob: Once[str, bool] = Once()
+
+    def __call__(self, digest: str) -> bool:
+        """Whether it has the manifest with this digest, its configuration and its layers.
+
+        Raises UsageError if the manifest is damaged.
+        """
+        manifest = self._registry.manifest(digest)
+        if manifest is None:
+            return False
+        image = parse(manifest.raw, f"{self._registry.name}@{digest}", Descriptor)
+        blobs = (image.config, *(image.layers or ())) if isinstance(image, ImageManifest) else ()
+        whole = all(
+            self._has_blob(blob.digest, partial(self._registry.has_blob, blob.digest))
+            for blob in blobs
+            if blob and not blob.foreign
+        )
+        if not whole:
+            self.damaged.add(digest)
+        return whole
+
+
+def survey(registry: Registry, version: str, complete: Complete | None = None) -> Survey:
+    """Return the contents of a version in a registry.
+
+    Raises UsageError if an index or image is damaged, TagMovedError if the version's tag has something else.
+    An image counts as lost if its manifest is gone, or if it is not `complete`.
+    """
+    exists = complete or (lambda digest: registry.digest(digest) is not None)
+    published = registry.manifest(version)
+    entries = index.published(published, registry.name, version)
+    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        kept = pool.map(lambda entry: exists(entry.digest), entries)
+        tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
+        lost = frozenset(entry.digest for entry, is_kept in zip(entries, kept, strict=True) if not is_kept)
+        listed = tuple(entry for entry in entries if entry.ours)
+        by_tag = {entry.tag: entry for entry in listed if entry.digest not in lost}
+        lost_by_tag = {entry.tag: entry for entry in listed if entry.digest in lost}
+        rest = [tag for tag in tags if tag not in by_tag]
+        pushed = zip(
+            rest,
+            pool.map(lambda tag: _pushed(registry, tag, lost_by_tag.get(tag), complete), rest),
+            strict=True,
+        )
+        # A tag counts only if the labels of its image match it.
+        only_pushed = [entry for tag, entry in pushed if entry and entry.ours and entry.tag == tag]
+        whole = pool.map(lambda entry: complete is None or complete(entry.digest), only_pushed)
+        damaged = tuple(one for one, is_whole in zip(only_pushed, whole, strict=True) if not is_whole)
+        by_tag |= {entry.tag: entry for entry in only_pushed if entry not in damaged}
+    frozen = {entry.annotations[labels.CELL]: entry.tag for entry in listed}
+    images = [by_tag[tag] for tag in sorted(by_tag)]
+    late = [entry for entry in images if frozen.get(entry.annotations[labels.CELL], entry.tag) != entry.tag]
+    return Survey(
+        published=published,
+        entries=entries,
+        listed=listed,
+        lost=lost,
+        variants=tuple(entry for entry in images if entry not in late),
+        others=tuple(late),
+        damaged=damaged,
+    )
+
+
+def _pushed(
+    registry: Registry, tag: str, lost: IndexEntry | None, complete: Complete | None
+) -> IndexEntry | None:
+    """Return the entry of the image with a tag; if the image is damaged, its entry in the index, or None."""
+    try:
+        return entry_of(registry, tag)
+    except UnknownImageError:  # its configuration is missing
+        if complete is None or registry.digest(tag) not in complete.damaged:
+            raise
+        return lost
+
+
+def _others(registry: Registry, tag: str) -> list[str]:
+    """Return the tags of images for the same version and cell with other inputs."""
+    stem = tag.rpartition("-")[0]
+    alike = [other for other in registry.tags() if other.rpartition("-")[0] == stem and other != tag]
+    images = {other: entry_of(registry, other) for other in alike}
+    return sorted(one for one, image in images.items() if image and image.ours and image.tag == one)
+
+
+def attestations(registry: Registry, tag: str) -> list[IndexEntry]:
+    """Return the attestations of the image with a tag."""
+    manifest = registry.manifest(tag)
+    if manifest is None or manifest.media_type != INDEX:
+        return []
+    return [entry for entry in index.parse(manifest.raw, tag) if entry.attests]

@@ -1,0 +1,205 @@
+"""Trimming files, folders and wheels, in place or in copies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from imagematrix.audit.binaries import archives
+from imagematrix.audit.binaries.window import Window
+from imagematrix.build.trim import edits, files, records, wheel
+from imagematrix.build.trim.examine import FileResult, TrimStatus, examine, interesting
+from imagematrix.build.trim.files import PathPair
+from imagematrix.build.trim.rules import VERSION
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import IO, BinaryIO
+
+    from imagematrix.build.trim.edits import Edit
+    from imagematrix.build.trim.rules import Rules
+    from imagematrix.build.trim.wheel import Look
+
+    Measure = Callable[[Iterable[bytes]], int]
+
+__all__ = ["SCHEMA", "TrimReport", "trim"]
+
+SCHEMA = "imagematrix.trim/v1"
+# A file without anything to remove may have been trimmed by an earlier run that was killed before it updated
+# the RECORD.
+DONE = (TrimStatus.TRIMMED, TrimStatus.UNCHANGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimReport:
+    """The results for files with device code; with `dry_run`, nothing was written.
+
+    A file in a wheel is named by the wheel's path, "!/" and its own path. `linked` are the trimmed files with
+    hard links outside the given paths; these links keep the untrimmed file. `recorded` are the files
+    from which nothing was removed, and whose hash in a RECORD was corrected.
+    """
+
+    rules: Rules
+    dry_run: bool
+    results: tuple[FileResult, ...]
+    linked: tuple[str, ...]
+    recorded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Trim document."""
+        return {
+            "schema": SCHEMA,
+            "rules": VERSION,
+            "computes": list(self.rules.computes),
+            "keep_ptx": self.rules.keep_ptx,
+            "drop_dead": self.rules.drop_dead,
+            "include_nvidia": self.rules.nvidia,
+            "dry_run": self.dry_run,
+            "removed": sum(result.removed for result in self.results),
+            "files": [result.to_json() for result in self.results],
+            "linked": list(self.linked),
+        }
+
+
+def trim(
+    paths: Sequence[Path],
+    rules: Rules,
+    *,
+    output: Path | None = None,
+    dry_run: bool = False,
+    measure: Measure | None = None,
+) -> TrimReport:
+    """Trim files, all files in folders, and wheels; raise UsageError.
+
+    Each file is replaced atomically by a new one with the same length, mode, owner and times: processes that
+    have it open keep the old file, and an interruption leaves either the old or the new file. All hard links
+    among `paths` lead to the new file. With `output`, copies of `paths` in that folder are trimmed instead.
+    The hashes of trimmed files in a RECORD are updated. `measure` returns the compressed size of bytes.
+    """
+    listed = files.listed(paths, output)
+    trimmed: dict[Path, bool] = {}  # whether something was removed, by path
+    recorded: list[str] = []
+    results: list[FileResult] = []
+    linked: list[str] = []
+    look = partial(_look, rules, measure)
+    try:
+        if not dry_run:
+            listed.create()
+        try:
+            for names in listed.files:
+                with _opened(names[0].source, look) as examined:
+                    results += examined.results
+                    if any(result.status in DONE for result in examined.results):
+                        trimmed.update({name.target: bool(examined.write) for name in names})
+                    if examined.write:
+                        linked += [str(names[0].source)] * (examined.status.st_nlink > len(names))
+                    if not dry_run:
+                        _put(names, examined)
+        finally:  # after an error, too, for the files that are already trimmed
+            if not dry_run:
+                for names in listed.files:
+                    recorded += _record(names, trimmed)
+        if not dry_run:
+            listed.finish()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise UsageError(f"{where}{error.strerror or error}") from error
+    return TrimReport(
+        rules=rules, dry_run=dry_run, results=tuple(results), linked=tuple(linked), recorded=tuple(recorded)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Examined:
+    """An open file: its results, and a function that writes it trimmed, None if nothing is to be removed."""
+
+    file: BinaryIO
+    status: os.stat_result
+    results: Sequence[FileResult]
+    write: Callable[[IO[bytes]], None] | None
+
+
+@contextlib.contextmanager
+def _opened(path: Path, look: Look) -> Iterator[_Examined]:
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        window = Window(file, 0, status.st_size)
+        head = window.at(0, archives.HEAD)
+        if path.suffix == wheel.SUFFIX and head.startswith(archives.ZIP):
+            with wheel.opened(str(path), window, look) as inside:
+                write = inside.write if inside.changed else None
+                yield _Examined(file=file, status=status, results=inside.results, write=write)
+            return
+        result = look(str(path), window) if interesting(head) else None
+        yield _Examined(
+            file=file,
+            status=status,
+            results=[result] if result else [],
+            write=partial(_write, window, result.edits) if result and result.edits else None,
+        )
+
+
+def _look(rules: Rules, measure: Measure | None, path: str, window: Window) -> FileResult | None:
+    result = examine(path, window, rules)
+    if measure and result and result.edits:
+        return dataclasses.replace(result, compressed=measure(edits.removed_bytes(window, result.edits)))
+    return result
+
+
+def _put(names: Sequence[PathPair], examined: _Examined) -> None:
+    """Write the trimmed file; if nothing is removed, only copy it if it has another target."""
+    first = names[0]
+    if examined.write:
+        files.replace(names, examined.status, examined.write)
+    elif first.source != first.target:
+        examined.file.seek(0)
+        files.replace(names, examined.status, partial(shutil.copyfileobj, examined.file))
+
+
+def _write(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
+    for piece in edits.edited(window, changes):
+        if isinstance(piece, int):
+            target.seek(piece, os.SEEK_CUR)  # leave a hole: zeros that take no disk space
+        else:
+            target.write(piece)
+
+
+def _record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str]:
+    """Update the hashes of files in a RECORD, and return those of them that were not trimmed now.
+
+    After an error, its copy may not exist yet.
+    """
+    target = names[0].target
+    if not (trimmed and records.NAME.fullmatch(target.as_posix()) and target.exists()):
+        return []
+    surprising: list[str] = []
+    folder = target.parent.parent
+    real = {Path(os.path.realpath(file)): file for file in trimmed}
+    basenames = {file.name for file in real}
+
+    def hashed(path: str) -> str | None:
+        # Resolving links, such as lib64, takes time, so only paths named like a trimmed file are resolved.
+        if "\0" in path or os.path.basename(path) not in basenames:  # noqa: PTH119 - text, perhaps no path
+            return None
+        file = real.get(Path(os.path.realpath(folder / path)))
+        if not file or not file.exists():
+            return None
+        checksum = records.digest(file)
+        if not trimmed[file] and checksum not in text:
+            surprising.append(str(file))
+        return checksum
+
+    before = target.read_bytes()
+    text = before.decode("utf-8", "surrogateescape")
+    after = records.updated(text, hashed).encode("utf-8", "surrogateescape")
+    if after != before:
+        copies = [PathPair(name.target, name.target) for name in names]
+        files.replace(copies, target.stat(), lambda file: file.write(after))
+    return surprising

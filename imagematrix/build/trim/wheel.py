@@ -1,0 +1,197 @@
+"""Wheels: examining the libraries inside, and rewriting the wheel with trimmed libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+
+from imagematrix.audit.binaries import archives
+from imagematrix.build.trim import edits, records
+from imagematrix.build.trim.examine import FileResult, TrimStatus, interesting
+from imagematrix.errors import UsageError
+from imagematrix.images.oci import deflate
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import IO
+
+    from imagematrix.audit.binaries.window import Window
+
+    Look = Callable[[str, Window], FileResult | None]
+
+__all__ = ["SUFFIX", "Wheel", "opened"]
+
+SUFFIX = ".whl"
+LOCAL = struct.Struct("<26xHH")  # a local header: lengths of the name and the extra field after it
+GROWTH = 1.05  # upper bound for the growth of data by deflate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """The results for the files in a wheel; `changed` are the original bytes of files to trim, by name."""
+
+    window: Window
+    results: tuple[FileResult, ...]
+    changed: Mapping[str, tuple[Window, FileResult]]
+
+    def write(self, target: IO[bytes]) -> None:
+        """Write the wheel with the trimmed files; the compressed bytes of all others are copied.
+
+        With the same zlib, the same wheel gives the same bytes. RECORD comes last.
+        """
+        digests: dict[str, str] = {}
+        with (
+            archives.opened(self.window) as source,
+            zipfile.ZipFile(target, "w", compresslevel=deflate.LEVEL) as archive,
+        ):
+            record = _record(source)
+            for entry in source.infolist():
+                if entry.filename in self.changed:
+                    digests[entry.filename] = _deflate(*self.changed[entry.filename], entry, archive)
+                elif entry is not record:
+                    _copy(self.window, entry, archive)
+            updated = records.updated(source.read(record).decode(), digests.get)
+            archive.writestr(_like(record), updated)
+
+
+@contextlib.contextmanager
+def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
+    """Yield the results for a wheel; `look` examines each file. Raises UsageError if the wheel is signed.
+
+    A file in it is named by the wheel's path, "!/" and its own path.
+    """
+    results: list[FileResult] = []
+    changed: dict[str, tuple[Window, FileResult]] = {}
+    with contextlib.ExitStack() as stack:
+        try:
+            for name, size, reader in archives.zipped(window):
+                with contextlib.ExitStack() as opening:
+                    file = opening.enter_context(reader())
+                    head = file.read(archives.HEAD)
+                    if not interesting(head):
+                        continue
+                    part = opening.enter_context(archives.copied(file, size, head))
+                    result = look(f"{path}!/{name}", part)
+                    if result:
+                        results.append(result)
+                    if result and result.edits:
+                        # Rewriting reads it again; all other files are closed now.
+                        changed[name] = part, result
+                        stack.push(opening.pop_all())
+            if changed:
+                _require_writable(path, window, changed)
+        except archives.UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
+                raise
+            why = str(error) if isinstance(error, _RecordError) else None
+            results = [FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=why)]
+            changed = {}
+        yield Wheel(window=window, results=tuple(results), changed=changed)
+
+
+class _RecordError(ValueError):
+    """A wheel whose list of files does not fit its files."""
+
+
+def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
+    """Raise ValueError if a zip is not a wheel that can be rewritten, UsageError if it is signed."""
+    with archives.opened(window) as archive:
+        names = archive.namelist()
+        if any(map(records.SIGNATURE.fullmatch, names)):
+            remedy = "sign the trimmed wheel yourself, or install the wheel and trim the folder"
+            raise UsageError(f"{path}: the wheel is signed, and trimming breaks the signature", remedy=remedy)
+        listed: set[str] = set()
+        records.updated(archive.read(_record(archive)).decode(), listed.add)
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise _RecordError(f"it has {repeated[0]} twice")
+        missing = sorted(changed.keys() - listed)
+        if missing:
+            raise _RecordError(f"its RECORD does not list {missing[0]}")
+
+
+def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """Return the wheel's own RECORD; those of vendored packages are in deeper folders."""
+    (record,) = (
+        entry
+        for entry in archive.infolist()
+        if entry.filename.count("/") == 1 and records.NAME.fullmatch(entry.filename)
+    )
+    return record
+
+
+def _bytes(window: Window, result: FileResult) -> Iterator[bytes]:
+    for piece in edits.edited(window, result.edits):
+        yield from edits.zeros(piece) if isinstance(piece, int) else (piece,)
+
+
+def _like(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """Return a new zip entry with the name, time, mode and size of another one."""
+    new = zipfile.ZipInfo(entry.filename, entry.date_time)
+    new.compress_type = entry.compress_type
+    new.create_system = entry.create_system
+    new.external_attr = entry.external_attr
+    new.file_size = entry.file_size
+    return new
+
+
+def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> str:
+    """Write a trimmed file to a zip with several threads, and return its hash in the encoding of a RECORD.
+
+    zipfile would use a single thread.
+    """
+    new = _like(entry)
+    new.compress_type = zipfile.ZIP_DEFLATED  # even if the original was stored, to compress the zeros
+    new.CRC = 0
+    digest = hashlib.sha256()
+
+    def content() -> Iterator[bytes]:
+        for block in deflate.blocks(_bytes(window, result)):
+            new.CRC = zlib.crc32(block, new.CRC)
+            digest.update(block)
+            yield block
+
+    with _appended(archive, new) as file:
+        start = file.tell()
+        for piece in deflate.deflated(content(), deflate.threads()):
+            file.write(piece)
+        new.compress_size = file.tell() - start
+    return records.encoded(digest.digest())
+
+
+def _copy(window: Window, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
+    """Copy the compressed bytes of a file from one zip to another, which zipfile cannot do."""
+    lengths = LOCAL.unpack(window.at(entry.header_offset, LOCAL.size))
+    data = window.part(entry.header_offset + LOCAL.size + sum(lengths), entry.compress_size)
+    new = _like(entry)
+    new.CRC, new.compress_size = entry.CRC, entry.compress_size
+    with _appended(archive, new) as file:
+        shutil.copyfileobj(data, file)
+
+
+@contextlib.contextmanager
+def _appended(archive: zipfile.ZipFile, new: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+    """Yield a zip's file for writing the compressed content of `new`.
+
+    The caller has to set the checksum and the compressed size of `new` before the context ends.
+    """
+    file = archive.fp
+    assert file is not None  # noqa: S101 - it is open; this tells the type checker
+    file.seek(archive.start_dir)
+    new.header_offset = file.tell()
+    # The header is written before the compressed size is known, and needs room for it.
+    zip64 = new.file_size * GROWTH > zipfile.ZIP64_LIMIT
+    file.write(new.FileHeader(zip64))
+    yield file
+    archive.start_dir = file.tell()
+    file.seek(new.header_offset)
+    file.write(new.FileHeader(zip64))
+    archive.filelist.append(new)
+    archive.NameToInfo[new.filename] = new

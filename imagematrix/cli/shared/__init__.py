@@ -1,0 +1,1 @@
+"""What commands share: options, output, and the parts that more than one command has."""

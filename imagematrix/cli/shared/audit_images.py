@@ -1,0 +1,90 @@
+"""Shared by commands that audit images: options, and progress on terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.shared.output import console
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.audit.report import Audit
+
+__all__ = ["Platform", "References", "audited", "progress", "shared_layers"]
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+MIB = 1 << 20
+
+References = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="REF…",
+        help="Images of the engine or of a registry, OCI layouts, archives of `docker save`.",
+    ),
+]
+Platform = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        metavar="OS/ARCH",
+        help="The platform to take from a multi-platform image; default: this machine's.",
+    ),
+]
+
+
+def audited(
+    references: Sequence[str], system: str | None, optional: Sequence[str] = (), *, sboms: bool = False
+) -> list[Audit]:
+    """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
+    from imagematrix.audit.images.sources import read
+    from imagematrix.audit.report import audit
+
+    with shared_layers() as layers:
+        wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
+        images = (image for name in references for image in read(name, wanted, layers, sboms=sboms))
+        return [audit(image, optional) for image in images]
+
+
+@contextlib.contextmanager
+def shared_layers() -> Iterator[Layers]:
+    """Yield the layers that the images of a command share, with the user's cache and progress."""
+    from imagematrix.audit.binaries.cpu.scanners import Scanners
+    from imagematrix.audit.images.cache import Cache
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.common.files import cache_folder
+
+    with progress() as watch, Scanners() as scanners:
+        yield Layers(Cache(cache_folder("layers")), watch, scanners.start_scan)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[int], None]]:
+    """Yield a callback for the number of bytes read; a terminal shows the total."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    read = 0
+
+    def count(more: int) -> None:
+        nonlocal read
+        read += more
+
+    screen = console(sys.stderr)
+    with Live(
+        console=screen,
+        get_renderable=lambda: Text(f"read {read // MIB} MiB of layers", style="dim"),
+        refresh_per_second=4,
+        transient=True,
+    ):
+        yield count

@@ -1,0 +1,122 @@
+"""Output in the format of the CI system that runs the command: folded logs, errors, a summary.
+
+GitHub Actions: docs.github.com, "Workflow commands for GitHub Actions". GitLab: docs.gitlab.com, "CI/CD job
+logs", "Custom collapsible sections".
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+
+from imagematrix.build.executor.result import BuildStatus
+from imagematrix.build.executor.testing import ImageTestOutcome
+from imagematrix.build.reports.outcome import BUILT, DROPPED, MISSING
+from imagematrix.cli.shared.output import info
+from imagematrix.common.text import headline, line, plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.reports.outcome import Outcome
+
+__all__ = ["failed", "system", "table", "test_of", "write_summary"]
+
+SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
+ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.SKIPPED, BuildStatus.STOPPED, *BUILT)
+
+
+def system() -> str | None:
+    """Return "github" or "gitlab" if one of them runs this process."""
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        return "github"
+    return "gitlab" if os.environ.get("GITLAB_CI") == "true" else None
+
+
+def failed(where: str, name: str, title: str, text: str) -> str:
+    """Return the report of a failed cell for the system `where`: `text` folded, then a one-line error.
+
+    The only commands to the system in it are those made here.
+    """
+    name, text, title = line(name), plain(text), plain(title)
+    if where == "github":
+        return (
+            f"::group::{name}: failed\n{text}\n::endgroup::\n::error title={_property(name)}::{_data(title)}"
+        )
+    section = f"cell_{secrets.token_hex(8)}"
+    now = int(time.time())
+    return (
+        f"\x1b[0Ksection_start:{now}:{section}[collapsed=true]\r\x1b[0K{name}: failed\n{text}\n"
+        f"\x1b[0Ksection_end:{now}:{section}\r\x1b[0K\n{name}: {title}"
+    )
+
+
+def write_summary(outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
+    """Append the table of `outcomes` to the job's summary, if GitHub provides one.
+
+    `fatal` is the error that ended the build as a whole.
+    """
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path or system() != "github":
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8", errors="replace") as file:
+            file.write(table(outcomes, fatal))
+    except OSError as error:  # the images are built anyway
+        info(f"cannot write the summary for GitHub: {path}: {error.strerror}")
+
+
+def table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
+    """Return a markdown table with the outcome of each cell, failures first."""
+    shown = [outcome for outcome in outcomes if outcome.status in ORDER]
+    shown.sort(key=lambda outcome: ORDER.index(outcome.status))
+    counts = Counter(outcome.status for outcome in shown)
+    counts |= Counter(outcome.status for outcome in outcomes if outcome.status in DROPPED)
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
+    lines = [f"### imagematrix: {totals}"]
+    if fatal:
+        lines += ["", _cell(headline(fatal))]
+    tested = any(outcome.test for outcome in shown)
+    rows = [_row(outcome, tested=tested) for outcome in shown]
+    sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
+    kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
+    if kept:
+        head = ["| image | cell | | seconds |", "|---|---|---|--:|"]
+        if tested:
+            head = ["| image | cell | | test | seconds |", "|---|---|---|---|--:|"]
+        lines += ["", *head, *rows[:kept]]
+    if kept < len(rows):
+        lines += ["", f"and {len(rows) - kept} more"]
+    return "\n".join([*lines, "", ""])
+
+
+def _row(outcome: Outcome, *, tested: bool) -> str:
+    seconds = "" if outcome.seconds is None else f"{outcome.seconds:.1f}"
+    test = [test_of(outcome)] if tested else []
+    words = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, *test, seconds)
+    return f"| {' | '.join(map(_cell, words))} |"
+
+
+def test_of(outcome: Outcome) -> str:
+    """Return what came of an image's test, in words for a table."""
+    if outcome.test == ImageTestOutcome.NOT_TESTED:
+        return f"not tested here: {headline(outcome.test_why or '')}"
+    return outcome.test or ""
+
+
+def _cell(text: str) -> str:
+    """Return `text` escaped for a cell of a markdown table."""
+    return "".join(f"&#{ord(letter)};" if letter in "|`<>&*_[]\\~\n" else letter for letter in plain(text))
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

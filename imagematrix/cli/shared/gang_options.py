@@ -1,0 +1,70 @@
+"""`select --gang`: what several hosts run together."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from contextlib import contextmanager
+
+from imagematrix.cli.shared.inputs import catalog_of
+from imagematrix.cli.shared.output import print_json, print_text
+from imagematrix.images.catalog.sources import confirm
+from imagematrix.selection.fleet.hosts import load_hosts
+from imagematrix.selection.gang.gang import NothingFitsAll
+from imagematrix.selection.gang.select import select_gang
+from imagematrix.selection.question import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["gang_up"]
+
+
+def gang_up(
+    image: str,
+    catalog: str | None,
+    paths: Sequence[Path],
+    *,
+    alike: str | None,
+    gpus: str | None,
+    where: Sequence[str] | None,
+    allow_cpu: bool,
+    json: bool,
+    policy: Path | None,
+) -> None:
+    """Print the one reference for the hosts in files, or with `alike` a line for each host.
+
+    Raises NothingFitsAll; with `json`, the document with the reasons is printed before.
+    """
+    with _all_kept():
+        hosts = load_hosts(*paths, stream=sys.stdin.buffer)
+        known = catalog_of(image, catalog, policy)
+        try:
+            gang = select_gang(
+                hosts, known, gpus=gpus, allow_cpu=allow_cpu, where=parse(where or ()), alike=alike
+            )
+        except NothingFitsAll as error:
+            if json:
+                print_json(error.gang.to_json())
+            raise
+    confirm(image, catalog, [variant.reference for variant in gang.variants])
+    if json:
+        print_json(gang.to_json())
+    elif alike is None:
+        print_text(gang.variants[0].reference)
+    else:
+        print_text(*(f"{member.name} {member.pinned}" for member in gang.members))
+
+
+@contextmanager
+def _all_kept() -> Iterator[None]:
+    """Do not look for garbage: hosts are kept to the end, and looking takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

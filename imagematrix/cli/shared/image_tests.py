@@ -1,0 +1,239 @@
+"""Tests of images in containers of the engine, if the variant fits this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+from functools import cached_property
+
+from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
+from imagematrix.build.plan.backend import StoppedError
+from imagematrix.common import record
+from imagematrix.common.temp_folder import scratch
+from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UnknownImageError, UsageError
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.engine import system, transport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, TextIO
+
+    import docker
+    from docker.models.containers import Container
+
+    from imagematrix.build.executor.earlier import Notes
+    from imagematrix.build.matrix.image_test import ImageTest
+    from imagematrix.build.plan.backend import Made, Order
+    from imagematrix.build.plan.given import Given
+    from imagematrix.build.plan.plan import Planned
+    from imagematrix.build.stores.engine import EngineStore
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["ContainerTester"]
+
+# The note about an image that is stored: the digest of the test that was its last here, and what came of it.
+NOTE: type[tuple[str, str]] = tuple[str, str]
+UNTESTED = "it was up to date; `imagematrix build --retest` tests it"
+SECRETS = "/run/secrets"
+SHOWN = 2000  # characters of the end of the output in the error
+
+
+class ContainerTester:
+    """Runs the tests of images in containers of `engine`, with the secrets in `given`; thread-safe.
+
+    `notes` say which images were tested here. If images are `pushed`, those that are stored are pulled. With
+    `again`, images that are up to date are tested in any case.
+    """
+
+    def __init__(self, engine: EngineStore, notes: Notes, given: Given, *, pushed: bool, again: bool) -> None:
+        self._engine = engine
+        self._notes = notes
+        self._given = given
+        self._pushed = pushed
+        self._again = again
+        self._lock = threading.Lock()
+        self._probing = threading.Lock()
+        self._running: set[Container] = set()
+        self._stopped = False
+
+    def due(self, item: Planned) -> bool:
+        """Whether an image that is up to date is to be tested again; see ImageTester.
+
+        It is if it was last stored or tested here with another test, or with none.
+        """
+        test = item.cell.image.test
+        if test is None or self._again:
+            return test is not None
+        noted = self._notes.note(NOTE, _note(item))
+        return noted is not None and noted[0] != test.digest
+
+    def known(self, item: Planned) -> ImageTestResult | None:
+        """Return what is known of the test of an image that is not tested again; see ImageTester."""
+        test = item.cell.image.test
+        if test is None:
+            return None
+        noted = self._notes.note(NOTE, _note(item))
+        if noted == (test.digest, ImageTestOutcome.PASSED):
+            return ImageTestResult(outcome=ImageTestOutcome.PASSED)
+        return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=UNTESTED)
+
+    def note(self, item: Planned, result: ImageTestResult | None) -> None:
+        """Note that an image is stored, with what came of its test; see ImageTester."""
+        test = item.cell.image.test
+        self._notes.put_note(
+            _note(item), (test.digest if test else "", str(result.outcome) if result else "")
+        )
+
+    def made(
+        self, item: Planned, variant: Variant, order: Order, made: Made, log: TextIO
+    ) -> ImageTestResult | None:
+        """Test an image that is not stored yet; see ImageTester."""
+        test = item.cell.image.test
+        if test is None:
+            return None
+        misfit = self._selected(item, variant)
+        if isinstance(misfit, str):  # before anything is loaded
+            return _not_tested(misfit)
+        with transport.errors(), self._engine.loaded(order, made) as image:
+            own = record.replace(variant, reference=image, digest=None)
+            return self._run(item, test, own, log, "nothing is tagged: mend the image or its test")
+
+    def stored(self, item: Planned, variant: Variant, log: TextIO) -> ImageTestResult | None:
+        """Test an image that its store has; see ImageTester."""
+        test = item.cell.image.test
+        own = variant if self._pushed else record.replace(variant, digest=None)
+        kept = "the image stays: mend its test, or raise the version with `imagematrix bump`"
+        return self._run(item, test, own, log, kept) if test else None
+
+    def stop(self) -> None:
+        """Stop the tests that are running, and run no others; see ImageTester."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for container in running:
+            self._kill(container)
+
+    @cached_property
+    def _client(self) -> docker.DockerClient:
+        return transport.client()
+
+    @cached_property
+    def _host(self) -> Host | str:
+        """This machine, or why its engine cannot test what fits it."""
+        from imagematrix.cli.shared.inputs import node_of
+
+        try:
+            machine = system.remote()
+            return (
+                f"the engine runs on {machine}, not here" if machine else node_of(None, None, None, None)[0]
+            )
+        except (ProbeError, UsageError) as error:
+            return str(error)
+
+    def _selected(self, item: Planned, variant: Variant) -> Selection | str:
+        """Return the selection of a variant for this machine, with a GPU if it is for some; or why not."""
+        from imagematrix.hardware.gpu_request.spec import candidates
+        from imagematrix.selection.select import explain, serving
+
+        image = item.cell.image
+        catalog = Catalog(image=image.name, version=image.version, variants=(variant,))
+        with self._probing:
+            host = self._host
+        if isinstance(host, str):
+            return host
+        if variant.cuda is None:
+            found = explain(host, catalog, gpus="none")
+        elif not host.gpus:
+            found = explain(host, catalog)
+        else:
+            try:
+                first, *_ = serving(host, catalog, candidates(host.gpus, 1))
+            except UsageError as error:
+                return str(error)
+            found = explain(host, catalog, gpus=first.gpus)
+        return found.miss.why if found.miss else found
+
+    def _run(
+        self, item: Planned, test: ImageTest, variant: Variant, log: TextIO, remedy: str
+    ) -> ImageTestResult:
+        """Run a test; raise ImageTestError with this `remedy` if it fails."""
+        selection = self._selected(item, variant)
+        if isinstance(selection, str):
+            return _not_tested(selection)
+        end = ""  # of the output
+        log.write(f"testing: {shlex.join(test.command)}\n")
+        with scratch() as folder:
+            try:
+                container = self._started(selection, test, folder)
+            except (GpusBusyError, ProbeError) as error:
+                return _not_tested(str(error))
+            except (EngineError, UnknownImageError) as error:
+                self._engine.require()
+                raise ImageTestError(f"its test cannot be started: {error}", remedy=remedy) from error
+            try:
+                with transport.errors():
+                    code = int(container.wait(timeout=None)["StatusCode"])
+                    for piece in container.logs(stream=True):
+                        text = piece.decode(errors="replace")
+                        log.write(text)
+                        end = f"{end}{text}"[-SHOWN:]
+            finally:
+                with self._lock:
+                    self._running.discard(container)
+                with contextlib.suppress(EngineError), transport.errors():
+                    container.remove(force=True, v=True)
+        if self._stopped:
+            raise StoppedError("stopped")
+        if code:
+            message = f"its test failed with exit code {code}: {shlex.join(test.command)}"
+            log.write(f"{message}\n")
+            raise ImageTestError(*end.splitlines(), message, remedy=remedy)
+        return ImageTestResult(outcome=ImageTestOutcome.PASSED)
+
+    def _started(self, selection: Selection, test: ImageTest, folder: Path) -> Container:
+        """Start the container of a test, with the files of its secrets in `folder`."""
+        from docker.types import Mount
+
+        from imagematrix.launcher.docker.launch import start
+
+        mounts = [(target, source) for target, source in test.mounts]
+        for name in test.secrets:
+            file = folder / name
+            file.write_bytes(self._given.secret(name))
+            file.chmod(0o444)  # whoever the user in the container is; nobody else gets into the folder
+            mounts.append((f"{SECRETS}/{name}", file))
+        options: dict[str, Any] = {} if test.network else {"network_mode": "none"}
+        with self._lock:
+            if self._stopped:
+                raise StoppedError("stopped")
+        container = start(
+            selection,
+            gpus=1 if selection.chosen_gpus else "none",
+            client=self._client,
+            entrypoint=list(test.command),
+            mounts=[Mount(target, str(path), type="bind", read_only=True) for target, path in mounts],
+            **options,
+        )
+        with self._lock:
+            self._running.add(container)
+            stopped = self._stopped
+        if stopped:
+            self._kill(container)
+        return container
+
+    @staticmethod
+    def _kill(container: Container) -> None:
+        with contextlib.suppress(EngineError), transport.errors():  # it may have ended
+            container.kill()
+
+
+def _not_tested(why: str) -> ImageTestResult:
+    return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=why)
+
+
+def _note(item: Planned) -> str:
+    return f"test {item.reference}"

@@ -1,0 +1,127 @@
+"""`imagematrix init --from Dockerfile`: a matrix and a template from a Dockerfile."""
+
+from __future__ import annotations
+
+import contextlib
+import os.path
+import shlex
+import shutil
+from pathlib import Path
+
+from imagematrix.cli.shared.output import info, warn, writing
+from imagematrix.common.text import REPLACED, word
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["dockerfile_among", "require_absent", "take_over", "tell_next", "writing_all"]
+
+LARGEST = 1 << 20  # bytes of a Dockerfile
+
+
+def dockerfile_among(paths: Sequence[Path]) -> str | None:
+    """Return the text of the one Dockerfile among `paths`; None if all are hosts.
+
+    Raises UsageError if there are other files beside it.
+    """
+    from imagematrix.build.proposal.dockerfile import is_dockerfile
+
+    for path in paths:
+        if not path.is_file():
+            continue
+        with writing(path), path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        text = raw.decode("utf-8-sig", "replace")
+        if not is_dockerfile(path.name, text):
+            continue
+        if len(paths) > 1:
+            raise UsageError(
+                f"{path} is a Dockerfile, which is taken over alone", remedy="leave out the others"
+            )
+        if len(raw) > LARGEST or REPLACED in text:
+            raise UsageError(f"{path} is not UTF-8 text, or exceeds {LARGEST // 2**10} KiB")
+        return text.replace("\r\n", "\n")
+    return None
+
+
+def take_over(path: Path, text: str, folder: Path) -> None:
+    """Write the template that a Dockerfile becomes, and its matrix, and say what they do not have of it."""
+    from imagematrix.build.plan.sources import ContextFiles
+    from imagematrix.build.proposal.dockerfile import taken_over
+    from imagematrix.build.proposal.dockerfile_matrix import matrix_of
+    from imagematrix.build.proposal.text import TEMPLATE
+    from imagematrix.common import files
+
+    context = path.parent
+    try:
+        taken = taken_over(text, ContextFiles(context).complaint)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
+    place = os.path.relpath(context.resolve(), folder.resolve())
+    target = folder / "templates" / TEMPLATE
+    with writing_all():
+        for name in (folder / "matrix.yaml", target):
+            require_absent(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.write(target, taken.template.encode())
+        files.write(folder / "matrix.yaml", matrix_of(taken, place if taken.copies else None).encode())
+    info(f"wrote {folder / 'matrix.yaml'} and {target}")
+    for remark in taken.remarks:
+        warn(f"{path}:{remark.line}: {remark.message}", remark.remedy)
+    if taken.copies:
+        _keep_out(path, folder)
+    tell_next(folder, place if taken.copies and place.startswith("..") else None)
+
+
+def _keep_out(path: Path, folder: Path) -> None:
+    """Keep a matrix out of the context of its images."""
+    context = path.parent
+    own = path.with_name(f"{path.name}.dockerignore")
+    if own.exists():
+        warn(f"{own} has no effect: builds read {context / '.dockerignore'}", "rename it to .dockerignore")
+    if folder.resolve().is_relative_to(context.resolve()):
+        below = folder.resolve().relative_to(context.resolve())
+        lines = [str(below / name) for name in ("matrix.yaml", "templates")]
+        ignore = context / ".dockerignore"
+        if ignore.exists():
+            present = ignore.read_text(encoding="utf-8", errors="replace").splitlines()
+            missing = [line for line in lines if line not in present]
+            if missing:
+                warn(
+                    f"{ignore} does not exclude the matrix: each change of it would change the images",
+                    f"run `printf '\\n%s' {shlex.join(missing)} >> {word(ignore)}`",
+                )
+        else:
+            with writing_all():
+                ignore.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            info(f"wrote {ignore}, because a change of the matrix is no change of the images")
+
+
+def tell_next(folder: Path, outside: str | None = None) -> None:
+    """Tell the commands that come after `init`; `outside` is a context that is not in the folder."""
+    enter = "" if folder.resolve() == Path.cwd() else f"`cd {word(folder)}`, "
+    if outside is None:
+        info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")
+    else:
+        plan = f"`imagematrix plan --allow-context {word(outside)}`"
+        info(f"next: {enter}{plan}, then `imagematrix build --allow-context {word(outside)}`")
+
+
+def require_absent(path: Path) -> None:
+    """Raise UsageError for a file or folder that would be overwritten."""
+    if path.exists():
+        raise UsageError(f"{path} already exists", remedy="choose an empty folder")
+
+
+@contextlib.contextmanager
+def writing_all() -> Iterator[None]:
+    """Raise UsageError for a file that cannot be written."""
+    try:
+        yield
+    except shutil.Error as error:  # a list with source, target and reason of each file
+        (_, target, reason), *_ = error.args[0]
+        raise UsageError(f"{target}: {reason}") from error
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error

@@ -1,0 +1,141 @@
+"""The host and the catalog that the options of `select`, `explain`, `pull` and `run` name, and the choice."""
+
+from __future__ import annotations
+
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog.sources import open_catalog, stored_catalog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.selection.selection import Selection
+
+__all__ = [
+    "catalog_of",
+    "choose",
+    "host_of",
+    "node_of",
+    "path_of",
+    "remark",
+    "require_image",
+    "require_one_host",
+]
+
+
+def node_of(
+    file: Path | None, root: Path | None, nvidia_smi: Path | None, gpus: str | None
+) -> tuple[Host, str | None]:
+    """Return the host and the requested GPUs: `gpus`, or else those that the environment names.
+
+    The host is the one saved in `file`, or this one (or the captured tree `root`) as probed now. The
+    environment applies to this machine only: if it names GPUs, the host has no others.
+    """
+    host = host_of(file, root, nvidia_smi)
+    if any(option is not None for option in (file, root, nvidia_smi)):
+        return host, gpus
+    from imagematrix.hardware.gpu_request.visible import within
+
+    return within(host, gpus)
+
+
+def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | None = None) -> None:
+    """Raise UsageError if a saved host is given, and a captured tree or dump besides."""
+    for option, value in (("--root", root), ("--nvidia-smi", nvidia_smi)):
+        if file is not None and value is not None:
+            raise UsageError(
+                f"--host and {option} are mutually exclusive: a saved host has all facts of its node",
+                remedy=f"leave out --host, or {option}",
+            )
+
+
+def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
+    """Return the host saved in `file`, or this one (or the captured tree `root`) as probed now."""
+    require_one_host(file, root, nvidia_smi)
+    if file is not None:
+        from imagematrix.hardware.host.host import Host
+
+        return Host.load(file)
+    from imagematrix.hardware.host.probe import probe
+
+    return probe(root or "/", smi=nvidia_smi)
+
+
+def choose(
+    image: str,
+    catalog: str | None,
+    host: tuple[Host, str | None],
+    *,
+    where: Sequence[str] | None,
+    allow_cpu: bool,
+    json: bool,
+    policy: Path | None = None,
+) -> Selection:
+    """Return the selection from a catalog, as `catalog_of` finds it, for a `host` of `node_of`.
+
+    Raises NothingFits; with `json`, the document with the reasons is printed before.
+    """
+    from imagematrix.cli.shared.output import print_json
+    from imagematrix.selection.question import parse
+    from imagematrix.selection.select import select
+    from imagematrix.selection.selection import NothingFits
+
+    node, wanted = host
+    known = catalog_of(image, catalog, policy)
+    try:
+        return select(node, known, gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ()))
+    except NothingFits as error:
+        if json:
+            print_json(error.selection.to_json())
+        raise
+
+
+def remark(selection: Selection, wanted: str | None) -> None:
+    """Say which GPUs the answer is for, if it would be another for others that could serve the request.
+
+    `wanted` are the requested GPUs. What was assumed about the host is said, too.
+    """
+    from imagematrix.cli.shared.output import info
+    from imagematrix.hardware.gpu_request.choice import label
+    from imagematrix.hardware.gpu_request.spec import candidates
+    from imagematrix.selection.hardware import kind
+
+    choice = candidates(selection.host.gpus, wanted)
+    if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
+        info(f"imagematrix: for {', '.join(map(label, selection.chosen_gpus))}")
+    for warning in selection.warnings:
+        info(f"imagematrix: {warning.text}")
+
+
+def catalog_of(image: str | None, name: str | None, policy: Path | None = None) -> Catalog:
+    """Return the catalog `name`, or that of `image` where it is stored; print a note if it is elsewhere.
+
+    `policy` is the user's own policy of signatures, None for that of the environment.
+    """
+    if name is None:
+        return stored_catalog(image or "", _note, policy)
+    return open_catalog(name, image=image, policy=policy)
+
+
+def require_image(image: str | None, catalog: str | None) -> None:
+    """Raise UsageError if the options --image and --catalog name neither."""
+    if image is None and catalog is None:
+        raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
+
+
+def _note(text: str) -> None:
+    from imagematrix.cli.shared.output import info
+
+    info(f"imagematrix: {text}")
+
+
+def path_of(text: str | None) -> Path | None:
+    """Return the path in an option that typer did not parse; pathlib is loaded only if it is given."""
+    if text is None:
+        return None
+    from pathlib import Path
+
+    return Path(text)

@@ -1,0 +1,66 @@
+"""Commands in messages, with the options of the running command that say what they are about.
+
+A message such as "run `imagematrix lock`" is written where nobody knows that the matrix is another file. The
+command line does, and there is one for each process, so it is kept here, and messages are completed when they
+are printed.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OPTIONS", "remember", "repeated"]
+
+# The parameters of commands that say which matrix, catalog or host a command is about, with their options.
+OPTIONS = {
+    "file": "-f",
+    "catalog": "--catalog",
+    "policy": "--policy",
+    "host": "--host",
+    "root": "--root",
+    "nvidia_smi": "--nvidia-smi",
+}
+_given: dict[str, object] = {}
+
+
+def remember(parameters: Mapping[str, object]) -> None:
+    """Keep the parameters that the running command was given, in place of all others."""
+    _given.clear()
+    _given.update((name, parameters[name]) for name in OPTIONS if parameters.get(name) is not None)
+
+
+def repeated(text: str) -> str:
+    """Return a message whose commands in backquotes have the options of this command that they take."""
+    if not _given or "`" not in text:
+        return text
+    parts = text.split("`")
+    parts[1::2] = map(_completed, parts[1::2])
+    return "`".join(parts)
+
+
+def _completed(command: str) -> str:
+    """Return a command of imagematrix with further options; what is no such command as it is."""
+    from imagematrix.common.text import line, word
+
+    program, name, *rest = *command.split(" "), ""
+    accepted = _parameters(name) if program == "imagematrix" else ()
+    options = [
+        f"{option} {line(word(_given[parameter]))}"
+        for parameter, option in OPTIONS.items()
+        if parameter in _given and parameter in accepted and option not in rest
+    ]
+    return " ".join((command, *options))
+
+
+def _parameters(name: str) -> tuple[str, ...]:
+    """Return the parameters of a command, none if there is no such command."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    module = name.replace("-", "_")
+    if not module.isidentifier() or find_spec(f"imagematrix.cli.{module}") is None:
+        return ()
+    command = getattr(import_module(f"imagematrix.cli.{module}"), "command", None)
+    return command.__code__.co_varnames[: command.__code__.co_argcount] if command else ()

@@ -1,0 +1,112 @@
+"""`imagematrix ls --package`: which variants contain a package, and which hosts get them."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+
+from imagematrix.audit.sbom.components import SBOM, components, unread
+from imagematrix.audit.sbom.containing import Containing, VariantPackages, matching
+from imagematrix.cli.shared.audit_images import shared_layers
+from imagematrix.cli.shared.output import escaped, info, print_json, table, warn
+from imagematrix.common.text import counted, shortened
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.selection.question import Where
+
+__all__ = ["show"]
+
+SHOWN = 3  # hosts in a row of the table
+
+
+def show(catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *, json: bool) -> None:
+    """Print the variants that contain a package whose name matches the glob `pattern`."""
+    from imagematrix.audit.images.sources import variants
+    from imagematrix.audit.report import audit
+    from imagematrix.selection.question import narrowed
+
+    if not pattern:
+        raise UsageError("--package: no name given", remedy="give a name, or a glob such as 'libssl*'")
+    served, unserved = _hosts(hosts, catalog, where)
+    found: list[VariantPackages] = []
+    with shared_layers() as layers:
+        for variant, image in variants(narrowed(catalog, where), layers, sboms=True):
+            read = audit(image)
+            listed, problems = components(read)
+            found.append(
+                VariantPackages(
+                    reference=variant.reference,
+                    digest=variant.digest,
+                    packages=tuple(matching(pattern, listed)),
+                    warnings=(*unread(read.contents), *problems),
+                    hosts=tuple(sorted(served[variant.reference])) if hosts else None,
+                )
+            )
+    for holder in found:
+        for warning in holder.warnings:
+            warn(f"{holder.reference}: {warning}")
+    answer = Containing(catalog=catalog, pattern=pattern, variants=tuple(found), unserved=unserved)
+    if json:
+        print_json(answer.to_json())
+    else:
+        _print(answer)
+    having = sum(1 for holder in found if holder.packages)
+    name = f"{catalog.image}:{catalog.version}"
+    if not having:
+        info(f"no variant of {name} contains a package {pattern}")
+    else:
+        info(f"{having} of {counted(len(found), 'variant')} of {name} have a package {pattern}")
+    if unserved:
+        hosts_get = counted(len(unserved), "host gets", "hosts get")
+        info(f"{hosts_get} no variant: {shortened(unserved, SHOWN)}")
+
+
+def _hosts(
+    paths: Sequence[Path], catalog: Catalog, where: Where
+) -> tuple[Mapping[str, list[str]], tuple[str, ...] | None]:
+    """Return the names of the hosts that get each variant, and of those that get none; None without hosts.
+
+    A host that has to choose between variants which differ in the image's own axes may get any of them.
+    """
+    served: defaultdict[str, list[str]] = defaultdict(list)
+    if not paths:
+        return served, None
+    from imagematrix.selection.fleet.hosts import load_hosts
+    from imagematrix.selection.select import explain
+
+    unserved = []
+    for name, host in load_hosts(*paths, stream=sys.stdin.buffer).items():
+        answer = explain(host, catalog, where=where)
+        chosen = [answer.selected] if answer.selected else [*answer.fits]
+        for reference in chosen:
+            served[reference].append(name)
+        if not chosen:
+            unserved.append(name)
+    return served, tuple(sorted(unserved))
+
+
+def _print(answer: Containing) -> None:
+    rows = [row for holder in answer.variants for row in _rows(holder)]
+    if rows:
+        columns = ("reference", "package", "version", "type", "found in")
+        table((*columns, "hosts") if answer.unserved is not None else columns, rows)
+
+
+def _rows(holder: VariantPackages) -> Iterator[tuple[str, ...]]:
+    hosts = [] if holder.hosts is None else [escaped(shortened(holder.hosts, SHOWN)) or "-"]
+    for component in holder.packages:
+        package = component.package
+        yield (
+            escaped(holder.reference),
+            escaped(f"{package.name} ({package.source})" if package.source else package.name),
+            escaped(package.version or "?"),
+            escaped(package.kind),
+            "its own SBOM" if component.source == SBOM else escaped(package.path or ""),
+            *hosts,
+        )

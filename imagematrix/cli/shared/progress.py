@@ -1,0 +1,188 @@
+"""Progress of a build: a live board on a terminal, a line for each event elsewhere.
+
+On request, the lines are whole logs, or JSON for other programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+
+from imagematrix.build.executor.result import BuildStatus
+from imagematrix.build.plan.plan import PlanStatus, naming
+from imagematrix.cli.shared.output import console, escaped, info, info_raw
+from imagematrix.common.text import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from imagematrix.build.executor.result import Result
+    from imagematrix.build.plan.plan import Planned
+
+__all__ = ["KINDS", "Progress", "progress"]
+
+SCHEMA = "imagematrix.progress/v1"
+AUTO, PLAIN, JSON = "auto", "plain", "json"
+KINDS = (AUTO, PLAIN, JSON)
+
+COLOURS: dict[str, str] = {
+    BuildStatus.BUILT: "green",
+    BuildStatus.ADOPTED: "green",
+    BuildStatus.VERIFIED: "green",
+    BuildStatus.TESTED: "green",
+    BuildStatus.FAILED: "red",
+    BuildStatus.SKIPPED: "yellow",
+    BuildStatus.STOPPED: "yellow",
+}
+
+
+@contextlib.contextmanager
+def progress(items: Sequence[Planned], kind: str = AUTO) -> Iterator[Progress]:
+    """Yield a Reporter for a build of `items`, of one of the KINDS.
+
+    By itself it is a live board on a terminal, else a line when a build starts and one when it ends.
+    """
+    name = naming(items)
+    if kind != AUTO:
+        yield _EventLines(len(items), name) if kind == JSON else _LoggedLines(len(items), name)
+        return
+    if not (sys.stderr and sys.stderr.isatty() and items):
+        yield _Lines(len(items), name)
+        return
+    from rich.live import Live
+
+    screen = console(sys.stderr)
+    board = _Board(len(items), name, screen)
+    with Live(console=screen, get_renderable=board.render, refresh_per_second=4, transient=True):
+        yield board
+
+
+class Progress:
+    """A Reporter that keeps the `results` so far, also if the build is interrupted."""
+
+    def __init__(self, total: int, name: Callable[[Planned], str]) -> None:
+        self.results: list[Result] = []
+        self._total = total
+        self._name = name
+        self._lock = threading.Lock()
+
+    def started(self, item: Planned) -> None:
+        """Record that the build of `item` has started."""
+
+    def step(self, item: Planned, text: str) -> None:
+        """Record the current instruction of `item`."""
+
+    def output(self, item: Planned, text: str) -> None:
+        """Record lines of the log of `item`."""
+
+    def finished(self, result: Result) -> None:
+        """Record a result."""
+        with self._lock:
+            self.results.append(result)
+            count = f"[{len(self.results)}/{self._total}]"
+            self._finished(result, count, f"{self._name(result.item)} {result.seconds:.1f} s")
+
+    def _finished(self, result: Result, count: str, text: str) -> None:
+        raise NotImplementedError
+
+
+class _Lines(Progress):
+    """Prints a line when a build starts and one when it ends; the steps are in the log."""
+
+    def started(self, item: Planned) -> None:
+        info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
+
+    def _finished(self, result: Result, count: str, text: str) -> None:
+        info(f"{count} {result.status} {text}")
+
+
+class _LoggedLines(_Lines):
+    """Prints the logs as well, each line with its cell."""
+
+    def output(self, item: Planned, text: str) -> None:
+        name = self._name(item)
+        for one in plain(text).splitlines():
+            info(f"{name}: {one}")
+
+
+class _EventLines(Progress):
+    """Prints a JSON document for each event, in one line."""
+
+    def started(self, item: Planned) -> None:
+        self._print("started", item)
+
+    def step(self, item: Planned, text: str) -> None:
+        self._print("step", item, text=plain(text))
+
+    def output(self, item: Planned, text: str) -> None:
+        for one in plain(text).splitlines():
+            self._print("output", item, text=one)
+
+    def _finished(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
+        error = plain(str(result.error)) if result.error else None
+        seconds = round(result.seconds, 3)
+        self._print("finished", result.item, status=result.status, seconds=seconds, error=error)
+
+    @staticmethod
+    def _print(event: str, item: Planned, **more: object) -> None:
+        image, cell = item.cell.image, item.cell.id
+        named = {"image": image.name, "version": image.version, "cell": cell}
+        info_raw(json.dumps({"schema": SCHEMA, "event": event, **named, **more}))
+
+
+class _Board(Progress):
+    """Shows running builds with their current step, and above them the finished ones."""
+
+    def __init__(self, total: int, name: Callable[[Planned], str], screen: Console) -> None:
+        super().__init__(total, name)
+        self._screen = screen
+        self._running: dict[str, str] = {}
+        self._begin = time.monotonic()
+
+    def started(self, item: Planned) -> None:
+        with self._lock:
+            self._running[self._name(item)] = "starting"
+
+    def step(self, item: Planned, text: str) -> None:
+        with self._lock:
+            if self._name(item) in self._running:
+                self._running[self._name(item)] = plain(text)
+
+    def _finished(self, result: Result, count: str, text: str) -> None:
+        self._running.pop(self._name(result.item), None)
+        status = f"[{COLOURS[result.status]}]{result.status}[/]"
+        self._screen.print(f"{escaped(count)} {status} {escaped(text)}")
+
+    def render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        with self._lock:
+            longest = max(map(len, self._running), default=0)
+            rows = [self._row(name, text, longest) for name, text in self._running.items()]
+            return Group(*rows, Text(f"{len(self.results)} of {self._total} done{self._left()}"))
+
+    def _row(self, name: str, text: str, longest: int) -> Text:
+        """Return a row with the full name, which identifies it; the step is truncated to fit."""
+        from rich.text import Text
+
+        # A line up to the edge would wrap as soon as the terminal echoes Ctrl-C after it.
+        width = self._screen.width - 3
+        row = Text(f"{name:<{longest}}  {text}" if longest < width else name, style="dim")
+        if longest < width:
+            row.truncate(width, overflow="ellipsis")
+        return row
+
+    def _left(self) -> str:
+        done = len(self.results)
+        if not done:
+            return ""
+        seconds = (time.monotonic() - self._begin) / done * (self._total - done)
+        return f", about {seconds:.0f} s left"

@@ -1,0 +1,94 @@
+"""The progress of a pull on stderr: on a terminal a line that changes, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from imagematrix.cli.shared.output import info, info_raw
+from imagematrix.common.text import counted, line
+from imagematrix.common.units import megabytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from imagematrix.images.engine.pull import PullProgress
+
+__all__ = ["PullDisplay"]
+
+LIVE_S, LINE_S = 0.2, 30.0  # between two updates
+COLUMNS = 80  # if the terminal does not tell
+
+
+class PullDisplay:
+    """Call it with each PullProgress of the image `name`; it prints nothing if it is never called.
+
+    It prints nothing either if it is `quiet`. It is a context manager, because the line on a terminal has to
+    be removed at the end. `now` is the clock.
+    """
+
+    def __init__(self, name: str, *, quiet: bool = False, now: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._quiet = quiet
+        self._now = now
+        self._live = bool(sys.stderr and sys.stderr.isatty())
+        self._last: PullProgress | None = None
+        self._began = self._shown = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._last is None:
+            return
+        self._clear()
+        if kind is None:
+            size, seconds = megabytes(self._last.received), self._now() - self._began
+            info(f"pulled {self._name}: {size} in {seconds:.1f} s")
+
+    def __call__(self, progress: PullProgress) -> None:
+        """Show the progress, unless the last was shown just before."""
+        if self._quiet:
+            return
+        now = self._now()
+        if self._last is None:
+            self._began = self._shown = now
+            if not self._live:
+                info(f"pulling {self._name}")
+        self._last = progress
+        if now - self._shown < (LIVE_S if self._live else LINE_S):
+            return
+        self._shown = now
+        if self._live:
+            # A line up to the edge would wrap.
+            text = f"{_state(progress)}: {self._name}"[: _columns() - 1]
+            _write(f"\r\x1b[K{line(text)}")
+        else:
+            info(f"{_state(progress)}: {self._name}")
+
+    def _clear(self) -> None:
+        if self._live:
+            _write("\r\x1b[K")
+
+
+def _state(progress: PullProgress) -> str:
+    if not progress.layers:
+        return "asking the registry"
+    layers = counted(progress.layers, "layer")
+    if progress.downloaded == progress.layers:
+        return f"unpacking {layers}"
+    return f"pulled {progress.downloaded} of {layers}, {megabytes(progress.received, 0)}"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+    except (OSError, ValueError):
+        return COLUMNS
+
+
+def _write(text: str) -> None:
+    info_raw(text, end="")

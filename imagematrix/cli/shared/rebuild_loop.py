@@ -1,0 +1,97 @@
+"""The builds of one command: first those of its plan, then those that hosts turn out to need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from imagematrix.build.executor.result import complete, failure
+from imagematrix.build.plan.plan import PlanStatus
+from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.planning import warn_of_lost
+from imagematrix.cli.shared.progress import progress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from imagematrix.build.executor.result import Result
+    from imagematrix.build.plan.plan import Plan, Planned
+    from imagematrix.cli.shared.host_filter import HostNeeds
+    from imagematrix.cli.shared.progress import Progress
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """The plan of a build, and the results so far, also if the build is interrupted.
+
+    With `needs`, the images decide again which cells the hosts need, once they are built: `adds` says whether
+    those that are then missing are built, too. `shown` is the kind of progress.
+    """
+
+    def __init__(self, plan: Plan, needs: HostNeeds | None, *, adds: bool, shown: str) -> None:
+        self.plan = plan
+        self._needs = needs
+        self._adds = adds
+        self._shown = shown
+        self._todo: list[Planned] = []
+        self._done: list[Result] = []
+        self._reporter: Progress | None = None
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of all cells that were to be built."""
+        return complete(self._todo, [*self._done, *(self._reporter.results if self._reporter else ())])
+
+    def run(
+        self,
+        planned: Callable[[], Plan],
+        build: Callable[[Plan, Progress], object],
+        *,
+        verify: bool,
+        due: Callable[[Planned], bool],
+    ) -> None:
+        """Plan and build until hosts need nothing more, or something failed.
+
+        An image that is up to date is built again to `verify` it, and tested again if it is `due`.
+        """
+        verified = [PlanStatus.UP_TO_DATE] if verify else []
+        while True:
+            self.plan, rest = _continued(planned(), self._done)
+            warn_of_lost(self.plan)
+            todo = rest.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
+            if not verify:
+                todo += tuple(filter(due, rest.with_status(PlanStatus.UP_TO_DATE)))
+            self._todo += todo
+            with progress(todo, self._shown) as self._reporter:
+                # Builders are looked up only if there is something to build.
+                if todo or rest.with_status(PlanStatus.REFUSED):
+                    build(rest, self._reporter)
+            self._done += self._reporter.results
+            self._reporter = None
+            if not self._needs:
+                return
+            for item, labels in _labels(self.plan, self._done):
+                self._needs.learn(item.cell.image.name, item.cell.image.version, item.cell.id, labels)
+            more = self._adds and self._needs.decide()
+            self.plan = replace(self.plan, hosts=self._needs.to_json())
+            if not more or failure(self._done):
+                return
+            info("by what the images contain, hosts need more cells")
+
+
+def _continued(plan: Plan, done: Sequence[Result]) -> tuple[Plan, Plan]:
+    """Return a plan with the items of the results so far in place of its own, and one without these items."""
+    items = {(result.item.cell.image.name, result.item.cell.id): result.item for result in done}
+    whole = [items.get((item.cell.image.name, item.cell.id), item) for item in plan.items]
+    rest = [item for item in plan.items if (item.cell.image.name, item.cell.id) not in items]
+    return replace(plan, items=tuple(whole)), replace(plan, items=tuple(rest))
+
+
+def _labels(plan: Plan, done: Sequence[Result]) -> Iterator[tuple[Planned, Mapping[str, str]]]:
+    """Yield the cells whose images exist, with the images' labels."""
+    for item in plan.with_status(PlanStatus.UP_TO_DATE):
+        yield item, item.labels
+    for result in done:
+        if result.stored:
+            yield result.item, result.labels or result.item.labels

@@ -1,0 +1,195 @@
+"""Execution of `imagematrix run`: print the launch, or start it. Without typer, because jobs wait for it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from contextlib import ExitStack
+
+from imagematrix.cli.shared.inputs import catalog_of, node_of, path_of
+from imagematrix.cli.shared.output import info, print_document, print_json, warn
+from imagematrix.cli.shared.pull_image import PullDisplay
+from imagematrix.cli.shared.wait_for_gpus import Wait
+from imagematrix.common.record import replace
+from imagematrix.common.settings import DOCKER, read_site
+from imagematrix.errors import EngineUnreachableError, UsageError
+from imagematrix.images.catalog.sources import require_signed
+from imagematrix.images.engine import system
+from imagematrix.launcher.docker.options import JSON
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.launcher.docker.plan import Launch
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["start"]
+
+
+def start(args: RunArgs, image: str) -> int:
+    """Print the launch, or start it on unused GPUs; return the exit code."""
+    site = read_site()
+    engine = site.chosen("engine", args.engine, "IMAGEMATRIX_ENGINE") or DOCKER
+    if engine != DOCKER:
+        from imagematrix.cli.shared.daemonless import start
+
+        return start(args, image, engine, site)
+    for option, given in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
+        if given:
+            raise UsageError(f"{option} has no effect with --engine docker", remedy="add --engine oci")
+    try:
+        return _start(args, image)
+    except EngineUnreachableError as error:
+        error.remedy = f"{error.remedy}; or add --engine oci, which needs no daemon"
+        raise
+
+
+def _start(args: RunArgs, image: str) -> int:
+    from imagematrix.launcher.docker.request import remote_machine, request
+
+    if args.measure and args.detached:
+        raise UsageError(
+            "--measure and --detach are mutually exclusive: the report follows the end of the run"
+        )
+    remote = remote_machine(args)
+    policy = path_of(args.policy)
+    host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
+    requested = request(args, host, catalog_of(image, args.catalog, policy), wanted, remote)
+    chosen, launch = requested.first()
+    launch = _of_job(_signed(chosen, launch, policy))
+    if args.shown:
+        _print(launch, args)
+        return 0
+    for doubt, remedy in requested.doubts(chosen, launch):
+        warn(doubt, remedy)
+    if "@" in launch.reference and args.may_pull:
+        from imagematrix.launcher.docker.unpacking import require_unpackable
+
+        require_unpackable(launch.reference)
+    given = args.host or args.nvidia_smi
+    wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
+    with ExitStack() as stack:
+        if launch.gpus or requested.passed:
+            claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
+            signed = launch
+            chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
+            launch = _of_job(_signed(chosen, launch, policy, signed))
+            claimed.pass_on()
+        _pull(launch, args)
+        if args.detached:
+            _exec(launch, args)
+        return _run(launch, args, chosen)
+
+
+def _signed(chosen: Selection, launch: Launch, policy: Path | None, before: Launch | None = None) -> Launch:
+    """Return the launch, by digest if policies require signatures, which are then checked.
+
+    By its name, docker's command could pull another image with `--pull always`. The image of the launch
+    `before` was checked already.
+    """
+    if before is not None and before.reference == launch.reference:
+        return launch
+    digest = None
+    if chosen.variant:
+        digest = require_signed(chosen.variant, policy, version=chosen.version)
+    if digest is None or "@" in launch.reference:
+        return launch
+    return replace(launch, reference=f"{launch.reference}@{digest}")
+
+
+def _of_job(launch: Launch) -> Launch:
+    """Return the launch with a label of the job of Slurm that this process is in, if any."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return launch
+    from imagematrix.integrations.slurm.containers import labels_of
+
+    return launch.with_labels(labels_of(os.environ))
+
+
+def _pull(launch: Launch, args: RunArgs) -> None:
+    """Pull the image of a registry if the engine lacks it, unless docker's command is to decide."""
+    if "@" not in launch.reference or not args.pulls:
+        return
+    from imagematrix.launcher.docker.pull import ensure
+
+    with PullDisplay(launch.reference, quiet=args.quiet) as display:
+        ensure(launch.reference, launch.digest, launch.platform, report=display)
+
+
+def _print(launch: Launch, args: RunArgs) -> None:
+    from imagematrix.launcher.docker.plan import docker_run
+
+    if args.shown == JSON:
+        print_json(launch.to_json(args.docker))
+    else:
+        print_document(f"{shlex.join(docker_run(launch, args.docker))}\n", "see it with --dry-run=json")
+
+
+def _exec(launch: Launch, args: RunArgs) -> None:
+    """Exec docker's command, which ends once the container runs."""
+    from imagematrix.launcher.docker.plan import docker_run
+
+    program = system.docker_program()
+    try:
+        os.execv(program, docker_run(launch, args.docker))  # noqa: S606 - without a shell, on purpose
+    except OSError as error:
+        raise system.cannot_start(error) from error
+
+
+def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
+    """Run docker's command to its end, and print why the container failed if that is known."""
+    from imagematrix.launcher.docker import foreground
+    from imagematrix.launcher.docker.plan import LAUNCH, docker_run
+
+    token = os.urandom(6).hex()
+    observer = _Observer(f"{LAUNCH}={token}", launch, args)
+    _, *words = docker_run(launch.with_labels({LAUNCH: token}), args.docker)
+    command = [system.docker_program(), *words]
+    try:
+        code = foreground.run(command, observer.start)
+    except OSError as error:
+        raise system.cannot_start(error) from error
+    observer.report(code, chosen)
+    return code
+
+
+class _Observer:
+    """Watches the container with `label`, and reports how it went.
+
+    Its modules are loaded while docker's command starts, or once the container has failed.
+    """
+
+    def __init__(self, label: str, launch: Launch, args: RunArgs) -> None:
+        self._label = label
+        self._since = time.time()
+        self._removed = args.removed
+        self._gpus = launch.gpus if args.measure else ()
+
+    def start(self) -> None:
+        """Start watching, and measuring if that was requested."""
+        from imagematrix.launcher.docker.watch import Watch
+
+        self._watch = Watch(self._label, self._since, removed=self._removed)
+        self._watch.start()
+        if self._gpus:
+            from imagematrix.launcher.docker.measure import Measure
+
+            self._measure = Measure(lambda: self._watch.container)
+            self._measure.start()
+
+    def report(self, code: int, chosen: Selection) -> None:
+        """Print what was measured, and why the container failed, if that is known."""
+        if self._gpus:
+            from imagematrix.launcher.docker.measure import summary
+
+            self._measure.stop()
+            info(summary(self._measure.peaks, self._gpus))
+        if code:
+            from imagematrix.launcher.docker.diagnosis import diagnose, program_failed
+
+            diagnosis = diagnose(code, self._watch.last_lines(), chosen) if program_failed(code) else None
+            if diagnosis:
+                warn(f"the container failed: {diagnosis}", diagnosis.remedy)

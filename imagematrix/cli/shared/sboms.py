@@ -1,0 +1,65 @@
+"""Writing SBOMs of images to a file, to a folder or to stdout."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from imagematrix.cli.shared.output import info, print_json, writing
+from imagematrix.common import files, json_documents
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.audit.report import Audit
+    from imagematrix.audit.sbom.components import Component
+
+__all__ = ["STDOUT", "require", "write"]
+
+STDOUT = Path("-")
+SUFFIX = ".spdx.json"
+EPOCH = "SOURCE_DATE_EPOCH"
+
+
+def require(path: Path | None, references: Sequence[str], *, json: bool) -> None:
+    """Raise UsageError if the SBOMs of images cannot be written to `path`, before anything is read."""
+    if path == STDOUT and json:
+        raise UsageError("--sbom - and --json both write to stdout", remedy="give --sbom a file")
+    if path is not None and len(references) > 1:
+        _require_folder(path)
+
+
+def write(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]]) -> None:
+    """Write the SBOM of one image to `path`, or those of several to files in it, named by digest."""
+    from imagematrix.audit.sbom import spdx
+
+    tool = f"imagematrix-{version('imagematrix')}"
+    epoch = os.environ.get(EPOCH)
+    made = [
+        (audit.image, spdx.document(audit, components, tool, spdx.created(audit.image, epoch)))
+        for audit, components in images
+    ]
+    if len(made) == 1 and path == STDOUT:
+        print_json(made[0][1])
+        return
+    if len(made) == 1 and not path.is_dir():
+        with writing(path):
+            files.write(path, json_documents.dump(made[0][1]).encode())
+        return
+    _require_folder(path)
+    with writing():
+        path.mkdir(parents=True, exist_ok=True)
+    for image, document in made:
+        file = path / f"{image.digest.replace(':', '-')}{SUFFIX}"
+        with writing(file):
+            files.write(file, json_documents.dump(document).encode())
+        info(f"imagematrix: {image.reference}: {file}")
+
+
+def _require_folder(path: Path) -> None:
+    if path == STDOUT or (path.exists() and not path.is_dir()):
+        what = "stdout" if path == STDOUT else f"the file {path}"
+        raise UsageError(f"--sbom: several images cannot be written to {what}", remedy="name a folder")

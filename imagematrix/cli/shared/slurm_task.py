@@ -1,0 +1,185 @@
+"""Execution of `imagematrix oci-task`: become the container of a task of Slurm.
+
+Without typer, because jobs wait for it. See oci.conf(5).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+
+from imagematrix.cli.shared.output import info, warn
+from imagematrix.common.programs import SYSTEM_PATH
+from imagematrix.common.settings import DOCKER, read_site
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.hardware.gpu_request.spec import NONE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from imagematrix.cli.shared.daemonless import DaemonlessLaunch
+    from imagematrix.common.settings import Site
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.integrations.slurm.task import SlurmTask
+    from imagematrix.launcher.daemonless.options import Bind
+    from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["start"]
+
+USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
+DEFAULT = "oci"  # of the engines without a daemon
+WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"
+MPI = frozenset(("mpi", "pmix"))  # libraries of an image that ask the server of PMIx
+
+
+def start(words: Sequence[str]) -> int:
+    """Select the image of a task on this node, and become the runtime of its container.
+
+    Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
+    `slurm.agreement.selection` raise.
+    """
+    from imagematrix.integrations.slurm.configuration import find
+    from imagematrix.integrations.slurm.task import SlurmTask, image_of, read_environment, words_of
+
+    if words[:1] == ["--line"] and len(words) == len(("--line", "TEXT")):
+        image, path, spool, *program = words_of(words[1])
+    elif len(words) < 5 or words[3] != "--":  # noqa: PLR2004 - as in USAGE
+        raise UsageError("oci-task: expected an image, two paths and a command", remedy=f"usage: {USAGE}")
+    else:
+        image, path, spool, _, *program = words
+    image_of(image)  # before anything else is done with it
+    environment = read_environment(path)
+    configuration = find(os.environ)  # as slurmd has it
+    # Slurm starts this with slurmd's variables, or with none: it is a process of the job, and gets the job's.
+    os.environ.clear()
+    # But for its PATH: what runs on the node is the node's.
+    os.environ.update({**environment, "PATH": SYSTEM_PATH})
+    return _start(
+        image, SlurmTask(program=tuple(program), environment=environment, spool=spool), configuration
+    )
+
+
+def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
+    from imagematrix.cli.shared.daemonless import DaemonlessLaunch, require_usable
+    from imagematrix.hardware.host.probe import probe
+    from imagematrix.integrations.slurm.task import gpus_of
+    from imagematrix.launcher.daemonless.options import Bind, ContainerOptions, site_binds
+    from imagematrix.launcher.daemonless.start import runtime_of
+    from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.launcher.gpu_claims.claim import given
+    from imagematrix.selection.question import parse
+
+    site = read_site()
+    engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DEFAULT
+    where = task.environment.get(WHERE)
+    args = RunArgs(
+        options=(),
+        image=image,
+        command=task.program,
+        where=parse([where]) if where else None,
+        allow_cpu=task.environment.get(ALLOW_CPU, "") not in ("", "0"),
+    )
+    folders = tuple(Bind(source=path, target=path) for path in task.folders)
+    terminal = all(map(os.isatty, range(3)))
+    options = ContainerOptions(
+        environment=task.own,
+        binds=(),
+        labels={},
+        folder=_folder((*site_binds(site.mounts), *folders)),
+        entrypoint="",  # as the image's is for a command of its own, and a job has a program
+        name=None,
+        interactive=True,
+        terminal=terminal,
+        read_only=False,
+    )
+    made = DaemonlessLaunch(
+        args, image, options, site, folders=folders, inherited=task.inherited, own_processes=False
+    )
+    node = probe()
+    if configuration is not None:
+        _require_unchanged(configuration, task.environment, node)
+    host, wanted = gpus_of(node, task.environment)
+    chosen, launch = made.requested(
+        host, wanted, _agreed(image, task, site, args, made, (host, wanted))
+    ).first()
+    require_usable(launch, args)
+    runtime = runtime_of(
+        DEFAULT if engine == DOCKER else engine,
+        site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"),
+        of_user=task.rank,
+    )
+    if task.rank and runtime.as_root:
+        _require_no_mpi(chosen, runtime.name)
+    for warning in chosen.warnings:
+        warn(warning.text)
+    with ExitStack() as stack:
+        claimed = stack.enter_context(given(launch.gpus, by="Slurm")) if launch.gpus else None
+        return made.start(chosen, launch, runtime, claimed)
+
+
+def _agreed(
+    image: str,
+    task: SlurmTask,
+    site: Site,
+    args: RunArgs,
+    made: DaemonlessLaunch,
+    node: tuple[Host, str | None],
+) -> Catalog | None:
+    """Return the variant on which the tasks of a step on several nodes agree for this node, as a catalog.
+
+    None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
+    consent to that: it is refused whatever the others do.
+    """
+    from imagematrix.integrations.slurm.agreement import agreement, selection
+    from imagematrix.integrations.slurm.step import step_of
+
+    host, wanted = node
+    step = step_of(image, task.environment)
+    agreed = agreement(step, task.environment, site, site.hosts) if step else None
+    if step is None or agreed is None or (host.accelerators and not host.gpus and not args.allow_cpu):
+        return None
+    gpus = wanted if host.gpus else NONE
+    return selection(
+        step, agreed, host, made.catalog, gpus=gpus, where=args.where, allow_cpu=args.allow_cpu
+    ).decision.catalog
+
+
+def _require_no_mpi(chosen: Selection, runtime: str) -> None:
+    """Raise EngineError if a rank with a server of PMIx uses MPI, and warn if that is unknown.
+
+    The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7
+    then leaves the rank waiting (connection_hdlr.c).
+    """
+    problem = f"a task is root in a container of {runtime}, so the server of PMIx leaves MPI_Init waiting"
+    remedy = "install bubblewrap or charliecloud on the node, or start the step with --mpi=none"
+    libraries = chosen.variant.libraries if chosen.variant else None
+    if libraries is None:
+        warn(f"{problem}, if the program uses it; {remedy}")
+    elif not MPI.isdisjoint(dict(libraries)):
+        raise EngineError(problem, remedy=remedy)
+
+
+def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) -> None:
+    """Raise NodeChangedError if slurm.conf says otherwise of this node; then a batch job is requeued once."""
+    from imagematrix.integrations.slurm.configuration import features_of, read
+    from imagematrix.integrations.slurm.features import NodeChangedError, require_unchanged
+    from imagematrix.integrations.slurm.requeue import requeue, requeueable
+
+    node = environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    try:
+        require_unchanged(node, features_of(read(path), node), host)
+    except NodeChangedError:
+        if requeueable(environment):
+            info(f"imagematrix: {requeue(environment)}")
+        raise
+
+
+def _folder(binds: Sequence[Bind]) -> str | None:
+    """Return the job's working folder if the container has it, else None, for the image's."""
+    here = os.getcwd()  # noqa: PTH109 - pathlib is slow to load
+    mounted = any(f"{here}/".startswith(f"{bind.target.rstrip('/')}/") for bind in binds)
+    return here if mounted else None

@@ -1,0 +1,46 @@
+"""Bringing images into a store, with messages on stderr. Without typer, because `run` does it."""
+
+from __future__ import annotations
+
+from imagematrix.cli.shared.output import info
+from imagematrix.common.units import megabytes
+from imagematrix.images.local_store.fetching import Watcher
+from imagematrix.launcher.docker.fetch import fetch_selected
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.cli.shared.pull_image import PullDisplay
+    from imagematrix.images.local_store.fetching import FetchOptions
+    from imagematrix.images.local_store.folder import ImageStore, StoredImage
+    from imagematrix.images.local_store.holder import Holder
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["fetched"]
+
+
+def fetched(
+    selection: Selection,
+    store: ImageStore,
+    catalog: str | None,
+    policy: Path | None,
+    how: FetchOptions,
+    display: PullDisplay,
+    *,
+    part: bool,
+) -> StoredImage:
+    """Return the image of a selection in a store, fetched unless it is there; raise what `fetch` does."""
+    watcher = Watcher(report=display, waits=_waits, evicted=_evicted)
+    return fetch_selected(
+        selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher
+    )
+
+
+def _waits(holder: Holder) -> None:
+    info(f"imagematrix: waiting for {holder}, which is fetching this image")
+
+
+def _evicted(image: StoredImage) -> None:
+    references = ", ".join(reference for name in image.names for reference in name.references)
+    info(f"imagematrix: removed {references} ({megabytes(image.size)}) to make room")

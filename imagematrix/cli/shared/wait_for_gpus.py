@@ -1,0 +1,36 @@
+"""What a launch does while it waits for GPUs: it tells why, and then reads the node again."""
+
+from __future__ import annotations
+
+from imagematrix.cli.shared.output import info
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagematrix.hardware.host.host import Host
+
+__all__ = ["Wait"]
+
+
+class Wait:
+    """A wait for GPUs, which may fail meanwhile, as may the driver change.
+
+    `probe` reads this node; None if the host was given. `latest` is the host as it was last read.
+    """
+
+    def __init__(self, probe: Callable[[], Host] | None) -> None:
+        self._probe = probe
+        self._began = False
+        self.latest: Host | None = None
+
+    def report(self, reason: str) -> None:
+        """Print the reason for waiting."""
+        self._began = True
+        info(reason)
+
+    def now(self) -> Host | None:
+        """Return this node's host as it is after a wait, None before one, or if the host was given."""
+        if self._began and self._probe:
+            self.latest = self._probe()
+        return self.latest

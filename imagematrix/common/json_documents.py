@@ -1,0 +1,226 @@
+"""Reading untrusted JSON documents: bounded, typed, and with precise errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from functools import lru_cache
+
+from imagematrix.common.text import COMMAND, CONTROL
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Any, Never, TypeVar
+
+    T = TypeVar("T")
+
+__all__ = ["DIGITS", "Fields", "dump", "natural", "parse", "read"]
+
+LARGEST = 1e300  # sums and means of numbers up to this stay finite
+DIGITS = 9  # enough for every number that people write; Python refuses to convert thousands of digits
+LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
+
+
+def read(path: str | Path, *, limit: int = LIMIT) -> object:
+    """Return the JSON value in `path`; raise UsageError if it cannot be read or is not JSON."""
+    try:
+        with open(os.fspath(path), "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (TypeError, ValueError) as error:  # not a path, or one with a null character
+        raise UsageError(f"{path!r:.80} is not the path of a file") from error
+    if len(raw) > limit:
+        raise UsageError(f"{path}: exceeds {limit // 2**20} MiB, too large for a document of this kind")
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes | str, where: str) -> object:
+    """Return the JSON value in `raw`; `where` names the source in messages.
+
+    An object with a key twice is refused: programs differ in which of the two values they take.
+    """
+    try:
+        return json.loads(raw, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise UsageError(f"{where}: nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 text") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # a duplicate key, or an integer with more digits than Python converts
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"duplicate key {next(key for key in counts if counts[key] > 1)!r:.80}")
+    return found
+
+
+def natural(text: str) -> int | None:
+    """Return the value of decimal digits, None if `text` is anything else or very long."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None
+
+
+def dump(value: object) -> str:
+    """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # JSON escapes the first 32 characters; terminals act on others too, and CI systems on words.
+    harmless = text.isascii() and "\x7f" not in text and "##" not in text
+    return (text if harmless else re.sub(f"{CONTROL}|{COMMAND}", _escaped, text)) + "\n"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+class Fields:
+    """One JSON object, read field by field; errors name the path, the expected and the actual type."""
+
+    __slots__ = ("_data", "_where")
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, dict):
+            raise UsageError(f"{where}: expected an object, found {_kind(data)}")
+        self._data = data
+        self._where = where
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The object itself."""
+        return self._data
+
+    def schema(self, expected: str) -> None:
+        """Check the document's `schema`; the error distinguishes another version from another kind."""
+        schema = self.text("schema")
+        if schema == expected:
+            return
+        kind = expected.rpartition("/")[0]
+        if schema.startswith(f"{kind}/v"):
+            raise UsageError(
+                f"{self._where}: unsupported schema {schema!r} (this release reads {expected!r})",
+                remedy="use the imagematrix release that wrote it, or a newer one",
+            )
+        raise UsageError(f"{self._where}: schema is {schema!r}, expected {expected!r}")
+
+    def present(self, key: str) -> bool:
+        """Whether the field exists and is not null."""
+        return self._data.get(key) is not None
+
+    def named_texts(self, key: str) -> dict[str, str]:
+        """Return the strings in an object by name; none if the object is absent."""
+        inner = self.object_or_empty(key)
+        return {name: text for name, text in inner.data.items() if type(text) is str}
+
+    def text(self, key: str) -> str:
+        """Return a required string."""
+        value = self._data.get(key)
+        return value if isinstance(value, str) else self._refuse(key, "a string")
+
+    def text_or_none(self, key: str) -> str | None:
+        """Return a string, or None if it is null or absent."""
+        value = self._data.get(key)
+        return value if value is None or isinstance(value, str) else self._refuse(key, "a string")
+
+    def integer(self, key: str) -> int:
+        """Return a required integer."""
+        value = self._data.get(key)
+        # By its type, because a bool is an int to isinstance.
+        return value if type(value) is int else self._refuse(key, "an integer")
+
+    def integer_or_none(self, key: str) -> int | None:
+        """Return an integer, or None if it is null or absent."""
+        return self.integer(key) if self.present(key) else None
+
+    def number_or_none(self, key: str) -> float | None:
+        """Return a finite, non-negative number, or None if it is null or absent."""
+        if not self.present(key):
+            return None
+        value = self._data[key]
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # false for NaN too
+            return self._refuse(key, "a finite, non-negative number")
+        return float(value)
+
+    def boolean(self, key: str, *, default: bool = False) -> bool:
+        """Return a boolean; `default` if it is absent."""
+        value = self._data.get(key, default)
+        return value if isinstance(value, bool) else self._refuse(key, "true or false")
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; empty if it is absent."""
+        return tuple(self._elements(key, str, "a string"))
+
+    def words(self, key: str) -> frozenset[str]:
+        """Return the words in a list of strings; empty if it is absent. Equal lists share one set."""
+        try:
+            return _words(" ".join(self._list(key)))
+        except TypeError:
+            return frozenset(self.texts(key))  # which raises the precise error
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers; empty if it is absent."""
+        return tuple(self._elements(key, int, "an integer"))
+
+    def objects(self, key: str) -> Iterator[Fields]:
+        """Yield each object of a list; none if it is absent."""
+        for position, item in enumerate(self._elements(key, dict, "an object")):
+            yield Fields(item, f"{self._where}: {key}[{position}]")
+
+    def object_or_none(self, key: str) -> Fields | None:
+        """Return the object under `key`, or None if it is null or absent."""
+        return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
+
+    def object_or_empty(self, key: str) -> Fields:
+        """Return the object under `key`, one without fields if it is null or absent."""
+        return self.object_or_none(key) or Fields({}, f"{self._where}: {key}")
+
+    def cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
+        """Return the result of `read` for a field; `cache` shares it among objects with an equal field."""
+        try:
+            token = f"{key} {self._data.get(key, ...)!r}"
+        except RecursionError as error:
+            raise self.fail(key, "is nested too deeply") from error
+        if token not in cache:
+            cache[token] = read(self, key)
+        result: T = cache[token]
+        return result
+
+    def fail(self, key: str, message: str) -> UsageError:
+        """Return the error for a field's value."""
+        return UsageError(f"{self._where}: {key}: {message}")
+
+    def _list(self, key: str) -> list[Any]:
+        value = self._data.get(key, [])
+        return value if isinstance(value, list) else self._refuse(key, "a list")
+
+    def _elements(self, key: str, kind: type, name: str) -> list[Any]:
+        items = self._list(key)
+        if {*map(type, items)} <= {kind}:
+            return items
+        for position, item in enumerate(items):
+            if type(item) is not kind:
+                raise UsageError(f"{self._where}: {key}[{position}]: expected {name}, found {_kind(item)}")
+        return items
+
+    def _refuse(self, key: str, name: str) -> Never:
+        if key not in self._data:
+            raise UsageError(f"{self._where}: {key} is missing (expected {name})")
+        raise UsageError(f"{self._where}: {key}: expected {name}, found {_kind(self._data[key])}")
+
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,56 @@
+"""The programs of the node that are started: runtimes, docker, and what reads and writes images.
+
+They are looked up before anything of an image is mounted or read, and started by an absolute path, so that no
+variable and no file of an image decides what runs on the node.
+"""
+# pathlib and shutil are slow to load.
+# ruff: noqa: PTH116, PTH118
+
+from __future__ import annotations
+
+import os
+import stat
+
+from imagematrix.common.settings import read_site
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["SYSTEM_PATH", "find_program", "search_path"]
+
+# Where root's programs are, and those of a batch system: who may start something as root does not choose it.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def find_program(*names: str) -> str | None:
+    """Return the absolute path of the first of these programs that the node has, None if it has none.
+
+    It is in an absolute folder of PATH, for root in one of SYSTEM_PATH, or in one of `program_folders` of the
+    site's file. Raises UsageError if that file is invalid.
+    """
+    return _found(names, search_path().split(":")) or _found(names, read_site().program_folders)
+
+
+def search_path() -> str:
+    """Return the PATH with which programs of the node are started: without folders of the site's file."""
+    # A relative folder, or an empty one, is the working folder, in which anybody's files can be.
+    return ":".join(folder for folder in _search_path().split(":") if folder.startswith("/"))
+
+
+def _search_path() -> str:
+    return SYSTEM_PATH if os.geteuid() == 0 else os.environ.get("PATH", SYSTEM_PATH)
+
+
+def _found(names: Sequence[str], folders: Sequence[str]) -> str | None:
+    places = (os.path.join(folder, name) for name in names for folder in folders if folder)
+    return next(_executable(places), None)
+
+
+def _executable(paths: Iterator[str]) -> Iterator[str]:
+    for path in paths:
+        try:
+            if stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.X_OK):
+                yield path
+        except (OSError, ValueError):
+            continue

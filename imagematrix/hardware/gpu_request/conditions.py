@@ -1,0 +1,84 @@
+"""Conditions on GPUs, such as "memory>=40G", which `--gpus` accepts besides counts and names."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.common import units
+from imagematrix.common.record import Record
+from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors.versions import CAPABILITY, COMPARISONS, order
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from imagematrix.hardware.host.host import Gpu
+
+__all__ = ["GpuCondition", "is_profile", "parse"]
+
+FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
+# NVML's names: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
+PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", re.ASCII)
+MIB = 1024 * 1024
+
+
+class GpuCondition(Record):
+    """A condition: a fact of a GPU, a comparison, and the value to compare with."""
+
+    fact: str
+    comparison: str
+    value: Any
+
+    def holds(self, gpu: Gpu) -> bool:
+        """Whether `gpu` meets the condition; a GPU whose fact is unknown does not.
+
+        A condition on the profile is met by a GPU whose `mig` is a single MIG device of that profile.
+        """
+        if self.fact == "profile":
+            return [device.profile for device in gpu.mig or ()] == [self.value]
+        if self.fact == "name":
+            return gpu.name is not None and _named(gpu.name, self.value) is (self.comparison == "=")
+        actual = _fact(gpu, self.fact)
+        return actual is not None and COMPARISONS[self.comparison](actual, self.value)
+
+
+def parse(text: str) -> GpuCondition:
+    """Return the condition that `text` states; raise UsageError if it is invalid."""
+    match = FORM.fullmatch(text)
+    fact, comparison, value = match.groups() if match else ("", "", "")
+    if fact == "name" and comparison in ("=", "!=") and _words(value):
+        return GpuCondition(fact=fact, comparison=comparison, value=value)
+    if fact == "profile" and comparison == "=":
+        return GpuCondition(fact=fact, comparison=comparison, value=value)
+    if fact == "compute" and CAPABILITY.fullmatch(value):
+        return GpuCondition(fact=fact, comparison=comparison, value=order(value))
+    amount = units.parse(value) if fact == "memory" else None
+    if amount is not None:
+        return GpuCondition(fact=fact, comparison=comparison, value=amount)
+    raise UsageError(
+        f"invalid condition {text!r} on GPUs",
+        remedy="use conditions such as compute>=8.0, memory>=40G (or < > = !=), name=L40S (or name!=) or "
+        "profile=1g.10gb",
+    )
+
+
+def is_profile(text: str) -> bool:
+    """Whether `text` has the form of a MIG profile's name."""
+    return PROFILE.fullmatch(text) is not None
+
+
+def _fact(gpu: Gpu, fact: str) -> Any:
+    if fact == "compute":
+        return None if gpu.compute is None else order(gpu.compute)
+    return None if gpu.memory_mib is None else gpu.memory_mib * MIB
+
+
+def _named(name: str, wanted: str) -> bool:
+    """Whether `name` contains the words of `wanted` in a row: "NVIDIA L40S" does not contain L4."""
+    name_words, words = _words(name), _words(wanted)
+    return any(name_words[start : start + len(words)] == words for start in range(len(name_words)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower(), re.ASCII)

@@ -1,0 +1,279 @@
+"""The processors of a host, from /proc/cpuinfo or the output of `lscpu` or `lscpu -J` in any language.
+
+A host without these has them from the library py-cpuinfo. It sleeps and starts processes, which takes over a
+second, so it is the last resort.
+"""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.errors import ProbeError
+from imagematrix.hardware.host.host import Cpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["alike", "arch", "by_library", "level", "parse", "translate"]
+
+# "CPU implementer" and "CPU part" of Arm's MIDR register, by the names that lscpu prints (lscpu-arm.c).
+IMPLEMENTERS = {
+    0x41: "ARM",
+    0x42: "Broadcom",
+    0x43: "Cavium",
+    0x46: "FUJITSU",
+    0x48: "HiSilicon",
+    0x4E: "NVIDIA",
+    0x50: "APM",
+    0x51: "Qualcomm",
+    0x53: "Samsung",
+    0x56: "Marvell",
+    0x61: "Apple",
+    0x69: "Intel",
+    0x6D: "Microsoft",
+    0x70: "Phytium",
+    0xC0: "Ampere",
+}
+PARTS = {
+    (0x41, 0xD03): "Cortex-A53",
+    (0x41, 0xD07): "Cortex-A57",
+    (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD0B): "Cortex-A76",
+    (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD41): "Cortex-A78",
+    (0x41, 0xD42): "Cortex-A78AE",
+    (0x41, 0xD46): "Cortex-A510",
+    (0x41, 0xD47): "Cortex-A710",
+    (0x41, 0xD48): "Cortex-X2",
+    (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4D): "Cortex-A715",
+    (0x41, 0xD4E): "Cortex-X3",
+    (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD84): "Neoverse-V3",
+    (0x41, 0xD85): "Cortex-X925",
+    (0x41, 0xD87): "Cortex-A725",
+    (0x41, 0xD8E): "Neoverse-N3",
+    (0x46, 0x001): "A64FX",
+    (0xC0, 0xAC3): "Ampere-1",
+    (0xC0, 0xAC4): "Ampere-1a",
+}
+# py-cpuinfo's names, from CPUID and from macOS's sysctl, that differ from the Linux kernel's (cpufeatures.h).
+KERNEL_NAMES = {
+    "1gbpage": "pdpe1gb",
+    "avx1.0": "avx",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "clfsopt": "clflushopt",
+    "em64t": "lm",
+    "lahf": "lahf_lm",
+    "lzcnt": "abm",
+    "mon": "monitor",
+    "prefetchw": "3dnowprefetch",
+    "rdrnd": "rdrand",
+    "rdwrfsgs": "fsgsbase",
+    "sha": "sha_ni",
+    "sse3": "pni",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "tscdeadline": "tsc_deadline_timer",
+    "tsctmr": "tsc_deadline_timer",
+    "xd": "nx",
+}
+PROCESSOR = re.compile(r"^processor[ \t]*:", re.MULTILINE)
+FLAGS = re.compile(r"^(?:flags|Features)[ \t]*:[ \t]*\S", re.MULTILINE)
+LISTS = ("flags", "features")
+KEYS = frozenset({*LISTS, "processor"})  # untranslated output with flags has one of these
+ARCHITECTURES = frozenset({"x86_64", "aarch64", "i686", "ppc64le", "riscv64", "s390x"})
+VENDORS = frozenset({"GenuineIntel", "AuthenticAMD", "HygonGenuine", *IMPLEMENTERS.values()})
+FLAG_LISTS = (
+    frozenset({"fpu", "sse2", "lm"}),
+    frozenset({"fp", "asimd"}),
+)  # a list of flags contains one of these
+# What CPUID tells kinds of processors apart by (leaf 1), and their flags.
+SAME = ("vendor_id", "cpu family", "model", "stepping", "flags")
+MODELS_NAMED = 4  # further kinds of cores in one machine are not listed
+
+
+def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
+    """Return the processors that `text` describes, and warnings about missing facts.
+
+    The flags are those that every CPU has.
+    """
+    fields = _fields(text)
+    flags = _flags(fields)
+    incomplete = bool(flags) and _lacks_flags(text, fields)
+    if incomplete:
+        flags = frozenset()
+    vendor = _vendor(fields)
+    model = _model(fields)
+    warnings = []
+    if incomplete:
+        warnings.append(
+            "flags of some CPUs unknown, so that no flag is known to be on all of them: "
+            "only code for the baseline architecture is known to run"
+        )
+    elif not flags:
+        warnings.append(
+            "CPU flags unknown (no `flags` or `Features` line): "
+            "only code for the baseline architecture is known to run"
+        )
+    if vendor is None:
+        warnings.append("CPU vendor unknown")
+    if model is None:
+        warnings.append("CPU model unknown")
+    psabi = level(flags) if _arch(fields, flags) == "x86_64" else None
+    return Cpu(vendor=vendor, model=model, flags=flags, level=psabi), tuple(warnings)
+
+
+def by_library() -> tuple[Cpu, tuple[str, ...]]:
+    """Return the processors that py-cpuinfo reports; raise ProbeError if it reports none."""
+    try:
+        import cpuinfo  # in the `try`, because it may fail already here
+
+        info = cpuinfo.get_cpu_info()
+    except Exception as error:  # it runs machine code and the tools of several systems
+        raise ProbeError(f"/proc/cpuinfo not found, and py-cpuinfo failed: {error}") from error
+    if not info:
+        raise ProbeError("/proc/cpuinfo not found, and py-cpuinfo detected no CPU")
+    return translate(info)
+
+
+def translate(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
+    """Return the processors from py-cpuinfo's result, with the kernel's names of their flags."""
+    listed = info.get("flags")
+    names = [str(flag).lower() for flag in listed] if isinstance(listed, list) else []
+    flags = frozenset(KERNEL_NAMES.get(name, name) for name in names)
+    warnings = () if flags else ("CPU flags unknown: py-cpuinfo reported none",)
+    return (
+        Cpu(
+            vendor=_text(info.get("vendor_id_raw")),
+            model=_text(info.get("brand_raw")),
+            flags=flags,
+            level=level(flags) if "lm" in flags else None,
+        ),
+        warnings,
+    )
+
+
+def arch(text: str) -> str | None:
+    """Return the machine name of uname(2) that `text` implies, or None."""
+    fields = _fields(text)
+    return _arch(fields, _flags(fields))
+
+
+def alike(text: str) -> bool:
+    """Whether all processors are of one model and have the same flags; true if only one is described."""
+    fields = _fields(text)
+    return all(len(fields.get(key, ())) <= 1 for key in SAME) and not _lacks_flags(text, fields)
+
+
+def level(flags: frozenset[str]) -> str | None:
+    """Return the highest psABI level that x86 flags reach."""
+    from imagematrix.hardware.vendors import marches
+
+    return marches.level(flags)
+
+
+def _fields(text: str) -> dict[str, list[str]]:
+    # The CPUs of a host repeat the same lines: 192 CPUs have 272 kB, of which 20 kB are distinct.
+    fields: dict[str, list[str]] = {}
+    lines = _lscpu_json(text) if text.lstrip().startswith("{") else text.splitlines()
+    for line in dict.fromkeys(lines):
+        # Some translations of lscpu end its keys with a full-width colon.
+        key, _, value = line.replace("\N{FULLWIDTH COLON}", ":").partition(":")
+        name, value = key.strip().lower(), value.strip()
+        if value or name in LISTS:
+            fields.setdefault(name, []).append(value)
+    return fields if fields.keys() & KEYS else fields | _translated(fields)
+
+
+def _lscpu_json(text: str) -> Iterator[str]:
+    """Yield the output of `lscpu -J` as lines of `lscpu`; nothing if it is other JSON."""
+    from imagematrix.common import json_documents
+    from imagematrix.errors import UsageError
+
+    try:
+        data = json_documents.parse(text, "lscpu -J")
+    except UsageError:
+        return
+    pending = [data.get("lscpu")] if isinstance(data, dict) else []
+    while pending:
+        for item in items if isinstance(items := pending.pop(0), list) else ():
+            if isinstance(item, dict):
+                yield f"{item.get('field')}".rstrip(":") + f": {item.get('data') or ''}"
+                pending.append(item.get("children"))
+
+
+def _translated(fields: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the fields that are recognisable by value, for keys of lscpu in another language."""
+    values = [value for group in fields.values() for value in group]
+    recognised = {
+        "architecture": [value for value in values if value in ARCHITECTURES],
+        "vendor id": [value for value in values if value in VENDORS],
+        "flags": [
+            value for value in values if any(proof <= {*value.lower().split()} for proof in FLAG_LISTS)
+        ],
+    }
+    return {key: group for key, group in recognised.items() if group}
+
+
+def _lacks_flags(text: str, fields: dict[str, list[str]]) -> bool:
+    """Whether a CPU in the text of /proc/cpuinfo, which has these fields, has no flags."""
+    if any("" in fields.get(key, ()) for key in LISTS):
+        return True
+    lines = f"\n{text}"
+    with_flags = lines.count("\nflags\t\t: ") + lines.count("\nFeatures\t: ")
+    if with_flags and with_flags == lines.count("\nprocessor\t: "):  # fast path for the kernel's own format
+        return False
+    parts = text.replace("\r\n", "\n").split("\n\n")
+    return any(PROCESSOR.search(part) and not FLAGS.search(part) for part in parts)
+
+
+def _flags(fields: dict[str, list[str]]) -> frozenset[str]:
+    lines = fields.get("flags") or fields.get("features") or []
+    sets = [frozenset(line.lower().split()) for line in lines if line]
+    return frozenset.intersection(*sets) if sets else frozenset()
+
+
+def _arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | None:
+    name = fields.get("architecture", [""])[0]
+    if name.isidentifier() and name.isascii():
+        return name
+    if "lm" in flags:  # long mode
+        return "x86_64"
+    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel has "neon"
+        return "aarch64"
+    return None
+
+
+def _vendor(fields: dict[str, list[str]]) -> str | None:
+    for key in ("vendor_id", "vendor id"):
+        if fields.get(key):
+            return fields[key][0]
+    codes = fields.get("cpu implementer", [])
+    names = dict.fromkeys(IMPLEMENTERS.get(_number(code), code) for code in codes)
+    return next(iter(names), None)
+
+
+def _model(fields: dict[str, list[str]]) -> str | None:
+    names = fields.get("model name") or _parts(fields) or fields.get("cpu", [])
+    return " + ".join(list(dict.fromkeys(names))[:MODELS_NAMED]) or None
+
+
+def _parts(fields: dict[str, list[str]]) -> list[str]:
+    implementer = _number(fields.get("cpu implementer", [""])[0])
+    return [
+        PARTS.get((implementer, _number(part)), f"CPU part {part}") for part in fields.get("cpu part", [])
+    ]
+
+
+def _number(text: str) -> int:
+    return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else -1
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,46 @@
+"""The NVLink fabric of nodes with NVSwitches: CUDA fails on every GPU until the fabric is set up.
+
+See https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.hardware.host.nvml import NvmlGpu
+    from imagematrix.hardware.host.tree import Tree
+
+__all__ = ["READY", "REMEDY", "is_managed", "problem"]
+
+WAITING = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
+READY = 3
+MANAGER = "nv-fabricmanage"  # nv-fabricmanager, cut to the 15 characters of /proc/PID/comm
+KTHREADD = ("/proc/2/comm", "kthreadd")
+REMEDY = "systemctl enable --now nvidia-fabricmanager, in the driver's version"
+
+
+def is_managed(tree: Tree) -> bool | None:
+    """Whether the fabric manager runs; None if the node's processes are hidden, as in a container."""
+    path, name = KTHREADD  # the second process of every kernel, which a PID namespace and hidepid hide
+    if (tree.text(path) or "").strip() != name:
+        return None
+    processes = (process for process in tree.names("/proc") if process.isdecimal())
+    return any((tree.text(f"/proc/{process}/comm") or "").strip() == MANAGER for process in processes)
+
+
+def problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
+    """Return why CUDA fails on a node with this many NVSwitches; None if no problem is known.
+
+    `gpus` are NVML's readings, whose fabric state takes precedence. Drivers before branch 530 and the GPUs of
+    older NVSwitch nodes report no state, so `managed` decides.
+    """
+    states = {gpu.index: gpu.fabric for gpu in gpus}
+    waiting = [f"GPU {index} ({WAITING[state]})" for index, state in states.items() if state in WAITING]
+    if waiting:
+        return f"NVLink fabric not ready, so CUDA fails with error 802: {', '.join(waiting)}"
+    # Unknown (None) is no problem: a container does not see the fabric manager of its node.
+    if switches and READY not in states.values() and managed is False:
+        return f"{switches} NVSwitches, but no fabric manager running: CUDA fails with error 802"
+    return None

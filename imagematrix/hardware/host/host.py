@@ -1,0 +1,388 @@
+"""The Host: the facts about a node that matter for selecting and launching an image."""
+
+from __future__ import annotations
+
+from imagematrix.common.record import Record
+from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from imagematrix.common.json_documents import Fields
+
+__all__ = [
+    "SCHEMA",
+    "Accelerator",
+    "Cpu",
+    "Driver",
+    "Gpu",
+    "Host",
+    "MigDevice",
+    "duplicate",
+    "identities",
+    "machine",
+]
+
+SCHEMA = "imagematrix.host/v1"
+# The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
+UNSTATED = "the document lists no GPU for it"
+UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
+INSTANCES = "GPU instance and compute instance"
+
+
+def machine(name: str) -> str:
+    """Return the Linux name of an architecture ("aarch64" for "arm64")."""
+    return MACHINES.get(name.lower(), name)
+
+
+class Cpu(Record):
+    """The processors of a host, taken as one.
+
+    `flags` are those that all CPUs have, by the kernel's names in lower case. `level` is the highest psABI
+    level that the flags reach ("x86-64-v3"), None on other architectures.
+    """
+
+    vendor: str | None
+    model: str | None
+    flags: frozenset[str]
+    level: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `cpu` object of the Host document."""
+        return {"vendor": self.vendor, "model": self.model, "flags": sorted(self.flags), "level": self.level}
+
+
+class Driver(Record):
+    """The loaded kernel-mode driver.
+
+    `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", None
+    if unknown. `source` is the file or interface from which it was read. `user_mode` is the version of the
+    node's own user-mode driver (libcuda), None if unknown.
+    """
+
+    version: str
+    kind: str | None
+    source: str
+    user_mode: str | None = None
+
+    @property
+    def user_mode_differs(self) -> bool:
+        """Whether the node's own user-mode driver is known to have another version, with which it refuses."""
+        return self.user_mode not in (None, self.version)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `driver` object of the Host document."""
+        return {
+            "version": self.version,
+            "kind": self.kind,
+            "user_mode": self.user_mode,
+            "source": self.source,
+        }
+
+
+class MigDevice(Record):
+    """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers.
+
+    `capabilities` are the numbers of the device nodes /dev/nvidia-caps/nvidia-cap<number> that give access to
+    its GPU instance and its compute instance; None if they could not be read.
+    """
+
+    uuid: str | None
+    profile: str | None
+    gpu_instance: int
+    compute_instance: int
+    memory_mib: int | None = None
+    capabilities: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a GPU's `mig` list."""
+        return {
+            "uuid": self.uuid,
+            "profile": self.profile,
+            "gpu_instance": self.gpu_instance,
+            "compute_instance": self.compute_instance,
+            "memory_mib": self.memory_mib,
+            "capabilities": None if self.capabilities is None else list(self.capabilities),
+        }
+
+
+class Gpu(Record):
+    """One GPU. A fact that could not be read is None, and the Host has a warning about it.
+
+    `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
+    `compute` is the compute capability ("8.9"), `brand` one of imagematrix.hardware.vendors.gpus.BRANDS
+    ("nvidia", "geforce", "tesla", ...), from NVML or from the name of a data-centre part. `mig` is None if
+    MIG is disabled or unknown, a tuple (perhaps empty) if it is enabled. `state` is "ok", "vgpu" (which needs
+    the node's own driver), or the reason why the GPU cannot be used: "lost", "failed", "unconfirmed",
+    "no-permission", "no-node", "no-module", "excluded", "vgpu-host", "mig-empty".
+    """
+
+    index: int
+    minor: int | None = None
+    uuid: str | None = None
+    name: str | None = None
+    pci_bus_id: str | None = None
+    pci_device_id: str | None = None
+    compute: str | None = None
+    brand: str | None = None
+    memory_mib: int | None = None
+    mig: tuple[MigDevice, ...] | None = None
+    state: str = "ok"
+
+    @property
+    def usable(self) -> bool:
+        """Whether a container can use it."""
+        return self.state in {"ok", "vgpu"}
+
+    @property
+    def last_branch(self) -> int | None:
+        """The last driver branch that supports it; None if the newest does, or if it is unknown."""
+        from imagematrix.hardware.vendors import gpus
+
+        return gpus.last_branch(self.pci_device_id, self.compute)
+
+    @property
+    def data_centre(self) -> bool:
+        """Whether it is a data-centre part, as far as brand and name tell."""
+        from imagematrix.hardware.vendors import gpus
+
+        return gpus.data_centre(self.brand, self.name)
+
+    @property
+    def label(self) -> str:
+        """The GPU in a message: its index and, if known, its name."""
+        return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `gpus`."""
+        return {
+            "index": self.index,
+            "minor": self.minor,
+            "uuid": self.uuid,
+            "name": self.name,
+            "pci_bus_id": self.pci_bus_id,
+            "pci_device_id": self.pci_device_id,
+            "compute": self.compute,
+            "brand": self.brand,
+            "memory_mib": self.memory_mib,
+            "mig": None if self.mig is None else [device.to_json() for device in self.mig],
+            "state": self.state,
+        }
+
+
+class Accelerator(Record):
+    """A sign of an accelerator that is not among the host's GPUs.
+
+    `kind` is what was detected: a function on the PCI bus ("pci"), a kernel module ("module"), a device node
+    ("device"), "wsl", "tegra", or a variable that names GPUs ("environment"). `where` is its location, and
+    `why` the reason why it cannot be used, None if unknown.
+    """
+
+    kind: str
+    where: str
+    why: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The accelerator in a message: its location and the reason."""
+        return f"{self.where}: {self.why}" if self.why else self.where
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `accelerators`."""
+        return {"kind": self.kind, "where": self.where, "why": self.why}
+
+
+class Host(Record):
+    """A node: architecture, processors, driver, GPUs and their device nodes.
+
+    `arch` is the machine name of uname(2). `devices` are the existing device nodes of GPUs, sorted.
+    `accelerators` are the signs of other accelerators: with any, the node does not count as a node without
+    GPUs. `warnings` are sentences about facts that could not be read or look wrong.
+    """
+
+    arch: str
+    cpu: Cpu
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] = ()
+    devices: tuple[str, ...] = ()
+    accelerators: tuple[Accelerator, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Host document."""
+        return {
+            "schema": SCHEMA,
+            "arch": self.arch,
+            "cpu": self.cpu.to_json(),
+            "driver": self.driver.to_json() if self.driver else None,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+            "devices": list(self.devices),
+            "accelerators": [accelerator.to_json() for accelerator in self.accelerators],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "host") -> Host:
+        """Return the Host that a document describes; raise UsageError if it is invalid."""
+        from imagematrix.common.json_documents import Fields
+
+        fields = Fields(data, where)
+        fields.schema(SCHEMA)
+        driver, gpus, devices = _driver(fields), _gpus(fields), fields.texts("devices")
+        accelerators = tuple(_accelerator(sign) for sign in fields.objects("accelerators"))
+        complete = fields.present("gpus") and fields.present("accelerators")
+        return cls(
+            arch=machine(fields.text("arch")),
+            cpu=_cpu(fields),
+            driver=driver,
+            gpus=gpus,
+            devices=devices,
+            # A probe writes both keys, and is believed.
+            accelerators=accelerators or (() if gpus or complete else _signs(driver, devices)),
+            warnings=fields.texts("warnings"),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Host:
+        """Return the Host saved in the file `path` by `imagematrix probe --json`."""
+        from imagematrix.common import json_documents
+
+        return cls.from_json(json_documents.read(path), str(path))
+
+
+def _cpu(fields: Fields) -> Cpu:
+    cpu = fields.object_or_none("cpu")
+    if cpu is None:
+        raise fields.fail("cpu", "is missing (expected an object)")
+    return Cpu(
+        vendor=cpu.text_or_none("vendor"),
+        model=cpu.text_or_none("model"),
+        flags=frozenset(map(str.lower, cpu.texts("flags"))),
+        level=cpu.text_or_none("level"),
+    )
+
+
+def _driver(fields: Fields) -> Driver | None:
+    driver = fields.object_or_none("driver")
+    if driver is None:
+        return None
+    version, user_mode = driver.text("version"), driver.text_or_none("user_mode")
+    for key, value in (("version", version), ("user_mode", user_mode)):
+        if value is not None and not DRIVER.fullmatch(value):
+            raise driver.fail(key, f"invalid driver version {value!r} (expected one such as 550.163.01)")
+    return Driver(
+        version=version,
+        kind=driver.text_or_none("kind"),
+        source=driver.text_or_none("source") or "",
+        user_mode=user_mode,
+    )
+
+
+def _signs(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator, ...]:
+    """Return the signs of accelerators in a document that lists no GPUs and lacks one of the two keys.
+
+    Documents that were not written by the probe may lack `accelerators`. NVML creates /dev/nvidiactl even
+    without a driver.
+    """
+    signs = [("module", "nvidia")] if driver else []
+    signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
+    return tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
+
+
+def identities(gpu: Gpu) -> list[tuple[str, object]]:
+    """Return the facts that no other GPU or MIG device of a host has, with their names."""
+    facts: list[tuple[str, object]] = [(name, getattr(gpu, name)) for name in UNIQUE]
+    for device in gpu.mig or ():
+        facts.append(("uuid", device.uuid))
+        facts.append((f"{INSTANCES} of GPU {gpu.index}", (device.gpu_instance, device.compute_instance)))
+    return [
+        # UUIDs and addresses in capitals are the same.
+        (name, value.lower() if isinstance(value, str) else value)
+        for name, value in facts
+        if value is not None
+    ]
+
+
+def duplicate(gpus: Iterable[Gpu]) -> str | None:
+    """Return a fact that identifies two of the GPUs or MIG devices, in words, or None."""
+    found = [identity for gpu in gpus for identity in identities(gpu)]
+    if len({*found}) == len(found):
+        return None
+    seen = set()
+    for name, value in found:
+        if (name, value) in seen:
+            return f"duplicate {name} {value}"
+        seen.add((name, value))
+    return None
+
+
+def _gpus(fields: Fields) -> tuple[Gpu, ...]:
+    from imagematrix.hardware.host.pci import canonical
+
+    gpus = tuple([_gpu(gpu, canonical) for gpu in fields.objects("gpus")])
+    if twice := duplicate(gpus):
+        raise fields.fail("gpus", twice)
+    return gpus
+
+
+def _gpu(gpu: Fields, canonical: Callable[[str], str | None]) -> Gpu:
+    compute, address = gpu.text_or_none("compute"), gpu.text_or_none("pci_bus_id")
+    bus_id = canonical(address) if address is not None else None
+    if address is not None and bus_id is None:
+        raise gpu.fail(
+            "pci_bus_id", f"invalid PCI address {address!r:.80} (expected one such as 0000:41:00.0)"
+        )
+    if compute is not None and not CAPABILITY.fullmatch(compute):
+        raise gpu.fail("compute", f"invalid compute capability {compute!r} (expected one such as 8.6)")
+    return Gpu(
+        index=_natural(gpu, "index"),
+        minor=_natural_or_none(gpu, "minor"),
+        uuid=gpu.text_or_none("uuid"),
+        name=gpu.text_or_none("name"),
+        pci_bus_id=bus_id,
+        pci_device_id=gpu.text_or_none("pci_device_id"),
+        compute=compute,
+        brand=gpu.text_or_none("brand"),
+        memory_mib=_natural_or_none(gpu, "memory_mib"),
+        mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
+        state=_state(gpu),
+    )
+
+
+def _state(gpu: Fields) -> str:
+    # Any word: a newer release may have further states, none of which counts as usable here.
+    if state := gpu.text("state"):
+        return state
+    raise gpu.fail("state", 'is empty (expected one such as "ok")')
+
+
+def _accelerator(sign: Fields) -> Accelerator:
+    return Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
+
+
+def _mig(device: Fields) -> MigDevice:
+    capabilities = device.integers("capabilities") if device.present("capabilities") else None
+    if capabilities and min(capabilities) < 0:
+        raise device.fail("capabilities", f"{min(capabilities)} is negative")
+    return MigDevice(
+        uuid=device.text_or_none("uuid"),
+        profile=device.text_or_none("profile"),
+        gpu_instance=_natural(device, "gpu_instance"),
+        compute_instance=_natural(device, "compute_instance"),
+        memory_mib=_natural_or_none(device, "memory_mib"),
+        capabilities=capabilities,
+    )
+
+
+def _natural(fields: Fields, key: str) -> int:
+    number = fields.integer(key)
+    if number < 0:
+        raise fields.fail(key, f"{number} is negative")
+    return number
+
+
+def _natural_or_none(fields: Fields, key: str) -> int | None:
+    return _natural(fields, key) if fields.present(key) else None

@@ -1,0 +1,143 @@
+"""Probing a node: from /proc, /sys, /dev and NVML, or from a captured copy of these files."""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.common.record import replace
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.hardware.host import cpu
+from imagematrix.hardware.host.host import Host, machine
+from imagematrix.hardware.host.signs import find
+from imagematrix.hardware.host.tree import Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from imagematrix.hardware.host.gpus import Dump
+    from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu
+    from imagematrix.hardware.host.nvml import Nvml
+    from imagematrix.hardware.host.pci import Function
+
+__all__ = ["assemble", "probe"]
+
+CPUINFO = "/proc/cpuinfo"
+LSCPU = ("/lscpu.json", "/lscpu.txt")  # output of `lscpu -J` or `lscpu`, instead of it in a captured tree
+SIGN = "avx_vnni"  # no CPU without it has flags that kernels do not print: spare the others the reading
+CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
+
+
+def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path | None = None) -> Host:
+    """Return the Host whose files are below `root`.
+
+    NVML is queried if `root` is `/` and NVIDIA's driver is detected; always if `nvml` is true, never if it is
+    false. `smi` is a file with the output of `nvidia-smi -q -x`: driver and GPUs come from there, the rest
+    from `root`. A fact that cannot be read is None and has a sentence in the Host's `warnings`; ProbeError is
+    raised only if `root` contains no host at all.
+    """
+    for path in (root, root if smi is None else smi):
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"{path!r:.80} is not the path of a captured tree or a dump")
+    tree = Tree(os.fspath(root))
+    if nvml and smi is not None:
+        raise UsageError("NVML and an nvidia-smi dump are mutually exclusive")
+    if nvml and not tree.live:
+        raise UsageError("cannot query NVML for a captured tree: it describes the running host")
+    if smi is not None:
+        from imagematrix.hardware.host.smi import read
+
+        return assemble(tree, dump=read(smi))
+    return assemble(tree, query=_query if tree.live and nvml is not False else None, always=nvml is True)
+
+
+def assemble(
+    tree: Tree, *, dump: Dump | None = None, query: Callable[[], Nvml] | None = None, always: bool = False
+) -> Host:
+    """Return the host that `tree` describes, with the GPUs of `dump`, or with the readings of `query` (NVML).
+
+    Without a sign of a driver `query` is called only with `always`: NVML would fail, and its search for a
+    driver can load one and leave device nodes behind.
+    """
+    machine, processors, warnings = _processors(tree)
+    signs = find(tree)
+    functions: tuple[Function, ...] = ()
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] = ()
+    devices: tuple[str, ...] = ()
+    other: tuple[Accelerator, ...] = ()
+    if signs.functions or signs.functions is None:
+        from imagematrix.hardware.host import pci
+
+        functions = pci.scan(tree, signs.functions)
+    if dump is not None or always or signs.nvidia or any(function.gpu for function in functions):
+        from imagematrix.hardware.host import gpus as nvidia_gpus
+        from imagematrix.hardware.host import nvidia
+
+        permitted = query if always or signs.driver else None
+        driver, detected, devices, remarks = nvidia_gpus.find(tree, functions, dump, permitted)
+        gpus = nvidia.with_capabilities(tree, detected)
+        warnings += remarks
+    if functions or signs.modules or signs.nodes or signs.tegra:
+        from imagematrix.hardware.host import unsupported
+
+        other, remarks = unsupported.find(tree, signs, functions, gpus)
+        warnings += remarks
+    return Host(
+        arch=machine,
+        cpu=processors,
+        driver=driver,
+        gpus=gpus,
+        devices=devices,
+        accelerators=other,
+        warnings=tuple(dict.fromkeys(tree.warnings + warnings)),
+    )
+
+
+def _query() -> Nvml:
+    from imagematrix.hardware.host import nvml
+
+    return nvml.read()
+
+
+def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
+    text = tree.text(CPUINFO, limit=CPUINFO_LIMIT)
+    # Files of these names in the root of a running host could be anybody's.
+    for path in LSCPU if text is None and not tree.live else ():
+        text = text or tree.text(path)
+    if text is not None:
+        processors, remarks = cpu.parse(text)
+        warnings = list(remarks)
+        if SIGN in processors.flags:
+            from imagematrix.hardware.host import cpuid
+
+            unprinted, unknown = cpuid.read(tree, processors.flags, alike=cpu.alike(text))
+            processors = replace(processors, flags=processors.flags | unprinted)
+            warnings += unknown
+    elif tree.live:
+        processors, remarks = cpu.by_library()
+        warnings = list(remarks)
+    else:
+        reason = tree.warnings[-1] if tree.warnings else f"{CPUINFO[1:]} not found"
+        raise ProbeError(
+            f"not a captured host: {reason}",
+            remedy="copy at least /proc/cpuinfo (or the output of `lscpu -J` as lscpu.json), "
+            "/proc/driver/nvidia and the names of /dev/nvidia* into it",
+        )
+    return _arch(tree, text or ""), processors, warnings
+
+
+def _arch(tree: Tree, text: str) -> str:
+    if tree.live:
+        return machine(os.uname().machine)
+    name = (tree.text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
+    if name.isidentifier() and name.isascii():
+        return machine(name)
+    guess = cpu.arch(text)
+    if guess is None:
+        raise ProbeError(
+            f"architecture unknown: the captured {CPUINFO[1:]} does not show it",
+            remedy="write the output of `uname -m` into proc/sys/kernel/arch of the captured tree",
+        )
+    return machine(guess)

@@ -1,0 +1,166 @@
+"""CUDA releases and the drivers that run them.
+
+NVIDIA guarantees that a driver runs programs of its own CUDA release and of older ones. From CUDA 11 on, it
+also runs programs of later releases with the same major version if it is not older than that major's floor
+(minor-version compatibility). This does not cover PTX: a driver compiles only PTX up to its own CUDA release.
+Sources are in cuda.json.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from types import MappingProxyType
+
+from imagematrix.common.record import Record
+from imagematrix.hardware.vendors import _data, versions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+__all__ = [
+    "COMPRESSED_FATBIN_DRIVER",
+    "CudaRelease",
+    "changes",
+    "driver_cuda",
+    "driver_runs",
+    "drivers",
+    "lowest_driver",
+    "ptx_isa",
+    "release",
+    "releases",
+    "runs_from",
+]
+
+COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
+
+
+class CudaRelease(Record):
+    """A CUDA toolkit release such as "12.4", with its updates. Unknown facts are None.
+
+    `toolkit_driver` is the oldest Linux driver that NVIDIA lists for one of its updates, `floor` the oldest
+    for all releases of its major version. `branch` is the driver branch that introduced the release.
+    `targets` are the cubins that its ptxas produces ("86", "90a"), none for a release that exists only in
+    drivers. `ptx_isa` is the newest PTX ISA version that it supports, `max_gcc` and `max_clang` are the
+    newest major versions that nvcc accepts as host compiler.
+    """
+
+    name: str
+    toolkit_driver: str | None
+    floor: str | None
+    branch: int | None
+    targets: frozenset[str]
+    ptx_isa: str | None
+    max_gcc: int | None
+    max_clang: int | None
+
+
+@cache
+def releases() -> Mapping[str, CudaRelease]:
+    """Return the known CUDA releases by name, oldest first."""
+    table = _data.load("cuda.json")["releases"]
+    return MappingProxyType({name: _release(name, row) for name, row in table.items()})
+
+
+def release(name: str) -> CudaRelease | None:
+    """Return the CUDA release `name` ("12.4"), or None if it is unknown."""
+    return releases().get(name)
+
+
+@lru_cache(maxsize=1024)
+def driver_cuda(driver: str) -> str | None:
+    """Return the newest CUDA release that `driver` supports.
+
+    The driver's branch decides, or else the newest known branch below it; the result is None below all known
+    branches. Early drivers of a branch may precede its release, so a driver must not be older than the oldest
+    that NVIDIA lists for the release. For a Tegra driver the release is unknown, and the result None.
+    """
+    if versions.is_tegra(driver):
+        return None
+    key = versions.order(driver)
+    supported = [name for name, first in _first_drivers().items() if versions.order(first) <= key]
+    return supported[-1] if supported else None
+
+
+@lru_cache(maxsize=4096)
+def driver_runs(cuda: str, driver: str, stated: str | None = None) -> bool:
+    """Whether `driver` runs programs of the CUDA release `cuda`, apart from PTX.
+
+    `stated` is the oldest driver for it according to a matrix, used if the tables lack the release.
+    """
+    if versions.is_tegra(driver):
+        return False
+    supported = driver_cuda(driver)
+    if supported is not None and versions.order(supported) >= versions.order(cuda):
+        return True
+    floor = _floor(cuda) or (None if release(cuda) else stated)
+    return floor is not None and versions.order(driver) >= versions.order(floor)
+
+
+def lowest_driver(cuda: str, stated: str | None = None) -> str | None:
+    """Return the oldest driver that NVIDIA lists for the CUDA release `cuda`, or `stated` if unknown."""
+    row = release(cuda)
+    listed = (row and row.toolkit_driver, _floor(cuda))
+    return min((driver for driver in listed if driver), key=versions.order, default=stated)
+
+
+@cache
+def drivers() -> tuple[str, ...]:
+    """Return the drivers that NVIDIA lists for some release, oldest first."""
+    listed = {driver for row in releases().values() for driver in (row.toolkit_driver, row.floor) if driver}
+    return tuple(sorted(listed, key=versions.order))
+
+
+def changes(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
+    """Return the drivers from which on a condition on what `driver_cuda` returns gives another verdict."""
+    verdict, found = holds(None), []
+    for name, first in _first_drivers().items():
+        if holds(name) is not verdict:
+            verdict = not verdict
+            found.append(first)
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def runs_from(cuda: str, stated: str | None = None) -> tuple[str, ...]:
+    """Return the drivers from which on `driver_runs` may give another verdict."""
+    wanted = versions.order(cuda)
+    newer = changes(lambda supported: supported is not None and versions.order(supported) >= wanted)
+    return tuple(filter(None, (*newer, _floor(cuda), stated)))
+
+
+def ptx_isa(driver: str) -> str | None:
+    """Return the newest PTX ISA version that `driver` compiles, or None if its CUDA release is unknown."""
+    supported = driver_cuda(driver)
+    return None if supported is None else releases()[supported].ptx_isa
+
+
+@cache
+def _first_drivers() -> Mapping[str, str]:
+    """Return the first driver that supports each release, by the release's name, oldest first."""
+    listed = {
+        # From 13.0 on, NVIDIA lists a driver for the major version alone.
+        name: max(row.toolkit_driver or row.floor or "0", f"{row.branch}.0", key=versions.order)
+        for name, row in releases().items()
+        if row.branch is not None
+    }
+    return MappingProxyType(listed)
+
+
+def _floor(cuda: str) -> str | None:
+    floors: dict[str, str] = _data.load("cuda.json")["floors"]
+    return floors.get(cuda.partition(".")[0])
+
+
+def _release(name: str, row: dict[str, Any]) -> CudaRelease:
+    return CudaRelease(
+        name=name,
+        toolkit_driver=row.get("toolkit_driver"),
+        floor=_floor(name),
+        branch=row.get("branch"),
+        targets=frozenset(row["targets"].split()),
+        ptx_isa=row.get("ptx_isa"),
+        max_gcc=row.get("max_gcc"),
+        max_clang=row.get("max_clang"),
+    )

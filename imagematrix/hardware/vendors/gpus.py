@@ -1,0 +1,251 @@
+"""NVIDIA's GPU products: the drivers that support them, and which are data-centre parts.
+
+Sources are in gpus.json.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from types import MappingProxyType
+
+from imagematrix.common.record import Record
+from imagematrix.hardware.vendors import _data, cuda, device_code, versions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "BRANDS",
+    "DATA_CENTRE_BRANDS",
+    "Product",
+    "brand",
+    "capabilities",
+    "data_centre",
+    "drives",
+    "first_branch",
+    "first_branches",
+    "first_ended",
+    "is_vgpu",
+    "last_branch",
+    "last_branches",
+    "module_bounds",
+    "product",
+]
+
+# nvmlBrandType_t of nvml.h
+BRANDS: Mapping[int, str] = MappingProxyType(
+    {
+        0: "unknown",
+        1: "quadro",
+        2: "tesla",
+        3: "nvs",
+        4: "grid",
+        5: "geforce",
+        6: "titan",
+        7: "vapps",
+        8: "vpc",
+        9: "vcs",
+        10: "vws",
+        11: "cloudgaming",
+        12: "quadrortx",
+        13: "nvidiartx",
+        14: "nvidia",
+        15: "geforcertx",
+        16: "titanrtx",
+    }
+)
+
+# Data-centre parts from Ampere on report "nvidia" where older ones report "tesla".
+DATA_CENTRE_BRANDS = frozenset({"tesla", "nvidia"})
+# Words in the names of other parts, which may report the same brands.
+OTHER_NAMES = ("geforce", "titan", "nvs", "gb10")
+# The name of a virtual GPU ends in its type, as in "NVIDIA A40-8Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"; the
+# letter stands for workstations (Q), computing (C), desktops (B) and applications (A). Source: the Virtual
+# GPU Software User Guide, "Virtual GPU Types for Supported GPUs".
+VGPU = r"-\d+([AQ]|B4?|C(ME)?)\b"  # compiled on use: a selection loads this module
+
+
+class Product(Record):
+    """A GPU product, identified by its PCI device id.
+
+    `compute` is its compute capability ("8.9"), None if unknown. `last_branch` is the last driver branch that
+    supports it, None if the newest still does or if unknown.
+    """
+
+    pci_device_id: str
+    chip: str
+    name: str
+    compute: str | None
+    last_branch: int | None
+
+
+def product(pci_device_id: str) -> Product | None:
+    """Return the product with the PCI device id ("26b9" or "0x26B9"), or None if it is unknown.
+
+    The id is a fallback for NVML's readings: a virtual function may have another one.
+    """
+    device_id = pci_device_id.lower().removeprefix("0x")
+    table = _data.load("gpus.json")
+    for chip, row in table["chips"].items():
+        name = row["devices"].get(device_id)
+        if name is not None:
+            return Product(
+                pci_device_id=device_id,
+                chip=chip,
+                name=name,
+                compute=row["compute"],
+                last_branch=table["last_branches"].get(device_id, row["last_branch"]),
+            )
+    return None
+
+
+def capabilities(name: str) -> tuple[str, ...]:
+    """Return the compute capabilities of the products with a name, such as H100 or "rtx 4090", sorted.
+
+    The name may be words from the middle of a product's, in any case and with any separators.
+    """
+    wanted = "".join(_words(name))
+    found = {
+        row["compute"]
+        for row in _data.load("gpus.json")["chips"].values()
+        for product_name in row["devices"].values()
+        if row["compute"] and wanted and wanted in _runs(_words(product_name))
+    }
+    return tuple(sorted(found, key=versions.order))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", name.lower())
+
+
+def _runs(words: list[str]) -> set[str]:
+    """Return the words that follow each other, joined: of "a b c" also "ab", "bc" and "abc"."""
+    return {
+        "".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)
+    }
+
+
+@lru_cache(maxsize=1024)
+def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
+    """Return the last driver branch that supports a GPU; None if the newest does or if unknown.
+
+    For an unknown device, the chips with its compute capability decide.
+    """
+    listed = product(pci_device_id) if pci_device_id else None
+    return listed.last_branch if listed else _last_branches().get(compute)
+
+
+@lru_cache(maxsize=256)
+def first_branch(compute: str | None) -> int:
+    """Return the first driver branch that supports any GPU of a capability or a newer one; 0 if unknown."""
+    own = versions.order(compute) if compute else ()
+    return max(
+        (branch for first, branch in first_branches().items() if versions.order(first) <= own), default=0
+    )
+
+
+@cache
+def first_branches() -> Mapping[str, int]:
+    """Return the branches that `first_branch` returns, each by the first capability for which it does.
+
+    The first branch for a GPU is that of the first CUDA release that compiles for it. The capabilities of the
+    oldest release in the table are left out: earlier ones may compile for them.
+    """
+    oldest, *later = cuda.releases().values()
+    firsts: dict[str, int] = {}
+    for release in later:
+        for compute in {device_code.capability(target) for target in release.targets - oldest.targets}:
+            firsts.setdefault(compute, release.branch or 0)
+    steps: dict[str, int] = {}
+    least = max(firsts.values())
+    for compute in sorted(firsts.keys() - device_code.tegra(), key=versions.order, reverse=True):
+        least = min(least, firsts[compute])
+        steps = {other: branch for other, branch in steps.items() if branch > least} | {compute: least}
+    return MappingProxyType(steps)
+
+
+@lru_cache(maxsize=1024)
+def drives(kind: str | None, compute: str | None) -> bool:
+    """Whether kernel modules of a kind ("open", "proprietary") support GPUs of a compute capability.
+
+    True if either is unknown.
+    """
+    limit = module_bounds().get(kind or "")
+    if compute is None or limit is None:
+        return True
+    bound, capability = versions.order(limit), versions.order(compute)
+    return capability >= bound if kind == "open" else capability <= bound
+
+
+def module_bounds() -> Mapping[str, str]:
+    """Return, for each kind of kernel modules, the first or the last capability that it supports."""
+    bounds: dict[str, str] = _data.load("gpus.json")["kernel_modules"]
+    return bounds
+
+
+def brand(name: str | None) -> str | None:
+    """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
+
+    `name` comes from the driver or from `product`. The table has the names that NVIDIA lists as data-centre
+    products; other parts are not proved to be data-centre parts. Some drivers report "nvidia" for a Tesla,
+    which makes no difference: the lists in cuda-compat have both.
+    """
+    if name is None or is_vgpu(name):
+        return None
+    words = re.split("[ /-]+", name.removeprefix("NVIDIA "))
+    if words[0] == "Tesla":
+        return "tesla"
+    listed = (entry.split() for entry in _data.load("gpus.json")["data_centre"])
+    return "nvidia" if any(words[: len(entry)] == entry for entry in listed) else None
+
+
+def is_vgpu(name: str | None) -> bool:
+    """Whether this is the name of a virtual GPU."""
+    return name is not None and re.search(VGPU, name, re.ASCII) is not None
+
+
+def data_centre(brand: str | None, name: str | None) -> bool:
+    """Whether a GPU is a data-centre part; cuda-compat supports only these.
+
+    `brand` is one of `BRANDS`. Without it, only the name "Tesla" proves a data-centre part.
+    """
+    words = (name or "").lower().split()
+    if any(word in words for word in OTHER_NAMES):
+        return False
+    if brand is None or brand.lower() == "unknown":
+        return "tesla" in words
+    return brand.lower() in DATA_CENTRE_BRANDS
+
+
+@cache
+def last_branches() -> frozenset[int]:
+    """Return the driver branches that are the last to support some GPU."""
+    table = _data.load("gpus.json")
+    listed = {row["last_branch"] for row in table["chips"].values()} | {*table["last_branches"].values()}
+    return frozenset(filter(None, listed))
+
+
+@cache
+def first_ended() -> Mapping[str, int]:
+    """Return, by compute capability, the earliest driver branch that is the last for some product."""
+    table = _data.load("gpus.json")
+    ends: dict[str, int] = {}
+    for row in table["chips"].values():
+        lasts = {row["last_branch"], *(table["last_branches"].get(device) for device in row["devices"])}
+        first = min(filter(None, lasts), default=None)
+        if row["compute"] and first:
+            ends[row["compute"]] = min(first, ends.get(row["compute"], first))
+    return MappingProxyType(ends)
+
+
+@cache
+def _last_branches() -> dict[str | None, int | None]:
+    """Return the last branch by compute capability, taken from the chip with the longest driver support."""
+    branches: dict[str | None, int | None] = {}
+    for row in _data.load("gpus.json")["chips"].values():
+        compute, last = row["compute"], row["last_branch"]
+        other = branches.get(compute, last)
+        branches[compute] = last and other and max(last, other)
+    return branches

@@ -1,0 +1,555 @@
+"""The Catalog: the variants of one version of an image, with everything that a selection needs."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import DIGEST, names_registry, split
+from imagematrix.common.record import Record, replace
+from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER, RELEASE, order
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from imagematrix.common.json_documents import Fields
+
+__all__ = [
+    "BYTES",
+    "CLAIM",
+    "CRITERIA",
+    "HARDWARE",
+    "PROBABLE",
+    "SCHEMA",
+    "SOURCE",
+    "TABLE",
+    "UNKNOWN",
+    "Catalog",
+    "Code",
+    "FilePart",
+    "Ptx",
+    "UseGuard",
+    "UserModeDriver",
+    "Variant",
+    "literal",
+    "own_axes",
+    "preference",
+]
+
+SCHEMA = "imagematrix.catalog/v1"
+MODES = ("exact", "compat", "host")
+# The source of a need: read from the image's bytes; claimed by labels; CPU flags for which most of a file is
+# compiled, though nothing proves that they are needed; read from the bytes with the shipped table of files
+# that some GPUs do not use, or with the sources of the package that uses them; or unknown.
+SOURCES = "bytes", "claim", "probable", "table", "source", "unknown"
+BYTES, CLAIM, PROBABLE, TABLE, SOURCE, UNKNOWN = SOURCES
+# The hardware axes of a variant. All others are the image's own, and describe its contents.
+HARDWARE = ("platform", "cuda", "compute", "march", "driver")
+# The criteria of the order, in the usual order; see selection/order.py.
+CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
+PLATFORM = re.compile(r"[a-z0-9._-]+(?:/[A-Za-z0-9._-]+){1,2}")  # system, architecture, variant
+CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
+# The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
+AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
+# The name of a library, as of a Python package, and its version or several, such as 2.27.3 or openmpi-5.0.7.
+LIBRARY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
+LIBRARY_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,-]{0,255}", re.ASCII)
+# A reference is used on command lines: it has no leading dash and no blanks.
+REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
+
+
+class Ptx(Record):
+    """PTX in a variant: the virtual architecture it targets ("89") and its ISA version ("8.4")."""
+
+    target: str
+    isa: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a variant's `ptx`."""
+        return {"target": self.target, "isa": self.isa}
+
+
+class FilePart(Record):
+    """`count` parts of a file that have kernels for the same targets, `cubins` and `ptx` as in a Variant.
+
+    A part is a fatbin: what a compiler made of one source file.
+    """
+
+    count: int
+    cubins: tuple[str, ...] = ()
+    ptx: tuple[Ptx, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of an entry's `parts`."""
+        return {"count": self.count, "cubins": list(self.cubins), "ptx": [ptx.to_json() for ptx in self.ptx]}
+
+
+class UseGuard(Record):
+    """The question for the capability that a package's own sources ask before they use a file.
+
+    `path` is the module in the package and `line` the line that asks. `unless` are the capabilities on which
+    the package does not use the file, as pairs of the lowest and the highest; the highest of all is None.
+    """
+
+    path: str
+    line: int
+    unless: tuple[tuple[str, str | None], ...]
+
+    def exempts(self, compute: str) -> bool:
+        """Whether the package does not use the file on GPUs of this capability."""
+        own = order(compute)
+        return any(order(low) <= own and (high is None or own <= order(high)) for low, high in self.unless)
+
+    @property
+    def words(self) -> str:
+        """The capabilities on which the package does not use the file, in words."""
+        return ", ".join([_range(low, high) for low, high in self.unless])
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `guard` of an element of `device_code`."""
+        return {"path": self.path, "line": self.line, "unless": [list(pair) for pair in self.unless]}
+
+
+class Code(Record):
+    """Files of a variant with the same device code: how many they are, and the path of one of them.
+
+    `cubins` and `ptx` are as in a Variant. Where files are `optional`, the image also runs on GPUs for which
+    they have no code; where they have a `guard`, on the GPUs that it exempts. `parts` are those of a file
+    whose parts differ in their targets: on a GPU for which `cubins` or `ptx` have code, some of them may have
+    none. `globs` match all of several files, and no other file with device code.
+    """
+
+    files: int
+    name: str
+    cubins: tuple[str, ...] = ()
+    ptx: tuple[Ptx, ...] = ()
+    optional: bool = False
+    parts: tuple[FilePart, ...] = ()
+    guard: UseGuard | None = None
+    globs: tuple[str, ...] = ()
+
+    def decides(self, compute: str) -> bool:
+        """Whether these files have to run on GPUs of a capability."""
+        return not self.optional and not (self.guard and self.guard.exempts(compute))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of cubins and PTX."""
+        return (*self.cubins, *[ptx.target for ptx in self.ptx])
+
+    @property
+    def glob(self) -> str:
+        """The glob that states the file as optional, and matches no other name."""
+        return literal(self.name)
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a variant's `device_code`."""
+        return {
+            "files": self.files,
+            "name": self.name,
+            "cubins": list(self.cubins),
+            "ptx": [ptx.to_json() for ptx in self.ptx],
+            **({"optional": True} if self.optional else {}),
+            **({"parts": [part.to_json() for part in self.parts]} if self.parts else {}),
+            **({"guard": self.guard.to_json()} if self.guard else {}),
+            **({"globs": list(self.globs)} if self.globs else {}),
+        }
+
+
+def _range(low: str, high: str | None) -> str:
+    if high is None:
+        return f"{low} and later"
+    return low if low == high else f"{low} to {high}"
+
+
+def literal(name: str) -> str:
+    """Return the glob that matches a name and no other."""
+    return "".join([f"[{letter}]" if letter in "*?[" else letter for letter in name])
+
+
+class UserModeDriver(Record):
+    """Where a variant's libcuda comes from.
+
+    `mode` is "exact" (the regular driver is in the image), "compat" (cuda-compat is in the image, with the
+    kernel `branches` and GPU `brands` that its ELF note lists) or "host" (the node's NVIDIA runtime injects
+    it, and `version` is None).
+    """
+
+    mode: str
+    version: str | None = None
+    branches: tuple[int, ...] = ()
+    brands: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `driver` object of a variant."""
+        data: dict[str, object] = {"mode": self.mode, "version": self.version}
+        if self.mode == "compat":
+            data |= {"branches": list(self.branches), "brands": list(self.brands)}
+        return data
+
+
+class Variant(Record):
+    """One image of a catalog: what its code needs, and what it contains.
+
+    A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
+    ("89", "90a"); all files have code wherever one of these cubins, or the PTX, runs. `device_code` is exact:
+    every one of its entries needs code for a GPU, by cubin or PTX. If it is empty, `cubins` and `ptx` are its
+    only entry. `cpu_flags` are the flags the code needs, by the kernel's names; `partial_flags` are further
+    ones that the larger part of a file needs, which may choose by the CPU. `march` and `vendor` name the
+    compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
+    has none. `oldest_driver` is the oldest driver that runs `cuda`, if the matrix states it because no table
+    has the release. `axes` are the image's own axes, none about hardware, with the variant's values, sorted.
+    `signed_returns` marks aarch64 code that signs return addresses with instructions that not every CPU has.
+    `facts` are the sources of "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags", sorted; see `source`.
+    `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold;
+    hardware.vendors.requirements parses them. `libraries` are the frameworks and the libraries through which
+    the ranks of a job talk, sorted, each with its version, None if unknown; it is None if no audit has looked
+    for any.
+    """
+
+    reference: str
+    digest: str | None
+    platform: str
+    cuda: str | None = None
+    cubins: tuple[str, ...] = ()
+    ptx: tuple[Ptx, ...] = ()
+    compressed_fatbin: bool = False
+    driver: UserModeDriver | None = None
+    march: str | None = None
+    cpu_flags: frozenset[str] = frozenset()
+    vendor: str | None = None
+    size: int | None = None
+    oldest_driver: str | None = None
+    axes: tuple[tuple[str, str], ...] = ()
+    signed_returns: bool = False
+    facts: tuple[tuple[str, str], ...] = ()
+    requires: tuple[str, ...] = ()
+    device_code: tuple[Code, ...] = ()
+    libraries: tuple[tuple[str, str | None], ...] | None = None
+    partial_flags: frozenset[str] = frozenset()
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the variant is for GPUs."""
+        return bool(self.cuda or self.driver or self.code)
+
+    @property
+    def code(self) -> tuple[Code, ...]:
+        """The entries of its device code of which each has to run; none if there is none."""
+        deciding = tuple([code for code in self.device_code if not code.optional])
+        if deciding or not (self.cubins or self.ptx):
+            return deciding
+        return (Code(files=0, name="", cubins=self.cubins, ptx=self.ptx),)
+
+    def source(self, fact: str) -> str:
+        """Return where a fact comes from, one of SOURCES."""
+        return dict(self.facts).get(fact, CLAIM)
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Catalog document's `variants`."""
+        return {
+            "reference": self.reference,
+            "digest": self.digest,
+            "platform": self.platform,
+            "cuda": self.cuda,
+            "cubins": list(self.cubins),
+            "ptx": [ptx.to_json() for ptx in self.ptx],
+            "compressed_fatbin": self.compressed_fatbin,
+            "driver": self.driver.to_json() if self.driver else None,
+            "march": self.march,
+            "cpu_flags": sorted(self.cpu_flags),
+            "vendor": self.vendor,
+            "size": self.size,
+            **({"device_code": [code.to_json() for code in self.device_code]} if self.device_code else {}),
+            **({"partial_cpu_flags": sorted(self.partial_flags)} if self.partial_flags else {}),
+            **({"oldest_driver": self.oldest_driver} if self.oldest_driver else {}),
+            **({"signed_returns": True} if self.signed_returns else {}),
+            **({"axes": dict(self.axes)} if self.axes else {}),
+            **({"facts": dict(self.facts)} if self.facts else {}),
+            **({"requires": list(self.requires)} if self.requires else {}),
+            **({"libraries": dict(self.libraries)} if self.libraries is not None else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "variant") -> Variant:
+        """Return the variant that `data` describes; raise UsageError if it is invalid."""
+        return _variant(json_documents.Fields(data, where), {})
+
+
+class Catalog(Record):
+    """The variants of `image`:`version`. No two have the same reference.
+
+    `prefer` are the CRITERIA that are compared first, before the others. `defaults` has values for some of
+    the variants' own axes, used if a question leaves the axis open.
+    """
+
+    image: str
+    version: str
+    variants: tuple[Variant, ...]
+    prefer: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Catalog document."""
+        return {
+            "schema": SCHEMA,
+            "image": self.image,
+            "version": self.version,
+            "prefer": list(self.prefer),
+            **({"defaults": dict(self.defaults)} if self.defaults else {}),
+            "variants": [variant.to_json() for variant in self.variants],
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "catalog") -> Catalog:
+        """Return the Catalog that a document describes; raise UsageError if it is invalid."""
+        fields = json_documents.Fields(data, where)
+        fields.schema(SCHEMA)
+        references: set[str] = set()
+        cache: dict[str, Any] = {}
+        variants = []
+        for item in fields.objects("variants"):
+            variant = _variant(item, cache)
+            if variant.reference in references:
+                raise item.fail("reference", f"{variant.reference} occurs twice")
+            references.add(variant.reference)
+            variants.append(variant)
+        return cls(
+            image=fields.text("image"),
+            version=fields.text("version"),
+            variants=tuple(variants),
+            prefer=preference(fields, "prefer"),
+            defaults=own_axes(fields, "defaults"),
+        )
+
+    def named(self, name: str) -> Catalog | None:
+        """Return the part of the catalog that `name` refers to: all of it, or one variant.
+
+        A single variant, named by reference or digest, needs no defaults, so the result has none. Returns
+        None if `name` is something else.
+        """
+        image, version = split(name)
+        if image != self.image:
+            return None
+        if version in (None, self.version):
+            return self
+        variants = tuple(
+            [variant for variant in self.variants if name == variant.reference or version == variant.digest]
+        )
+        return replace(self, variants=variants, defaults=()) if variants else None
+
+    def known_as(self, name: str) -> Catalog | None:
+        """Return the part that `name` refers to where an image may have another name than in the catalog.
+
+        Clients reach a registry by different addresses, so the registry may be another or missing; without
+        one, so may the first folders: "training:v1" may be registry:5000/ml/training:v1. Variants of adopted
+        images have names of their own.
+        """
+        exact = tuple(variant for variant in self.variants if variant.reference == name)
+        if exact:
+            return replace(self, variants=exact, defaults=())
+        image, version = split(name)
+        path, own = _repository(image), _repository(self.image)
+        shortened = path == image and own.endswith(f"/{path}")
+        if path != own and not shortened:
+            return None
+        at = "@" if "@" in name else ":"
+        return self.named(f"{self.image}{at}{version}" if version else self.image)
+
+
+def _repository(image: str) -> str:
+    return image.partition("/")[2] if names_registry(image) else image
+
+
+def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
+    # Equal parts of variants are parsed once and shared, which makes loading and comparing faster.
+    return Variant(
+        reference=_matching(fields, "reference", REFERENCE, "an image reference"),
+        digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
+        platform=fields.cached("platform", _platform, cache),
+        cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
+        cubins=fields.cached("cubins", _codes, cache),
+        ptx=fields.cached("ptx", _ptx, cache),
+        device_code=fields.cached("device_code", _device_code, cache),
+        compressed_fatbin=fields.boolean("compressed_fatbin"),
+        driver=fields.cached("driver", _driver, cache),
+        march=fields.text_or_none("march"),
+        cpu_flags=fields.words("cpu_flags"),
+        vendor=fields.text_or_none("vendor"),
+        size=fields.integer_or_none("size"),
+        oldest_driver=_matching_or_none(
+            fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
+        ),
+        axes=fields.cached("axes", own_axes, cache),
+        signed_returns=fields.boolean("signed_returns"),
+        facts=fields.cached("facts", _facts, cache),
+        requires=_requires(fields, "requires") if fields.present("requires") else (),
+        libraries=fields.cached("libraries", _libraries, cache),
+        partial_flags=fields.words("partial_cpu_flags")
+        if fields.present("partial_cpu_flags")
+        else frozenset(),
+    )
+
+
+def preference(fields: Fields, key: str) -> tuple[str, ...]:
+    """Return a list of CRITERIA; raise UsageError if one is unknown or occurs twice."""
+    names = fields.texts(key)
+    for name in names:
+        if name not in CRITERIA:
+            raise fields.fail(key, f"{name[:80]!r} is not one of {', '.join(CRITERIA)}")
+    if len(set(names)) < len(names):
+        raise fields.fail(key, "a criterion occurs twice")
+    return names
+
+
+def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
+    """Return an object's axes with their values, sorted; raise UsageError if one is about hardware."""
+    axes = fields.object_or_none(key)
+    if axes is None:
+        return ()
+    for axis in axes.data:
+        if not AXIS.fullmatch(axis) or axis in HARDWARE:
+            raise fields.fail(key, f"{axis[:80]!r} is not an image's own axis")
+    return tuple([(axis, _matching(axes, axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)])
+
+
+def _platform(fields: Fields, key: str) -> str:
+    return _matching(fields, key, PLATFORM, "a platform such as linux/amd64")
+
+
+def _codes(fields: Fields, key: str) -> tuple[str, ...]:
+    codes = fields.texts(key)
+    for code in codes:
+        if not CODE.fullmatch(code):
+            raise fields.fail(key, f"{code!r} is not a target such as 89 or 90a")
+    return codes
+
+
+def _ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
+    return tuple(
+        Ptx(
+            target=_matching(item, "target", CODE, "a target such as 89"),
+            isa=_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+        )
+        for item in fields.objects(key)
+    )
+
+
+def _device_code(fields: Fields, key: str) -> tuple[Code, ...]:
+    return tuple(
+        Code(
+            files=item.integer("files"),
+            name=item.text("name"),
+            cubins=_codes(item, "cubins"),
+            ptx=_ptx(item, "ptx"),
+            optional=item.boolean("optional"),
+            parts=_parts(item, "parts"),
+            guard=_guard(item),
+            globs=item.texts("globs") if item.present("globs") else (),
+        )
+        for item in fields.objects(key)
+    )
+
+
+def _parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
+    return tuple(
+        FilePart(count=_count(item, "count"), cubins=_codes(item, "cubins"), ptx=_ptx(item, "ptx"))
+        for item in fields.objects(key)
+    )
+
+
+def _count(fields: Fields, key: str) -> int:
+    number = fields.integer(key)
+    if number < 1:
+        raise fields.fail(key, f"{number} is not a number of parts")
+    return number
+
+
+def _guard(fields: Fields) -> UseGuard | None:
+    guard = fields.object_or_none("guard")
+    if guard is None:
+        return None
+    pairs = guard.data.get("unless")
+    if not isinstance(pairs, list) or not all(map(_is_range, pairs)):
+        raise guard.fail("unless", 'it is not a list of pairs such as ["7.5", "8.9"] or ["10.0", null]')
+    unless = tuple([(low, high) for low, high in pairs])
+    return UseGuard(path=guard.text("path"), line=guard.integer("line"), unless=unless)
+
+
+def _is_range(pair: object) -> bool:
+    """Whether a value is a pair of capabilities, the second of which may be None."""
+    if not isinstance(pair, list) or len(pair) != 2:  # noqa: PLR2004
+        return False
+    low, high = pair
+    return _is_compute(low) and (high is None or _is_compute(high))
+
+
+def _is_compute(word: object) -> bool:
+    return isinstance(word, str) and CAPABILITY.fullmatch(word) is not None
+
+
+def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
+    facts = fields.object_or_none(key)
+    if facts is None:
+        return ()
+    for fact in facts.data:
+        source = facts.text(fact)
+        if source not in SOURCES:
+            raise facts.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
+    return tuple(sorted(facts.data.items()))
+
+
+def _libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], ...] | None:
+    libraries = fields.object_or_none(key)
+    if libraries is None:
+        return None
+    for name in libraries.data:
+        if not LIBRARY.fullmatch(name):
+            raise fields.fail(key, f"{name[:80]!r} is not the name of a library")
+    return tuple(
+        [
+            (name, _matching_or_none(libraries, name, LIBRARY_VERSION, "a version such as 2.27.3"))
+            for name in sorted(libraries.data)
+        ]
+    )
+
+
+def _requires(fields: Fields, key: str) -> tuple[str, ...]:
+    from imagematrix.hardware.vendors import requirements
+
+    expressions = fields.texts(key)
+    for expression in expressions:
+        try:
+            requirements.parse(expression)
+        except UsageError as error:
+            raise fields.fail(key, str(error)) from error
+    return expressions
+
+
+def _driver(fields: Fields, key: str) -> UserModeDriver | None:
+    driver = fields.object_or_none(key)
+    if driver is None:
+        return None
+    mode = driver.text("mode")
+    if mode not in MODES:
+        raise driver.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
+    version = _matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
+    if (version is None) != (mode == "host"):
+        raise driver.fail("version", "is required in modes exact and compat, and only allowed there")
+    return UserModeDriver(
+        mode=mode, version=version, branches=driver.integers("branches"), brands=driver.texts("brands")
+    )
+
+
+def _matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
+    value = fields.text(key)
+    if not pattern.fullmatch(value):
+        raise fields.fail(key, f"{value[:80]!r} is not {what}")
+    return value
+
+
+def _matching_or_none(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
+    return _matching(fields, key, pattern, what) if fields.present(key) else None

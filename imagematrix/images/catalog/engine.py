@@ -1,0 +1,156 @@
+"""The Catalog of a Docker engine, read from the labels of its images in one request."""
+
+from __future__ import annotations
+
+from imagematrix.common.image_reference import familiar, split
+from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.common.text import word
+from imagematrix.errors import AuditError, UnknownImageError
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.catalog.unlabelled import unlabelled
+from imagematrix.images.engine import images
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.labels import Terms
+    from imagematrix.images.trust.policy import SignaturePolicy
+
+__all__ = ["FULL", "built_on", "catalog", "catalogs", "repository_digest", "require_named", "require_own"]
+
+# Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
+# from an archive or from a podman build. It finds both by the short name.
+FULL = ("docker.io/library/", "docker.io/", "localhost/")
+
+
+def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
+    """Return the catalog of `name` (IMAGE:VERSION, or IMAGE if it has one version) in the local engine.
+
+    It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the engine
+    has no variant of it, EngineError if no engine answers, SignatureError if one lacks a signature that one
+    of the policies requires.
+    """
+    image, _ = split(name)
+    existing = catalogs(image)
+    named_catalogs = [one for item in existing if (one := item.named(name))]
+    if not named_catalogs:
+        if images.inspect(name):
+            raise unlabelled(name)
+        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, existing))
+    if len(named_catalogs) > 1:
+        versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)
+        raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
+    return _signed(named_catalogs, policies)[0]
+
+
+def require_own(image: Mapping[str, Any], reference: str) -> None:
+    """Raise AuditError if an image with the name of a variant was built on that variant.
+
+    `image` is its configuration, or what an engine tells of it.
+    """
+    if labels.names(labels.of(image), reference) and labels.inherited(image):
+        raise built_on(reference)
+
+
+def built_on(reference: str) -> AuditError:
+    """Return the error for an image with the name of a variant that was built on that variant."""
+    return AuditError(
+        f"{reference} is not the variant of this name, but an image built on the variant",
+        remedy=f"run `docker image rm {word(reference)}` and build again",
+    )
+
+
+def require_named(references: Iterable[str]) -> None:
+    """Raise AuditError as `require_own` does, for names of variants in the engine.
+
+    The engine's list does not tell enough of an image, so each of these is inspected.
+    """
+    for reference in references:
+        require_own(images.inspect(reference) or {}, reference)
+
+
+def _remedy(name: str, catalogs_of_image: list[Catalog]) -> str:
+    """Return a suggestion for `name`, which is in none of the catalogs of its image."""
+    existing = catalogs_of_image or catalogs()
+    versions = [f"{item.image}:{item.version}" for item in existing]
+    variants = [one.reference for item in catalogs_of_image for one in item.variants]
+    if not versions:
+        return "build variants with `imagematrix build`"
+    names = versions if split(name)[1] else list(dict.fromkeys(item.image for item in existing))
+    return nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
+
+
+def catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
+    """Return the catalogs of all images in the engine, or of one image, sorted by name and version.
+
+    Raises SignatureError if an image lacks a signature that one of the policies requires.
+    """
+    wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
+    groups: dict[tuple[str, str], dict[str, tuple[Variant, Terms]]] = {}
+    for item in images.listed(wanted):
+        if not isinstance(item, dict):
+            continue
+        for name, version, variant, terms in _variants(item):
+            groups.setdefault((name, version), {})[variant.reference] = variant, terms
+    found = [_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
+    return _signed(found, policies)
+
+
+def _signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]) -> list[Catalog]:
+    """Return the catalogs, of which all variants have the signatures that the policies require."""
+    if policies:
+        from imagematrix.images.catalog.signed import require_variants
+
+        for each in catalogs:
+            require_variants(each.variants, policies, each.version)
+    return catalogs
+
+
+def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:
+    terms = labels.agreed(f"{name}:{version}", (stated for _, stated in members.values()))
+    return Catalog(
+        image=name,
+        version=version,
+        variants=tuple(members[reference][0] for reference in sorted(members)),
+        prefer=terms.prefer,
+        defaults=terms.defaults,
+    )
+
+
+def _variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant, Terms]]:
+    """Yield image, version, variant and terms of one element of the engine's list.
+
+    Nothing if the image is no variant, or lacks the tag of its labels, as an image built on a variant does.
+    """
+    if not isinstance(item.get("Labels"), dict):
+        return
+    given = item["Labels"]
+    if not all(
+        isinstance(given.get(key), str) for key in (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
+    ):
+        return
+    image, version = given[labels.IMAGE], given[labels.VERSION]
+    reference = f"{image}:{labels.tag(version, given[labels.CELL], given[labels.INPUT])}"
+    if {reference, familiar(reference)} & {*_names(item.get("RepoTags"))}:
+        digest = repository_digest(item, image)
+        variant = labels.read(given, reference=reference, digest=digest, size=item.get("Size"))
+        yield image, version, variant, labels.terms(given, reference)
+
+
+def repository_digest(item: Mapping[str, Any], image: str) -> str:
+    """Return the manifest digest in the repository `image`, or the ID if the store keeps no manifests."""
+    for name in _names(item.get("RepoDigests")):
+        repository, _, digest = name.partition("@")
+        if repository in (image, familiar(image)):
+            return digest
+    return str(item.get("Id"))
+
+
+def _names(listed: object) -> list[str]:
+    """Return the names in an engine's answer, and the short forms of names that podman qualified."""
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    return names + [name.removeprefix(full) for name in names for full in FULL if name.startswith(full)]

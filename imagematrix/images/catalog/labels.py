@@ -1,0 +1,235 @@
+"""The labels of an image: its catalog entry, and the components of its identity."""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.common import json_documents
+from imagematrix.common.record import Record
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog.catalog import Variant, own_axes, preference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+__all__ = [
+    "ANNOTATED",
+    "CELL",
+    "CONTENT",
+    "DEFAULTS",
+    "DEVELOPMENT",
+    "IMAGE",
+    "INPUT",
+    "INPUTS",
+    "OPTIONAL",
+    "PREFER",
+    "SIZE",
+    "VARIANT",
+    "VERSION",
+    "Terms",
+    "agreed",
+    "annotated",
+    "cell_of",
+    "components",
+    "content",
+    "inherited",
+    "names",
+    "of",
+    "of_config",
+    "optional",
+    "read",
+    "size",
+    "tag",
+    "terms",
+    "version_of",
+    "write",
+]
+
+IMAGE = "io.imagematrix.image"  # the image's name, without a version
+VERSION = "io.imagematrix.version"  # the image's version
+CELL = "io.imagematrix.cell"  # the name of the cell, as in the tag
+CONTENT = "io.imagematrix.content"  # the digest of what a container gets of the image, except for this label
+INPUT = "io.imagematrix.input"  # the input digest
+INPUTS = "io.imagematrix.inputs"  # the components of the input digest, as JSON
+PREFER = "io.imagematrix.prefer"  # `prefer` of the matrix, separated by commas; absent if not set
+DEFAULTS = "io.imagematrix.defaults"  # `defaults` of the matrix, as JSON; absent if not set
+DEVELOPMENT = "io.imagematrix.development"  # `true` if the image may be replaced; absent otherwise
+OPTIONAL = "io.imagematrix.optional"  # `optional_device_code` of the matrix, as JSON; absent if not set
+SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index
+VARIANT = "io.imagematrix.variant"  # the catalog entry as JSON, without reference, digest and size
+
+# Also annotations of manifests, so that a registry needs no second request for the labels.
+ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)
+OF_THE_STORE = ("reference", "digest", "size")
+# Settings of an image that a container gets, by their names in an image's configuration.
+SETTINGS = (
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Healthcheck",
+    "StopSignal",
+    "User",
+    "Volumes",
+    "WorkingDir",
+)
+EMPTY: tuple[object, ...] = (None, "", [], {})
+SHORT = 12  # digits of the input digest in a tag
+
+
+class Terms(Record):
+    """The preferences and defaults that all images of a version state; see Catalog."""
+
+    prefer: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([",".join(self.prefer) or "the usual order", *map("=".join, self.defaults)])
+
+
+def tag(version: str, cell: str, input_digest: str) -> str:
+    """Return the tag of a variant: version, cell and shortened input digest."""
+    return f"{version}-{cell}-{input_digest.removeprefix('sha256:')[:SHORT]}"
+
+
+def version_of(tag: str) -> str:
+    """Return the version in a tag: the part before its first dash."""
+    return tag.partition("-")[0]
+
+
+def cell_of(tag: str) -> str:
+    """Return the cell in a tag: the part between its first dash and its last."""
+    return tag.partition("-")[2].rpartition("-")[0]
+
+
+def annotated(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that are also annotations of a manifest."""
+    return {key: labels[key] for key in ANNOTATED if key in labels}
+
+
+def names(labels: Mapping[str, str], reference: str) -> bool:
+    """Whether a reference has the tag of the variant that an image's labels describe."""
+    parts = [labels.get(key) for key in (VERSION, CELL, INPUT)]
+    return all(parts) and reference.rpartition(":")[2] == tag(*map(str, parts))
+
+
+def write(variant: Variant) -> str:
+    """Return the label of `variant`."""
+    data = {key: value for key, value in variant.to_json().items() if key not in OF_THE_STORE}
+    return json.dumps(data, separators=(",", ":"))
+
+
+def read(labels: Mapping[str, str], *, reference: str, digest: str | None, size: int | None) -> Variant:
+    """Return the variant that an image's labels describe; raise UsageError if they are damaged."""
+    data = _object(labels, VARIANT, reference)
+    return Variant.from_json(data | {"reference": reference, "digest": digest, "size": size}, reference)
+
+
+def size(annotations: Mapping[str, str]) -> int | None:
+    """Return the size in an annotation, in bytes, or None."""
+    text = annotations.get(SIZE, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < len(str(2**63)) else None
+
+
+def components(labels: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the components of an image's identity, or None if its labels have none."""
+    try:
+        data = json.loads(labels[INPUTS])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return {str(name): str(value) for name, value in data.items()} if isinstance(data, dict) else None
+
+
+def optional(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the globs of optional device code that an image's labels state."""
+    try:
+        data = json.loads(labels[OPTIONAL])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+    return tuple(glob for glob in data if isinstance(glob, str)) if isinstance(data, list) else ()
+
+
+def terms(labels: Mapping[str, str], reference: str) -> Terms:
+    """Return the terms that an image's labels state; raise UsageError if they are damaged or unknown."""
+    text = labels.get(PREFER)
+    names = str(text).split(",") if text else []
+    defaults = _object(labels, DEFAULTS, reference) if DEFAULTS in labels else {}
+    fields = json_documents.Fields({PREFER: names, DEFAULTS: defaults}, reference)
+    return Terms(prefer=preference(fields, PREFER), defaults=own_axes(fields, DEFAULTS))
+
+
+def agreed(name: str, stated: Iterable[Terms]) -> Terms:
+    """Return the terms that all variants of `name` state; raise UsageError if they differ."""
+    first, *others = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
+    if others:
+        differing = " and ".join(map(str, (first, *others)))
+        raise UsageError(
+            f"the variants of {name} differ in their preferences: {differing}",
+            remedy="rebuild all of them",
+        )
+    return first
+
+
+def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, object]:
+    try:
+        data = json_documents.parse(labels[label], f"{reference}: the label {label}")
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{reference}: the label {label} is not JSON") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{reference}: the label {label} is not an object")
+    return data
+
+
+def of(image: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the labels of an image, from its configuration or from what an engine tells of it."""
+    return _mapping(_config(image).get("Labels"))
+
+
+def of_config(raw: bytes, where: str) -> Mapping[str, str]:
+    """Return the labels in an image's configuration; none if they are inherited from another image."""
+    image = json_documents.Fields(json_documents.parse(raw, where), where)
+    return {} if inherited(image.data) else image.object_or_empty("config").named_texts("Labels")
+
+
+def inherited(image: Mapping[str, Any]) -> bool:
+    """Whether an image inherited its labels from an image that it was built on.
+
+    `image` is its configuration, or what an engine tells of it. False for images of the classic image store,
+    whose labels have no content digest.
+    """
+    label = of(image).get(CONTENT)
+    return label is not None and label != content(image)
+
+
+def content(image: Mapping[str, Any]) -> str:
+    """Return the digest of what a container gets of an image: platform, layers and settings.
+
+    The label CONTENT does not count. An image built on this one inherits the label, but differs in the rest.
+    `image` is its configuration or what an engine tells of it, which leaves out other parts.
+    """
+    from imagematrix.images.oci.manifest import digest_of
+
+    inner = _config(image)
+    others = {key: value for key, value in of(image).items() if key != CONTENT}
+    rootfs = _mapping(image.get("rootfs")).get("diff_ids") or _mapping(image.get("RootFS")).get("Layers")
+    data = {
+        "platform": [
+            image.get(key) or image.get(key.title()) or "" for key in ("os", "architecture", "variant")
+        ],
+        "layers": rootfs or [],
+        "labels": others,
+        # An engine tells settings that the image does not have as empty ones.
+        "settings": {key: value for key in SETTINGS if (value := inner.get(key)) not in EMPTY},
+    }
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return digest_of(text.encode())
+
+
+def _config(image: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(image.get("config")) or _mapping(image.get("Config"))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

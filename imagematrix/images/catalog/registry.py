@@ -1,0 +1,154 @@
+"""The Catalog of a registry: the image index of a version, read with one request.
+
+Each manifest of the index has its variant in its annotations, with the same names as image labels.
+"""
+
+from __future__ import annotations
+
+from imagematrix.common.image_reference import DIGEST, Reference
+from imagematrix.common.record import replace
+from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.common.text import shortened, word
+from imagematrix.errors import UnknownImageError
+from imagematrix.hardware.vendors.versions import natural
+from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog.unlabelled import unlabelled
+from imagematrix.images.oci.manifest import INDEXES, Descriptor, ImageManifest, parse
+from imagematrix.images.oci.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.catalog.signed import Guard
+    from imagematrix.images.trust.policy import SignaturePolicy
+
+__all__ = ["catalog", "catalogs", "entry_of"]
+
+SHOWN = 10  # versions that an error lists
+REQUESTS = 8  # at the same time
+CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
+
+
+def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
+    """Return the catalog of `name`, such as registry:5000/ml/training:v1.
+
+    It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the registry
+    has none, EngineError if it cannot be reached or refuses, UsageError if its content is not a catalog,
+    SignatureError if it lacks a signature that one of the policies requires.
+    """
+    reference = Reference.parse(name)
+    with Registry(reference.name) as registry:
+        guard = _guard(registry, policies)
+        manifest = registry.manifest(reference.tag)
+        if manifest is None:
+            message = f"the registry {reference.registry} has no {name}"
+            raise UnknownImageError(message, remedy=_remedy(reference, registry))
+        if guard:
+            guard.listing(reference.tag, manifest)
+        whole = index.listed(manifest, reference.name, reference.tag)
+        named = None if whole else entry_of(registry, reference.tag)
+        # An image that was built on a variant inherits its labels, but neither its tag nor its content. For a
+        # version, a resolver answers with the variant itself.
+        own = (
+            named is not None
+            and named.ours
+            and (
+                named.tag == reference.tag
+                or DIGEST.fullmatch(reference.tag)
+                or registry.digest(named.tag) == named.digest
+            )
+        )
+        if guard and named and own:
+            guard.variant(reference.tag, named)
+    if whole:
+        return whole
+    if named and own:
+        # A named variant leaves no axis for defaults to decide.
+        return replace(index.catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=())
+    entries = [named] if named else index.parse(manifest.raw, name)
+    if entries and not any(entry.ours for entry in entries if entry is not named):
+        raise unlabelled(name)
+    raise UnknownImageError(f"{name} is an index without variants of imagematrix")
+
+
+def catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
+    """Return the catalogs of all versions in the repository `name`.
+
+    Raises EngineError, and SignatureError if one lacks a signature that one of the policies requires.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        guard = _guard(registry, policies)
+        versions = _versions(registry.tags())
+        manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
+        read = []
+        for version, manifest in manifests:
+            if guard and manifest:
+                guard.listing(version, manifest)
+            read.append(index.listed(manifest, name, version) if manifest else None)
+    return [found for found in read if found is not None]
+
+
+def _guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
+    """Return what checks signatures in a repository, None if no policy requires them."""
+    if not policies:
+        return None
+    from imagematrix.images.catalog import signed
+
+    return signed.guard(registry, policies)
+
+
+def _versions(tags: Iterable[str]) -> list[str]:
+    """Return the tags that can be versions, which have no dash."""
+    return sorted((tag for tag in tags if "-" not in tag), key=natural)
+
+
+def _remedy(reference: Reference, registry: Registry) -> str:
+    """Return a suggestion for a reference that a registry does not have."""
+    tags = registry.tags()
+    if not tags:
+        return "check the name; the registry has no such repository"
+    versions = _versions(tags)
+    pushed = [tag for tag in tags if tag.startswith(f"{reference.tag}-")] or ([] if versions else tags)
+    variant = entry_of(registry, pushed[0]) if pushed else None
+    if variant and variant.ours and variant.tag == pushed[0]:
+        version = f"{reference.name}:{variant.annotations[labels.VERSION]}"
+        return f"its images are pushed but not published yet: run `imagematrix publish {word(version)}`"
+    existing = shortened(versions or sorted(tags, key=natural), SHOWN)
+    return nearest(reference.tag, tags, likeness=SLIP) or f"it has {existing}"
+
+
+def entry_of(registry: Registry, tag: str) -> IndexEntry | None:
+    """Return the index entry of the image with a tag or digest, read from the image itself.
+
+    For an image with attestations it is the image's entry. Returns None if the tag does not exist, or is
+    something else, such as another index or a signature. Raises UsageError if it is damaged.
+    """
+    manifest = registry.manifest(tag)
+    if manifest and (own := index.attested(manifest, tag)):
+        manifest = registry.manifest(own)
+    if manifest is None or manifest.media_type in INDEXES:
+        return None
+    where = f"{registry.name}:{tag}"
+    image = parse(manifest.raw, where, Descriptor)
+    if not isinstance(image, ImageManifest) or not image.config or image.config.media_type not in CONFIGS:
+        return None
+    annotations = image.annotations
+    if labels.VARIANT not in annotations:  # pushed by an engine with the classic image store
+        annotations = labels.of_config(registry.blob(image.config.digest), where)
+    size = sum(layer.size for layer in image.layers or ())
+    return index.IndexEntry(
+        digest=manifest.digest,
+        size=len(manifest.raw),
+        media_type=manifest.media_type,
+        annotations={key: annotations[key] for key in labels.ANNOTATED if key in annotations}
+        | {labels.SIZE: str(size)},
+        platform=index.platform(None),
+    )

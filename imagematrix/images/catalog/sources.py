@@ -1,0 +1,234 @@
+"""The sources of catalogs: which one a name refers to.
+
+To add a source, add a module beside this one and a line in SOURCES. The module has two functions: `catalog`
+returns the Catalog of a name, and `catalogs` those of all versions of an image. Both get the policies that
+the images have to satisfy, and raise SignatureError if one does not.
+"""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import is_saved, names_registry
+from imagematrix.common.record import Record
+from imagematrix.common.settings import read_site
+from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.images.catalog.catalog import Catalog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from os import PathLike
+    from typing import Protocol
+
+    from imagematrix.common.settings import Site
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.trust.policy import SignaturePolicy
+
+    Policy = str | PathLike[str] | None
+
+    class Module(Protocol):
+        """The interface of a source's module."""
+
+        def catalog(self, name: str, policies: Sequence[SignaturePolicy] = (), /) -> Catalog:
+            """Return the catalog of `name`.
+
+            Raises UnknownImageError, EngineError or UsageError; SignatureError if a policy refuses an image.
+            """
+            ...
+
+        def catalogs(
+            self, image: str | None = None, policies: Sequence[SignaturePolicy] = (), /
+        ) -> list[Catalog]:
+            """Return the catalogs of all versions of an image, or of all images; raises the same."""
+            ...
+
+
+__all__ = ["confirm", "list_catalogs", "open_catalog", "policies_of", "require_signed", "stored_catalog"]
+
+ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
+
+
+class CatalogSource(Record):
+    """A source of catalogs, which stores images; `name` is the name of its module.
+
+    `keeps` returns whether the image with a name is stored there.
+    """
+
+    name: str
+    keeps: Callable[[str], bool]
+
+    @property
+    def module(self) -> Module:
+        """The source's module, loaded when it is needed."""
+        # importlib would slow down `select`.
+        module: Module = __import__(f"imagematrix.images.catalog.{self.name}", fromlist=["catalog"])
+        return module
+
+
+def _always(_: str) -> bool:
+    return True
+
+
+# The first source that keeps an image is used.
+SOURCES = (
+    CatalogSource(name="registry", keeps=names_registry),
+    CatalogSource(name="engine", keeps=_always),
+)
+
+
+def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy: Policy = None) -> Catalog:
+    """Return the catalog `name`: a saved file, or an image in a registry or in the engine.
+
+    A file is a path object, or a name that ends in .json, begins with a dot or a slash, or exists. The name
+    of an archive of images ends in .tar, .tar.gz or .tar.zst; `oci:FOLDER` is an OCI layout. Any other name
+    is that of an image: with a registry in the name it is stored there, without one in the engine. Both are
+    IMAGE:VERSION, IMAGE if the engine has one version, or a variant's reference or digest, of which the
+    catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
+    see `Catalog.known_as`. Images in a registry or in the engine have to satisfy
+    the site's policy and the user's: the file `policy`, or else the one that the environment names. So have
+    those of layouts and archives, by their signatures in a registry.
+
+    Raises UnknownImageError if there is no such image, EngineError if the engine or the registry cannot be
+    reached, UsageError if a file cannot be read or is invalid, SignatureError if a signature that a policy
+    requires is missing or wrong.
+    """
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(f"{name!r:.80} is not the name of a catalog", remedy=ADVICE)
+    text = os.fspath(name)
+    if is_saved(text):
+        from imagematrix.images.catalog import saved
+
+        return saved.catalog(text, image, policies_of(policy))
+    if text is not name or _is_path(text):
+        catalog = Catalog.from_json(json_documents.read(text), text)
+    else:
+        source = next(source for source in SOURCES if source.keeps(text))
+        catalog = source.module.catalog(text, policies_of(policy))
+    return catalog if image is None else _part(catalog, image, text)
+
+
+def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = None) -> Catalog:
+    """Return the catalog of `image` from the source that stores it; `policy` is as in `open_catalog`.
+
+    If the registry in its name does not have the image, the engine's is used, and `note` is called with a
+    message. An unreachable registry is an error: the engine may have only the images that this node pulled,
+    which would change the choice. An image that names no registry is in the site's registry if there is no
+    engine, or the engine does not have it.
+    """
+    policies = policies_of(policy)
+    site = _site_of(image)
+    if site is None:
+        return _kept_catalog(image, note, policies)
+    if not site.daemonless:
+        try:
+            return _kept_catalog(image, note, policies)
+        except (EngineError, UnknownImageError) as error:
+            note(f"{error}: using {site.full(image)}")
+    return SOURCES[0].module.catalog(site.full(image), policies)
+
+
+def _site_of(image: str | None) -> Site | None:
+    """Return the settings of the site if an image that names no registry may be in the site's."""
+    if image is None or names_registry(image):
+        return None
+    site = read_site()
+    return site if site.registry else None
+
+
+def _kept_catalog(image: str, note: Callable[[str], object], policies: Sequence[SignaturePolicy]) -> Catalog:
+    first, *others = [source for source in SOURCES if source.keeps(image)]
+    try:
+        return first.module.catalog(image, policies)
+    except UnknownImageError as error:
+        unknown = error
+    for source in others:
+        try:
+            catalog = source.module.catalog(image, policies)
+        except (EngineError, UnknownImageError):  # the first source's error says what is missing
+            continue
+        note(f"{unknown}: using the {source.name}'s images")
+        return catalog
+    raise unknown
+
+
+def confirm(image: str | None, name: str | None, references: Iterable[str]) -> None:
+    """Raise AuditError if a variant's name stands for an image that was built on the variant.
+
+    `references` are variants of the catalog `name`, or of `image` where it is stored. Only in an engine can a
+    name stand for another image, without a digest that tells.
+    """
+    stored = image or "" if name is None else name
+    if not names_registry(stored) and (name is None or not _is_path(name)):
+        from imagematrix.images.catalog.engine import require_named
+
+        require_named(references)
+
+
+def require_signed(variant: Variant, policy: Policy = None, *, version: str | None = None) -> str | None:
+    """Raise SignatureError unless a variant has the signatures that the policies require.
+
+    Its catalog may be from a file or a store, which nothing has checked: so it has to be signed as what its
+    name says, and as one of the `version` that the catalog says, if that is known. `policy` is as in
+    `open_catalog`. Returns the digest that is signed, None if no policy requires a signature. Raises
+    EngineError if the variant's registry cannot be reached.
+    """
+    policies = policies_of(policy)
+    if not policies:
+        return None
+    from imagematrix.images.catalog.signed import require_variants, signed_digest
+
+    return signed_digest(variant) if require_variants([variant], policies, version) else None
+
+
+def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Catalog]:
+    """Return the catalogs of all versions of `image`, or if that is None, of all images of the engine.
+
+    `policy` is as in `open_catalog`. Raises UnknownImageError if `image` has none, SignatureError if a
+    policy refuses an image.
+    """
+    policies = policies_of(policy)
+    site = _site_of(image)
+    if image is not None and site is not None and site.daemonless:
+        image = site.full(image)
+    homes = [source for source in SOURCES if source.keeps(image or "")]
+    for source in homes:
+        catalogs = source.module.catalogs(image, policies)
+        if catalogs or image is None:
+            return catalogs
+    return [homes[-1].module.catalog(str(image), policies)]  # raises an error that lists existing images
+
+
+def policies_of(policy: Policy) -> Sequence[SignaturePolicy]:
+    """Return the policies that images have to satisfy; raise UsageError if one cannot be read."""
+    from imagematrix.images.trust.files import policy_files
+
+    files = policy_files(policy)
+    if not files:
+        return ()
+    try:
+        from imagematrix.images.trust.policy import load_policies
+    except ImportError as error:  # the zipapp has no cryptography
+        message = f"the signatures that {files[0]} requires cannot be checked: {error}"
+        raise UsageError(message, remedy="install the package, which has all modules") from error
+    return load_policies(files)
+
+
+def _is_path(name: str) -> bool:
+    """Whether the name of a catalog is that of a file; a folder may have the name of an image."""
+    if name.endswith(".json") or name.startswith((".", "/")) or is_saved(name):
+        return True
+    return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - pathlib is slow to load
+
+
+def _part(whole: Catalog, image: str, name: str) -> Catalog:
+    """Return the part of a catalog that `image` refers to."""
+    part = whole.known_as(image)
+    if part is None:
+        found = f"{whole.image}:{whole.version}"
+        names = [found, whole.image, *(variant.reference for variant in whole.variants)]
+        remedy = nearest(image, names, likeness=SLIP)
+        raise UnknownImageError(f"{name} is the catalog of {found}, not of {image}", remedy=remedy)
+    return part

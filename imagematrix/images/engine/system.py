@@ -1,0 +1,129 @@
+"""The engine itself: what it is, and on which machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from imagematrix.common.programs import find_program
+from imagematrix.errors import EngineError
+from imagematrix.images.engine.endpoint import address, listener
+from imagematrix.images.engine.transport import OK, connected, local_socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from imagematrix.images.engine.transport import Transport, UnixSocket
+
+__all__ = [
+    "cannot_start",
+    "docker_program",
+    "docker_version",
+    "info",
+    "is_podman",
+    "mounts_of_this_process",
+    "remote",
+    "reports_system",
+]
+
+PODMAN = "Podman Engine"
+# The names in /proc/PID/comm of engines that listen at a socket. Other listeners, such as ssh, forward it.
+ENGINES = frozenset({"dockerd", "podman"})
+CONTAINER = r"[0-9a-f]{64}"  # the id of a container
+
+
+def info(over: Transport | None = None) -> dict[str, Any]:
+    """Return the engine's information, as `docker info` does; raise EngineError."""
+    with connected(over) as engine:
+        return engine.get("/info").expect(dict)
+
+
+def is_podman() -> bool:
+    """Whether the engine is podman, which has the same API; raise EngineError."""
+    return _is_podman(_version())
+
+
+def docker_version(over: Transport | None = None) -> str | None:
+    """Return the version of Docker; None if the engine is another; raise EngineError."""
+    answer = _version(over)
+    return None if _is_podman(answer) else str(answer.get("Version") or "")
+
+
+def _version(over: Transport | None = None) -> dict[str, Any]:
+    with connected(over) as engine:
+        answer = engine.get("/version").json()
+    return answer if isinstance(answer, dict) else {}
+
+
+def _is_podman(answer: dict[str, Any]) -> bool:
+    parts = answer.get("Components") or ()
+    return any(isinstance(part, dict) and part.get("Name") == PODMAN for part in parts)
+
+
+def reports_system() -> bool:
+    """Whether the engine reports its operating system in the response to /_ping; raise EngineError.
+
+    Docker's command passes no devices to an engine that does not, such as podman 4.3.
+    """
+    with connected() as engine:
+        return "ostype" in engine.get("/_ping").headers
+
+
+def remote() -> str | None:
+    """Return the name of the engine's machine if it is not this one, else None.
+
+    A local socket may be forwarded, for example by ssh. The engine counts as local if it listens at the
+    socket itself, has this machine's name, or runs the container of this process. Raises EngineError.
+    """
+    where, local = address(), local_socket()
+    if local and listener(where) in ENGINES:
+        return None
+    name = str(info().get("Name") or "")
+    if name == os.uname().nodename or (local and _container_of_this_process(local)):
+        return None
+    return name or where
+
+
+def mounts_of_this_process() -> list[dict[str, Any]] | None:
+    """Return the mounts of the container of this process, as `docker inspect` does; None if unknown.
+
+    Raises EngineError.
+    """
+    local = local_socket()
+    container = _container_of_this_process(local) if local else None
+    return None if container is None else list(container.get("Mounts") or ())
+
+
+def _container_of_this_process(engine: UnixSocket) -> dict[str, Any] | None:
+    """Return the container of this process, if the engine at a local socket runs it.
+
+    Engines mount files such as /etc/hostname from a folder whose path contains the container's id.
+    """
+    import re
+
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib is slow to load
+            container_ids = set(re.findall(CONTAINER, file.read()))
+    except OSError:
+        return None
+    for container_id in container_ids:
+        response = engine.get(f"/containers/{container_id}/json")
+        if response.status == OK:
+            return response.expect(dict)
+    return None
+
+
+def docker_program() -> str:
+    """Return the absolute path of docker's command; raise EngineError if the node has none."""
+    found = find_program("docker")
+    if found is None:
+        raise cannot_start(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    return found
+
+
+def cannot_start(error: OSError) -> EngineError:
+    """Return the error for docker's command if it cannot be started."""
+    return EngineError(
+        f"cannot start `docker`: {error.strerror}", remedy="install the package docker-cli or docker-ce-cli"
+    )

@@ -1,0 +1,124 @@
+"""Room in a store: what is free, and the images that make room for another one."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from contextlib import ExitStack
+from pathlib import Path
+
+from imagematrix.common.text import word
+from imagematrix.errors import UsageError
+from imagematrix.images.local_store import reserve
+from imagematrix.images.local_store.locks import locked
+from imagematrix.images.local_store.unpacked import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from imagematrix.images.local_store.folder import ImageStore, StoredImage
+
+__all__ = ["Room", "lock_of", "other_owner", "remove"]
+
+
+class Room:
+    """The room in a store with a limit of `max_size` bytes, None for none; `evicted` gets what goes."""
+
+    def __init__(
+        self, store: ImageStore, max_size: int | None, evicted: Callable[[StoredImage], object]
+    ) -> None:
+        self._store = store
+        self._max_size = max_size
+        self._evicted = evicted
+
+    def require(self, size: int) -> None:
+        """Raise UsageError if the disk has no room for some bytes."""
+        state = os.statvfs(self._store.path)
+        free = state.f_bavail * state.f_frsize
+        if free < size:
+            raise UsageError(
+                f"{self._store} has {free} bytes left, and the image needs {size}",
+                remedy=f"free space there, such as with `imagematrix prune --store {word(self._store)}`",
+            )
+
+    def make(self, size: int, kept: str | None = None) -> None:
+        """Remove images until one of a `size` fits, the least recently started first; raise UsageError.
+
+        Those that containers run from stay, those that this user cannot remove, and the one with the digest
+        `kept`.
+        """
+        if self._max_size is None:
+            return
+        if size > self._max_size:
+            raise UsageError(f"the image needs {size} bytes, and {self._store} may have {self._max_size}")
+        images = sorted(self._store.whole(), key=lambda image: self._store.last_start(image.digest))
+        total = sum(image.size for image in images)
+        for image in images:
+            if total + size <= self._max_size:
+                return
+            if image.digest != kept and remove(self._store, image.digest):
+                total -= image.size
+                self._evicted(image)
+        if kept is None and total + size > self._max_size:
+            raise UsageError(
+                f"the image needs {size} bytes, and {self._store} may have {self._max_size}, of which images "
+                f"that are in use or belong to others take {total}",
+                remedy="try again when their containers have ended, or let their owners remove them",
+            )
+
+
+def lock_of(store: ImageStore, digest: str) -> Path:
+    """Return the lock of an image, which whoever changes it has to hold."""
+    return Path(store.path, "locks", Path(store.place(digest)).name)
+
+
+def other_owner(store: ImageStore, digest: str) -> str | None:
+    """Return who owns a folder of an image that this user cannot empty, None if it can be removed."""
+    place = store.place(digest)
+    try:
+        owner = os.lstat(place).st_uid  # of all its folders, which one process has made
+    except FileNotFoundError:
+        return None
+    if owner == os.geteuid() or all(map(_may_empty, _folders(place))):
+        return None
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"user {owner}"
+
+
+def remove(store: ImageStore, digest: str) -> bool:
+    """Remove an image, unless a container runs from it, another process fetches it, or it is another user's.
+
+    Returns whether it is gone. A full disk is no obstacle while the store has its reserve. Raises OSError.
+    """
+    place = Path(store.place(digest))
+    gone = Path(store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
+    with ExitStack() as stack:
+        lock = lock_of(store, digest)
+        held = reserve.spending(store, lambda: stack.enter_context(locked(lock, wait=False)))
+        if not held or store.leases(digest) or other_owner(store, digest):
+            return False
+        try:
+            reserve.spending(store, lambda: place.rename(gone))
+        except FileNotFoundError:
+            return True
+        # A lease is made before its image is looked for: one that came since then may have found it.
+        if store.leases(digest):
+            gone.rename(place)
+            return False
+        reserve.spending(store, lambda: remove_tree(gone))
+    reserve.fill(store)
+    return True
+
+
+def _folders(path: str) -> Iterator[Path]:
+    """Yield a folder and all those in it, each before what is in it."""
+    yield Path(path)
+    for folder, names, _ in os.walk(path):
+        yield from (inside for name in names if not (inside := Path(folder, name)).is_symlink())
+
+
+def _may_empty(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)

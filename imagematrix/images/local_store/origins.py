@@ -1,0 +1,311 @@
+"""The origins of images: a registry, an OCI layout, or an archive; and their layers as files to read.
+
+Layers of a registry and of an archive are written to a folder first: those of a registry because an
+interrupted download goes on from there, those of an archive because it can only be read from its beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from imagematrix.common import json_documents
+from imagematrix.common.json_documents import Fields
+from imagematrix.errors import AuditError, UnknownImageError
+from imagematrix.images.local_store.merging import LayerFile
+from imagematrix.images.oci.archive import ImageArchive
+from imagematrix.images.oci.expanded import Hashed
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, ImageManifest, digest_of, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any, BinaryIO
+
+    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.layout import LayoutFolder
+    from imagematrix.images.oci.registry import Registry
+
+__all__ = ["ArchiveOrigin", "ImageOrigin", "ImageParts", "LayoutOrigin", "RegistryOrigin"]
+
+AT_ONCE = 4  # downloads
+PIECE = 1 << 20
+
+L = TypeVar("L")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageParts:
+    """The document of an image's configuration, and its layers, the lowest first.
+
+    `sizes` are the bytes of the layers as they are transferred. `tars` are the digests of their tars.
+    """
+
+    config: Mapping[str, Any]
+    layers: tuple[str, ...]
+    sizes: tuple[int, ...]
+    tars: tuple[str | None, ...]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all layers."""
+        return sum(self.sizes)
+
+
+class ImageOrigin(Protocol):
+    """Where images come from."""
+
+    def parts(self, digest: str) -> ImageParts:
+        """Return the parts of the image with a digest; raise UnknownImageError, AuditError, EngineError."""
+
+    def missing(self, parts: ImageParts, folder: Path) -> int:
+        """Return how many bytes `layers` will write to a folder."""
+
+    def layers(
+        self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
+    ) -> Sequence[LayerFile]:
+        """Return the layers, which are written to `folder` if need be; raise what `parts` does, and OSError.
+
+        `received` is told the bytes of each piece, by any thread, and `done` is called after each layer.
+        """
+
+
+class RegistryOrigin:
+    """The repository of a registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def parts(self, digest: str) -> ImageParts:
+        """Return the parts of an image; see ImageOrigin."""
+        return _parts(self._manifest, self._registry.blob, digest)
+
+    def _manifest(self, digest: str) -> bytes | None:
+        manifest = self._registry.manifest(digest)
+        return manifest.raw if manifest else None
+
+    def missing(self, parts: ImageParts, folder: Path) -> int:
+        """Return how many bytes are missing; see ImageOrigin."""
+        pairs = zip(parts.layers, parts.sizes, strict=True)
+        return sum(size - _held(_file(folder, digest), size) for digest, size in pairs)
+
+    def layers(
+        self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
+    ) -> Sequence[LayerFile]:
+        """Return the layers; see ImageOrigin."""
+        sizes = dict(zip(parts.layers, parts.sizes, strict=True))
+        stopped = threading.Event()
+
+        def fetch(digest: str) -> None:
+            if not stopped.is_set():
+                self._fetch(digest, sizes[digest], folder, partial(_unless, stopped, received))
+                done()
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                for fetched in as_completed([pool.submit(fetch, digest) for digest in sizes]):
+                    fetched.result()
+            finally:
+                stopped.set()
+        return _files(parts, folder)
+
+    def _fetch(self, digest: str, size: int, folder: Path, received: Callable[[int], object]) -> None:
+        """Download a layer, from where an earlier command stopped."""
+        path = _file(folder, digest)
+        if path.exists():
+            return
+        part = _part(path)
+        with part.open("a+b") as file:
+            file.seek(0)
+            hashed = hashlib.sha256()
+            while piece := file.read(PIECE):
+                hashed.update(piece)
+            start = file.tell()
+            if start < size:
+                with self._registry.open(digest, start) as stream:
+                    while file.tell() < size and (piece := stream.read(min(PIECE, size - file.tell()))):
+                        file.write(piece)
+                        hashed.update(piece)
+                        received(len(piece))
+            file.flush()
+            os.fsync(file.fileno())
+        if f"sha256:{hashed.hexdigest()}" != digest:
+            part.unlink()
+            raise AuditError(
+                f"the content of blob {digest} does not match its digest",
+                remedy="run this again; if it stays so, the registry's storage or a proxy is damaged",
+            )
+        part.rename(path)
+
+
+class LayoutOrigin:
+    """A folder with an OCI layout. Its layers are read where they are."""
+
+    def __init__(self, folder: LayoutFolder) -> None:
+        self._folder = folder
+
+    def parts(self, digest: str) -> ImageParts:
+        """Return the parts of an image; see ImageOrigin."""
+        return _parts(self._folder.blob, self._config, digest)
+
+    def _config(self, digest: str) -> bytes:
+        raw = self._folder.blob(digest)
+        if raw is None:
+            raise AuditError(f"{digest} not found in the layout {self._folder}")
+        return raw
+
+    def missing(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageOrigin
+        """Return how many bytes are missing; see ImageOrigin."""
+        return 0
+
+    def layers(
+        self,
+        parts: ImageParts,
+        folder: Path,  # noqa: ARG002 - as in ImageOrigin
+        received: Callable[[int], object],
+        done: Callable[[], object],
+    ) -> Sequence[LayerFile]:
+        """Return the layers; see ImageOrigin."""
+        for size in parts.sizes:
+            received(size)
+            done()
+        return [
+            LayerFile(open=partial(self._folder.open, digest), name=digest, digest=digest, tar=tar)
+            for digest, tar in zip(parts.layers, parts.tars, strict=True)
+        ]
+
+
+class ArchiveOrigin:
+    """An archive of `docker save`, or of an OCI layout; it is read from its beginning for each image."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def parts(self, digest: str) -> ImageParts:
+        """Return the parts of an image; see ImageOrigin."""
+        archive = self._read(lambda _name, _digest, content: _length(content))
+        for listed in archive.saved or ():
+            config = digest_of(listed.config)
+            if digest in (config, *(manifest for manifest, _ in archive.manifests.get(config, ()))):
+                names = tuple(map(archive.file_of, listed.layers))
+                return _described(listed.config, config, names, tuple(map(archive.layer, names)))
+        parts = _parts(archive.find, archive.blob, digest)
+        return replace(parts, layers=tuple(map(archive.file_of, parts.layers)))
+
+    def missing(self, parts: ImageParts, folder: Path) -> int:
+        """Return how many bytes are missing; see ImageOrigin."""
+        pairs = zip(parts.layers, parts.sizes, strict=True)
+        return sum(size for name, size in pairs if not _file(folder, name).exists())
+
+    def layers(
+        self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
+    ) -> Sequence[LayerFile]:
+        """Return the layers; see ImageOrigin."""
+
+        def copy(name: str, digest: str | None, content: ByteStream) -> bool:
+            if name in parts.layers:
+                _copy(content, _file(folder, name), digest, received)
+                done()
+            return True
+
+        archive = self._read(copy)
+        for layer in parts.layers:
+            archive.layer(layer)  # raises AuditError if it was damaged
+        return _files(parts, folder)
+
+    def _read(self, read_layer: Callable[[str, str | None, ByteStream], L]) -> ImageArchive[L]:
+        with self._path.open("rb") as file:
+            return ImageArchive(file, str(self._path), read_layer)
+
+
+def _parts(
+    manifest: Callable[[str], bytes | None], config: Callable[[str], bytes], digest: str
+) -> ImageParts:
+    """Return the parts of the image with the manifest `digest`, or of the one image in an index."""
+    raw = manifest(digest)
+    found = parse(raw, digest, Descriptor) if raw is not None else None
+    if isinstance(found, ImageIndex):
+        images = [entry.digest for entry in found.entries if not entry.attestation]
+        raw = manifest(images[0]) if len(images) == 1 else None
+        found = parse(raw, digest, Descriptor) if raw is not None else None
+    if not isinstance(found, ImageManifest) or found.config is None or found.layers is None:
+        raise UnknownImageError(f"there is no image with the digest {digest}")
+    layers = [layer for layer in found.layers if not layer.foreign]
+    return _described(
+        config(found.config.digest),
+        found.config.digest,
+        tuple(layer.digest for layer in layers),
+        tuple(layer.size for layer in layers),
+    )
+
+
+def _described(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int, ...]) -> ImageParts:
+    fields = Fields(json_documents.parse(raw, name), name)
+    root = fields.object_or_empty("rootfs")
+    tars: tuple[str | None, ...] = root.texts("diff_ids") if root.present("diff_ids") else ()
+    if min(sizes, default=0) < 0:
+        raise AuditError(f"the manifest of {name} has a layer of negative size")
+    if len(tars) != len(layers):
+        raise AuditError(f"the configuration {name} has {len(tars)} layers instead of {len(layers)}")
+    return ImageParts(config=fields.data, layers=layers, sizes=sizes, tars=tars)
+
+
+def _files(parts: ImageParts, folder: Path) -> list[LayerFile]:
+    """Return layers that are in a folder, where their own digests have been checked."""
+    return [
+        LayerFile(open=partial(_open, _file(folder, layer)), name=layer, tar=tar)
+        for layer, tar in zip(parts.layers, parts.tars, strict=True)
+    ]
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _file(folder: Path, layer: str) -> Path:
+    """Return the path of a layer in a folder; the name of an archive's file may be anything."""
+    return folder / hashlib.sha256(layer.encode(errors="surrogateescape")).hexdigest()
+
+
+def _part(path: Path) -> Path:
+    """Return the path of a layer that is not complete yet."""
+    return path.with_suffix(".part")
+
+
+def _held(path: Path, size: int) -> int:
+    """Return how much of a layer is in its file."""
+    if path.exists():
+        return size
+    return min(_part(path).stat().st_size, size) if _part(path).exists() else 0
+
+
+def _copy(content: ByteStream, path: Path, digest: str | None, received: Callable[[int], object]) -> None:
+    hashed = Hashed(content, digest or "")
+    with _part(path).open("wb") as file:
+        while piece := hashed.read(PIECE):
+            file.write(piece)
+            received(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    if digest:
+        hashed.finish()
+    _part(path).rename(path)
+
+
+def _length(content: ByteStream) -> int:
+    length = 0
+    while piece := content.read(PIECE):
+        length += len(piece)
+    return length
+
+
+def _unless(stopped: threading.Event, received: Callable[[int], object], size: int) -> None:
+    if stopped.is_set():
+        raise AuditError("another layer cannot be read")
+    received(size)

@@ -1,0 +1,187 @@
+"""Archives of images, as `docker save` writes them, or of an OCI layout; all of them untrusted."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import re
+import tarfile
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from imagematrix.common import json_documents
+from imagematrix.errors import AuditError, UsageError
+from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.layout import INDEX_FILE
+from imagematrix.images.oci.manifest import LIMIT, Descriptor, ImageIndex, ImageManifest, digest_of, parse
+from imagematrix.images.oci.tar import open_tar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from imagematrix.images.oci.expanded import ByteStream
+
+__all__ = ["ImageArchive", "SavedImage"]
+
+SAVED_FILE = "manifest.json"
+BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}", re.ASCII)
+MOST = 10_000  # files of an archive
+ALL_DOCUMENTS = 64 << 20  # bytes of its JSON documents; an image has some 20 KB
+JSON = (b"{", b"[")  # the first bytes of a document
+
+L = TypeVar("L")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedImage:
+    """An image in manifest.json; `layers` are the names of its layers' files, the lowest first."""
+
+    names: tuple[str, ...]
+    config: bytes
+    layers: tuple[str, ...]
+
+
+class ImageArchive(Generic[L]):
+    """An archive, read from the beginning to the end; messages call it `name`.
+
+    It may be compressed, as for `docker load`. Layers may come before the manifest that lists them, so
+    `read_layer` is called with each file that may be one: its name in the archive, its digest if the name
+    states it, and its content. Raises AuditError if the archive cannot be read.
+    """
+
+    def __init__(
+        self, stream: ByteStream, name: str, read_layer: Callable[[str, str | None, ByteStream], L]
+    ) -> None:
+        self._read_layer = read_layer
+        self._documents: dict[str, bytes] = {}
+        self._size = 0  # bytes of these
+        self._layers: dict[str, L | AuditError] = {}
+        self._links: dict[str, str] = {}
+        expanded = Expanded(stream)
+        try:
+            with open_tar(expanded) as archive:
+                for count, member in enumerate(archive):
+                    if count > MOST:
+                        raise tarfile.ReadError(f"more than {MOST} files")
+                    self._take(archive, member)
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            why, remedy = str(error), None
+            if expanded.unsupported:
+                why = f"compression {expanded.unsupported} is not supported"
+                remedy = "decompress it, or compress it with gzip or zstd"
+            raise AuditError(f"the archive {name} cannot be read: {why}", remedy=remedy) from error
+
+    @property
+    def index(self) -> bytes | None:
+        """The index of a layout, or None."""
+        return self._documents.get(INDEX_FILE)
+
+    @property
+    def saved(self) -> tuple[SavedImage, ...] | None:
+        """The images that `docker save` lists, or None; raises UsageError, AuditError."""
+        if SAVED_FILE not in self._documents:
+            return None
+        listed = json_documents.parse(self._documents[SAVED_FILE], SAVED_FILE)
+        return tuple(
+            SavedImage(
+                names=image.texts("RepoTags") if image.present("RepoTags") else (),
+                config=self._document(image.text("Config")),
+                layers=image.texts("Layers"),
+            )
+            for image in json_documents.Fields({"images": listed}, SAVED_FILE).objects("images")
+        )
+
+    @cached_property
+    def manifests(self) -> Mapping[str, Sequence[tuple[str, ImageManifest]]]:
+        """The manifests with their digests, by the digest of their configuration."""
+        by_config: defaultdict[str, list[tuple[str, ImageManifest]]] = defaultdict(list)
+        for raw in self._documents.values():
+            with contextlib.suppress(UsageError):  # any other document
+                found = parse(raw, SAVED_FILE, Descriptor)
+                if isinstance(found, ImageManifest) and found.config and found.layers is not None:
+                    by_config[found.config.digest].append((digest_of(raw), found))
+        return by_config
+
+    @cached_property
+    def attestations(self) -> Mapping[str, Sequence[str]]:
+        """The digests of the manifests that attest an image, by the image's digest."""
+        by_image: defaultdict[str, list[str]] = defaultdict(list)
+        for raw in self._documents.values():
+            with contextlib.suppress(UsageError):  # any other document
+                found = parse(raw, SAVED_FILE, Descriptor)
+                for entry in found.entries if isinstance(found, ImageIndex) else ():
+                    if entry.attests and entry.digest not in by_image[entry.attests]:
+                        by_image[entry.attests].append(entry.digest)
+        return by_image
+
+    def blob(self, digest: str) -> bytes:
+        """Return a manifest or a configuration; raise AuditError."""
+        return self._document(_path(digest))
+
+    def find(self, digest: str) -> bytes | None:
+        """Return a manifest or a configuration, None if there is none; raise AuditError."""
+        return self._document(_path(digest)) if _path(digest) in self._documents else None
+
+    def file_of(self, name: str) -> str:
+        """Return the name of the file with a layer, which is given by its digest or a name."""
+        name = _path(name) if name.startswith("sha256:") else name
+        return self._links.get(name, name)
+
+    def layer(self, name: str) -> L:
+        """Return the layer with a digest or a name in the archive; raise AuditError."""
+        layer = self._layers.get(self.file_of(name))
+        if layer is None:
+            raise AuditError(f"{name} not found in the archive")
+        if isinstance(layer, AuditError):
+            raise layer
+        return layer
+
+    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = posixpath.normpath(member.name)
+        if member.issym() or member.islnk():  # Docker 24 and older write a layer's second use as a link
+            base = posixpath.dirname(name) if member.issym() else ""
+            self._links[name] = posixpath.normpath(posixpath.join(base, member.linkname))
+        file = archive.extractfile(member) if member.isfile() else None
+        if file is None:
+            return
+        head = file.read(1)
+        if head in JSON and member.size <= LIMIT:
+            self._size += member.size
+            if self._size > ALL_DOCUMENTS:
+                raise tarfile.ReadError(f"more than {ALL_DOCUMENTS} bytes of documents")
+            self._documents[name] = head + file.read()
+        elif head:
+            digest = f"sha256:{posixpath.basename(name)}" if BLOB.fullmatch(name) else None
+            try:
+                self._layers[name] = self._read_layer(name, digest, _Prefixed(head, file))
+            except AuditError as error:  # it may be no layer; raised only if an image needs it
+                self._layers[name] = error
+
+    def _document(self, name: str) -> bytes:
+        raw = self._documents.get(name)
+        if raw is None:
+            raise AuditError(f"{name[:200]} not found in the archive")
+        if BLOB.fullmatch(name) and _path(digest_of(raw)) != name:
+            digest = f"sha256:{posixpath.basename(name)}"
+            raise AuditError(f"the content of blob {digest} does not match its digest")
+        return raw
+
+
+class _Prefixed:
+    """A stream that starts with bytes that were already read from it."""
+
+    def __init__(self, head: bytes, stream: ByteStream) -> None:
+        self._head = head
+        self._stream = stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        head, self._head = self._head, b""
+        return head or self._stream.read(size)
+
+
+def _path(digest: str) -> str:
+    """Return the name of a blob in an archive."""
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"

@@ -1,0 +1,277 @@
+"""Images in OCI layouts on disk (image-layout.md of the OCI image specification)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+import threading
+from collections import Counter
+
+from imagematrix.common.image_reference import familiar, names_registry
+from imagematrix.errors import UsageError
+from imagematrix.images.oci.manifest import (
+    INDEX,
+    LIMIT,
+    Descriptor,
+    ImageIndex,
+    ImageManifest,
+    digest_of,
+    parse,
+)
+from imagematrix.images.oci.parts import of_config
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from typing import Any, BinaryIO
+
+    from imagematrix.errors import ImagematrixError
+    from imagematrix.images.oci.parts import SizedLayer
+
+__all__ = [
+    "ENGINE_NAME",
+    "INDEX_FILE",
+    "MARK",
+    "NAME",
+    "VERSION",
+    "Blobs",
+    "HollowError",
+    "LayoutFolder",
+    "LayoutImage",
+    "LayoutIndex",
+    "blob_file",
+    "solid",
+    "write_without_layers",
+]
+
+MARK = "oci-layout"  # the file that marks a folder as a layout
+VERSION = b'{"imageLayoutVersion":"1.0.0"}'  # its content
+INDEX_FILE = "index.json"
+NAME = "org.opencontainers.image.ref.name"  # an annotation in the index: the name of an image in the layout
+ENGINE_NAME = "io.containerd.image.name"  # another one: its name in an engine
+PIECE = 1 << 20  # bytes to read at once
+
+
+class LayoutFolder:
+    """A layout that anyone may have written. What cannot be read is raised as `failure`."""
+
+    def __init__(self, folder: Path, failure: type[ImagematrixError]) -> None:
+        self._folder = folder
+        self._failure = failure
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    @property
+    def marked(self) -> bool:
+        """Whether it says that it is a layout."""
+        return (self._folder / MARK).is_file()
+
+    def index(self) -> bytes:
+        """Return the index of its images."""
+        return self._small(self._folder / INDEX_FILE)
+
+    def blob(self, digest: str) -> bytes | None:
+        """Return a small blob, such as a manifest, or None if there is none with this digest."""
+        path = blob_file(self._folder, digest)
+        if not path.is_file():
+            return None
+        raw = self._small(path)
+        if digest_of(raw) != digest:
+            raise self._failure(f"{self}: the content of blob {digest} does not match its digest")
+        return raw
+
+    def open(self, digest: str) -> BinaryIO:
+        """Open a blob of any size, without comparing it with its digest."""
+        try:
+            return blob_file(self._folder, digest).open("rb")
+        except OSError as error:
+            raise self._failure(f"{self}: {digest} cannot be read: {error.strerror}") from error
+
+    def _small(self, path: Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                raw = file.read(LIMIT + 1)
+        except OSError as error:
+            raise self._failure(f"{path} cannot be read: {error.strerror}") from error
+        if len(raw) > LIMIT:
+            raise self._failure(f"{path} is too large for a manifest: more than {LIMIT // 2**20} MiB")
+        return raw
+
+
+class LayoutImage:
+    """The image with the manifest `digest` in the layout `folder`, which this program or BuildKit wrote."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self._folder = folder
+        self.digest = digest
+        self.raw = self.blob(digest).read_bytes()
+        manifest = parse(self.raw, digest, Descriptor)
+        if not isinstance(manifest, ImageManifest) or manifest.config is None:
+            raise UsageError(f"{digest} is not the manifest of an image")
+        self.media_type = manifest.media_type
+        self.config = manifest.config.digest
+        self._layers = manifest.layers or ()
+
+    @property
+    def images(self) -> tuple[LayoutImage, ...]:
+        """The image itself, as in a LayoutIndex."""
+        return (self,)
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of its layers and its configuration."""
+        return *self.layers, self.config
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The digests of its layers, the lowest first."""
+        return tuple(layer.digest for layer in self._layers)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The document of its configuration."""
+        document: dict[str, Any] = json.loads(self.blob(self.config).read_bytes())
+        return document
+
+    @property
+    def parts(self) -> tuple[SizedLayer, ...]:
+        """Its layers, the lowest first, with their sizes in a registry."""
+        sizes = ((layer.digest, layer.size) for layer in self._layers)
+        return of_config(sizes, self.configuration)
+
+    @property
+    def layer_files(self) -> tuple[Path, ...]:
+        """The files of its layers, the lowest first."""
+        return tuple(map(self.blob, self.layers))
+
+    @property
+    def archives(self) -> tuple[str, ...]:
+        """The digests of the layers that are tars, which the blobs of attestations are not."""
+        return tuple(layer.digest for layer in self._layers if ".tar" in layer.media_type)
+
+    def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
+        """Yield the tar for `docker load` in chunks: named `reference`, with the given `layers`.
+
+        An engine with the containerd image store already has the others. Raises HollowError if the bytes of a
+        given layer have been removed.
+        """
+        index = {
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": [
+                {
+                    "mediaType": self.media_type,
+                    "digest": self.digest,
+                    "size": len(self.raw),
+                    "annotations": {ENGINE_NAME: _qualified(reference)},
+                }
+            ],
+        }
+        for digest in (self.digest, self.config, *layers):
+            path = solid(self.blob(digest))
+            yield _header(f"blobs/sha256/{path.name}", path.stat().st_size)
+            with path.open("rb") as file:
+                while piece := file.read(PIECE):
+                    yield piece
+                yield _padding(file.tell())
+        for name, data in ((INDEX_FILE, json.dumps(index).encode()), (MARK, VERSION)):
+            yield _header(name, len(data)) + data + _padding(len(data))
+        yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
+
+    def blob(self, digest: str) -> Path:
+        """Return the path of a blob."""
+        return blob_file(self._folder, digest)
+
+
+class LayoutIndex:
+    """The image index with the digest `digest` in the layout `folder`: an image with its attestations."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.digest = digest
+        self.raw = blob_file(folder, digest).read_bytes()
+        index = parse(self.raw, digest, Descriptor)
+        if not isinstance(index, ImageIndex):
+            raise UsageError(f"{digest} is not an index")
+        self.media_type = index.media_type
+        self.images = tuple(LayoutImage(folder, entry.digest) for entry in index.entries)
+
+
+class HollowError(Exception):
+    """The bytes of a layer are needed, but were removed from the disk because the store had them."""
+
+
+class Blobs:
+    """The blobs of several layouts in one folder. The bytes of a layer are removed after its last use.
+
+    An empty file with its name stays, so that BuildKit, which checks only the name, does not send the layer
+    again. A store that has the layer does not need it again either. Thread-safe.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def hollow(self, digest: str) -> Path:
+        """Return the file of a layer that BuildKit is not to send; it is empty if it is new."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / digest.removeprefix("sha256:")
+        path.touch()
+        return path
+
+    @contextlib.contextmanager
+    def used(self, digests: Iterable[str]) -> Iterator[None]:
+        """Keep the bytes of these layers while this context is active."""
+        used_digests = set(digests)
+        with self._lock:
+            self._users.update(used_digests)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users.subtract(used_digests)
+                for digest in used_digests:
+                    if not self._users[digest]:
+                        del self._users[digest]
+                        os.truncate(self._folder / digest.removeprefix("sha256:"), 0)
+
+
+def write_without_layers(folder: Path, manifest: bytes, config: bytes) -> None:
+    """Write an image to the new layout `folder`: its manifest and its configuration, but no layer."""
+    blob_file(folder, "").mkdir(parents=True)
+    for raw in (manifest, config):
+        blob_file(folder, digest_of(raw)).write_bytes(raw)
+
+
+def blob_file(folder: Path, digest: str) -> Path:
+    """Return the path of a blob in the layout `folder`."""
+    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def solid(path: Path) -> Path:
+    """Return the path of a layer; raise HollowError if its bytes have been removed."""
+    if not path.stat().st_size:
+        raise HollowError(path.name)
+    return path
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf()
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _qualified(reference: str) -> str:
+    """Return `reference` with the registry and folder that docker omits."""
+    short = familiar(reference)
+    if names_registry(short):
+        return short
+    return f"docker.io/{short}" if "/" in short else f"docker.io/library/{short}"

@@ -1,0 +1,64 @@
+"""The process that an image's configuration describes (config.md of the OCI image specification)."""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.common.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from imagematrix.common.json_documents import Fields
+
+__all__ = ["ImageProcess"]
+
+
+class ImageProcess(Record):
+    """The words of an image's process, its `variables` as NAME=VALUE, and the `folder` that it runs in.
+
+    The folder is absolute, "/" if the image has none. One that is not is taken as below the root, as in a
+    Dockerfile; Docker refuses to start such an image.
+    """
+
+    entrypoint: tuple[str, ...]
+    command: tuple[str, ...]
+    variables: tuple[str, ...]
+    folder: str
+
+    @classmethod
+    def of(cls, config: Fields) -> Self:
+        """Return the process in `config`, the object of that name in the document of a configuration.
+
+        Raises UsageError if it is damaged, or has text that no process can get.
+        """
+        return cls(
+            entrypoint=_texts(config, "Entrypoint"),
+            command=_texts(config, "Cmd"),
+            variables=_texts(config, "Env"),
+            folder=_folder(config),
+        )
+
+
+def _texts(config: Fields, key: str) -> tuple[str, ...]:
+    texts = config.texts(key) if config.present(key) else ()
+    for text in texts:
+        _require_passable(config, key, text)
+    return texts
+
+
+def _folder(config: Fields) -> str:
+    folder = config.text_or_none("WorkingDir") or ""
+    _require_passable(config, "WorkingDir", folder)
+    return os.path.normpath(f"/{folder.lstrip('/')}")
+
+
+def _require_passable(config: Fields, key: str, text: str) -> None:
+    """Raise UsageError for text that JSON can have, and a process cannot."""
+    try:
+        raw = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise config.fail(key, f"{text[:80]!r} is not text") from error
+    if b"\0" in raw:
+        raise config.fail(key, f"{text[:80]!r} has a NUL character")

@@ -1,0 +1,122 @@
+"""The rule by which requests to registries are repeated, and transfers that continue after an interruption.
+
+urllib3's Retry covers neither a truncated body, nor errors that only a body names, nor two requests that
+belong together. It would also wait as long as a registry demands, and its first retry does not wait at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TypeVar
+
+import requests
+import urllib3
+from urllib3.util import Retry
+
+from imagematrix.images.oci.transfer import RegistryResponse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from imagematrix.errors import ImagematrixError
+    from imagematrix.images.oci.expanded import ByteStream
+
+    Failure = Callable[[requests.RequestException], ImagematrixError]
+
+__all__ = ["TRIES", "Resumed", "retried"]
+
+TRIES = 3
+PAUSE = 0.3  # seconds, doubled from one try to the next
+PATIENCE = 60  # the longest Retry-After that is honored, in seconds
+INVALID = 400
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+# Codes of transient errors: one for a pushed manifest (see Registry.push_manifest), two for an upload whose
+# session is lost, because the registry restarted, or because another replica of it got the second request.
+LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
+
+T = TypeVar("T")
+
+
+def retried(ask: Callable[[], T], failure: Failure) -> T:
+    """Return what `ask` returns, which is called again after a transient error or response.
+
+    Raises the `failure` of an error that lasts.
+    """
+    attempt = 1
+    while True:
+        pause = PAUSE * 2 ** (attempt - 1)
+        try:
+            result = ask()
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as raw:
+            error = _converted(raw)
+            if attempt == TRIES or not _is_transient(error):
+                raise failure(error) from error
+        else:
+            wait = _wait(result) if isinstance(result, RegistryResponse) else None
+            if attempt == TRIES or wait is None or wait > PATIENCE:
+                return result
+            pause = max(pause, wait)
+        time.sleep(pause)
+        attempt += 1
+
+
+class Resumed:
+    """A stream that `opened` opens at an offset, and reopens at the current one after transient errors.
+
+    It gives up after as many attempts in a row without a byte as a request. The reader has to compare the
+    bytes with their digest.
+    """
+
+    def __init__(self, opened: Callable[[int], AbstractContextManager[ByteStream]], failure: Failure) -> None:
+        self._opened = opened
+        self._failure = failure
+        self._at = 0
+        self._stream: ByteStream | None = None
+        self._closing = contextlib.ExitStack()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes; raise the `failure` of an error if the transfer cannot be resumed."""
+        data = retried(lambda: self._read(size), self._failure)
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        """End the transfer."""
+        self._stream = None
+        self._closing.close()
+
+    def _read(self, size: int) -> bytes:
+        try:
+            if self._stream is None:
+                self._stream = self._closing.enter_context(self._opened(self._at))
+            return self._stream.read(size)
+        except (requests.RequestException, urllib3.exceptions.HTTPError):
+            self.close()
+            raise
+
+
+def _is_transient(error: requests.RequestException) -> bool:
+    transient = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+    return isinstance(error, transient) and not isinstance(error, requests.exceptions.SSLError)
+
+
+def _wait(response: RegistryResponse) -> float | None:
+    """Return the seconds that a transient error demands to wait, 0 if none; None for other responses."""
+    lost = response.status >= INVALID and not LOST.isdisjoint(response.codes)
+    if response.status not in TRANSIENT and not lost:
+        return None
+    with contextlib.suppress(urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
+        return Retry().parse_retry_after(response.headers.get("Retry-After", ""))
+    return 0
+
+
+def _converted(error: requests.RequestException | urllib3.exceptions.HTTPError) -> requests.RequestException:
+    """Convert an error of urllib3 while reading a body, which requests passes on, to one of requests."""
+    if isinstance(error, requests.RequestException):
+        return error
+    converted = requests.exceptions.ChunkedEncodingError(error)
+    converted.__context__ = error
+    return converted

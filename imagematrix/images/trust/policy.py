@@ -1,0 +1,111 @@
+"""Policies: which images need a signature, by which keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import REPOSITORY
+from imagematrix.errors import SignatureError
+from imagematrix.images.trust.files import read_trusted
+from imagematrix.images.trust.signature import Key, Requirement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["SignaturePolicy", "SignatureRule", "load_policies", "requirements"]
+
+SCHEMA = "imagematrix.policy/v1"
+LIMIT = 1024 * 1024  # bytes of the file
+OTHERWISE = ("allow", "deny")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignatureRule:
+    """A rule that images need a signature by one of `keys`.
+
+    It applies to repositories that match the pattern `repository`, in which `*` stands for any characters.
+    `aliases` are tags that may point to any version.
+    """
+
+    repository: str
+    keys: tuple[Key, ...]
+    aliases: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignaturePolicy:
+    """A list of rules, of which the first one that matches a repository applies.
+
+    `allows_others`: images without a rule are allowed. `registry` is the registry in the names of signed
+    repositories, "" if they have none.
+    """
+
+    rules: tuple[SignatureRule, ...] = ()
+    allows_others: bool = True
+    registry: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> SignaturePolicy:
+        """Return the policy in a file, with key files relative to its folder; raise UsageError."""
+        fields = json_documents.Fields(json_documents.parse(read_trusted(path, LIMIT), str(path)), str(path))
+        fields.schema(SCHEMA)
+        otherwise = fields.text("otherwise")
+        if otherwise not in OTHERWISE:
+            raise fields.fail("otherwise", f"expected allow or deny, found {otherwise!r}")
+        _only(fields, "schema", "registry", "rules", "otherwise")
+        return cls(
+            rules=tuple(_rule(rule, path.parent) for rule in fields.objects("rules")),
+            allows_others=otherwise == "allow",
+            registry=fields.text_or_none("registry") or "",
+        )
+
+    def on(self, registry: str) -> SignaturePolicy:
+        """Return the policy with `registry` in the names of signed repositories, unless it names another."""
+        return self if self.registry else replace(self, registry=registry)
+
+    def requirement(self, repository: str) -> Requirement | None:
+        """Return what is required of a repository, or None if it needs no signature.
+
+        Raises SignatureError if there is no rule and other images are denied.
+        """
+        rule = next(
+            (candidate for candidate in self.rules if fnmatchcase(repository, candidate.repository)), None
+        )
+        if rule is None and not self.allows_others:
+            raise SignatureError(f"the policy allows no images of {repository}")
+        if rule is None:
+            return None
+        identity = f"{self.registry}/{repository}" if self.registry else repository
+        return Requirement(keys=rule.keys, aliases=rule.aliases, identity=identity)
+
+
+def load_policies(files: Iterable[str]) -> tuple[SignaturePolicy, ...]:
+    """Return the policies in `files`; raise UsageError."""
+    return tuple(SignaturePolicy.load(Path(file)) for file in files)
+
+
+def requirements(policies: Iterable[SignaturePolicy], repository: str) -> tuple[Requirement, ...]:
+    """Return what all policies require of a repository; raise SignatureError if one of them denies it."""
+    required = [policy.requirement(repository) for policy in policies]
+    return tuple(one for one in required if one is not None)
+
+
+def _rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
+    _only(fields, "repository", "keys", "aliases")
+    pattern = fields.text("repository")
+    if not REPOSITORY.fullmatch(pattern.replace("*", "x")):  # as a rule, it would match nothing
+        raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
+    keys = tuple(Key.load(folder / name) for name in fields.texts("keys"))
+    if not keys:
+        raise fields.fail("keys", "at least one file with a public key is needed")
+    return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.texts("aliases")))
+
+
+def _only(fields: json_documents.Fields, *names: str) -> None:
+    """Raise UsageError for a field with another name, because it would have no effect."""
+    for name in sorted(fields.data.keys() - set(names)):
+        raise fields.fail(name, f"unknown field: expected {', '.join(names)}")

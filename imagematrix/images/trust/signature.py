@@ -1,0 +1,164 @@
+"""Verifying signatures that cosign made with a key, without any service.
+
+cosign 2 stores the signatures of the manifest sha256:HEX in the image's repository, in an OCI manifest with
+the tag sha256-HEX.sig. Each of its layers is a payload: a "simple signing" document that names the manifest
+and the repository. An annotation of the layer has the signature of the payload's bytes
+(github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from imagematrix.common import json_documents
+from imagematrix.errors import SignatureError, UnknownImageError, UsageError
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse
+from imagematrix.images.trust.files import read_trusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from imagematrix.images.oci.manifest import Manifest
+
+__all__ = ["Key", "ManifestSource", "Requirement", "is_signature", "prove", "signature_tag"]
+
+SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
+PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+TYPE = "cosign container image signature"  # the type in a payload
+TAG = re.compile(r"sha256-[0-9a-f]{64}\.sig")
+TRIED = 32  # signatures to verify for an image; a registry may list any number
+KEY_LIMIT = 64 * 1024  # bytes of a file with a key
+
+
+class ManifestSource(Protocol):
+    """A source of manifests and small blobs. Every method raises EngineError if it cannot be read."""
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return the manifest or the index of a tag or digest, or None."""
+        ...
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a blob of at most 4 MiB, compared with its digest; raise UnknownImageError if missing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A public key, and the name of its file."""
+
+    name: str
+    public: EllipticCurvePublicKey
+
+    @classmethod
+    def load(cls, path: Path) -> Key:
+        """Return the key in a PEM file, as `cosign generate-key-pair` writes cosign.pub; raise UsageError."""
+        try:
+            public = load_pem_public_key(read_trusted(path, KEY_LIMIT))
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise UsageError(f"{path} is not a public key in PEM", remedy="such as cosign.pub") from error
+        if not isinstance(public, EllipticCurvePublicKey):
+            message = f"{path}: only ECDSA keys are supported"
+            raise UsageError(message, remedy="`cosign generate-key-pair` makes one")
+        return cls(name=path.name, public=public)
+
+    def verifies(self, payload: bytes, signature: bytes) -> bool:
+        """Whether `signature` is a signature of `payload` by this key."""
+        try:
+            self.public.verify(signature, payload, ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What a policy requires of a repository: a signature by one of `keys` that names it `identity`.
+
+    `aliases` are tags that may point to any version.
+    """
+
+    keys: tuple[Key, ...]
+    aliases: frozenset[str]
+    identity: str
+
+
+def prove(source: ManifestSource, repository: str, digest: str, requirement: Requirement) -> Key:
+    """Return the key that has signed the manifest `digest` as `requirement` says.
+
+    Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
+    cannot be read.
+    """
+    keys, identity = requirement.keys, requirement.identity
+    tag = signature_tag(digest)
+    manifest = source.manifest(repository, tag)
+    if manifest is None:
+        remedy = f"sign it: cosign sign --key KEY {identity}@{digest}"
+        raise SignatureError(f"{repository}@{digest} has no signature", remedy=remedy)
+    where = f"{repository}:{tag}"
+    wrong: list[str] = []
+    try:
+        for payload_digest, signature in _layers(manifest, where):
+            payload = source.content(repository, payload_digest)
+            key = next((candidate for candidate in keys if candidate.verifies(payload, signature)), None)
+            # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
+            fault = _fault(payload, where, digest, identity) if key else _unknown(keys)
+            if key and fault is None:
+                return key
+            wrong.append(str(fault))
+    except (UsageError, UnknownImageError) as error:
+        raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
+    faults = "; ".join(dict.fromkeys(wrong)) or "the list is empty"
+    raise SignatureError(f"{repository}@{digest} has no valid signature: {faults}")
+
+
+def is_signature(tag: str) -> bool:
+    """Whether a tag is the tag of a manifest's signatures."""
+    return TAG.fullmatch(tag) is not None
+
+
+def signature_tag(digest: str) -> str:
+    """Return the tag of the signatures of a manifest."""
+    return f"{digest.replace(':', '-')}.sig"
+
+
+def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the digest of each payload with its signature."""
+    found = parse(manifest.raw, where, Descriptor)
+    layers = (found.layers or ()) if isinstance(found, ImageManifest) else ()
+    for layer in layers[:TRIED]:
+        signature = layer.annotations.get(SIGNATURE)
+        if layer.media_type != PAYLOAD or signature is None:
+            continue
+        try:
+            yield layer.digest, base64.b64decode(signature, validate=True)
+        except ValueError as error:  # binascii's is one
+            raise UsageError(f"{where}: a signature is not in base64") from error
+
+
+def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
+    """Return what is wrong with a validly signed payload, or None if it names this image."""
+    critical = json_documents.Fields(json_documents.parse(payload, where), where).object_or_empty("critical")
+    image, name = critical.object_or_none("image"), critical.object_or_none("identity")
+    if not image or not name or critical.text_or_none("type") != TYPE:
+        return "the signature is not for an image"
+    signed = image.text_or_none("docker-manifest-digest")
+    if signed != digest:
+        return f"the signature is for {signed}"
+    reference = name.text_or_none("docker-reference")
+    return (
+        None if reference == identity else f"the signature is for an image of {reference}, not of {identity}"
+    )
+
+
+def _unknown(keys: Sequence[Key]) -> str:
+    return f"it is not signed with {' or '.join(key.name for key in keys)}"

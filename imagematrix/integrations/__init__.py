@@ -1,0 +1,6 @@
+"""Other systems that ask for images and GPUs: what each is told, and what answers it.
+
+`kubernetes`, `swarm` and `slurm` describe nodes to a scheduler, and start the images of what it places there.
+`resolver` is a read-only registry on a node, which answers a version's tag with the variant that fits the
+node. `export` writes files for CI systems and other tools. `http_service` is what all services need.
+"""

@@ -1,0 +1,78 @@
+"""A matrix as files for `docker buildx bake`, which builds images with the same content as `build`."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.build.plan import identity
+from imagematrix.common import json_documents
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog.labels import annotated
+from imagematrix.integrations.export.target import ExportTarget
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.plan.backend import Order
+    from imagematrix.integrations.export.target import ExportSource
+
+__all__ = ["LIMIT", "TARGET", "bake", "name"]
+
+LIMIT = 250  # targets in one file: bake's parse time grows with their square
+
+
+def bake(orders: Sequence[Order]) -> dict[str, str]:
+    """Return the files by name, each with at most LIMIT of `orders` as targets of its default group."""
+    targets = {name(order.reference): _target(order) for order in orders}
+    if len(targets) < len(orders):
+        raise UsageError("image names that differ only in / and _ are the same name for bake")
+    names = list(targets)
+    parts = [names[start : start + LIMIT] for start in range(0, len(names), LIMIT)]
+    digits = len(str(len(parts)))  # of equal length, so that shells list the files in order
+    return {
+        f"docker-bake-{number:0{digits}}.json" if len(parts) > 1 else "docker-bake.json": json_documents.dump(
+            {"group": {"default": {"targets": part}}, "target": {name: targets[name] for name in part}}
+        )
+        for number, part in enumerate(parts, start=1)
+    }
+
+
+def _target(order: Order) -> dict[str, object]:
+    # The keys and values that `build` passes to `docker buildx build`, or sets on the image afterwards.
+    return {
+        "context": _literal(str(order.sources.context)),
+        "dockerfile-inline": _literal(order.sources.pinned(order.dockerfile)),
+        "platforms": [order.sources.platform],
+        "tags": [_literal(order.reference)],
+        "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},
+        "annotations": [f"{key}={_literal(value)}" for key, value in annotated(order.labels).items()],
+        "args": {"SOURCE_DATE_EPOCH": identity.EPOCH}
+        | {key: _literal(value) for key, value in order.sources.args.items()},
+        **({"secret": list(map(_literal, order.sources.secrets))} if order.sources.secrets else {}),
+        **({"ssh": list(map(_literal, order.sources.ssh))} if order.sources.ssh else {}),
+        "attest": ["type=provenance,disabled=true"],
+        **({"contexts": order.sources.contexts} if order.sources.contexts else {}),
+    }
+
+
+def name(reference: str) -> str:
+    """Return the name of a target: a reference without characters that are invalid in target names.
+
+    The digits of the input digest at its end keep it unique.
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", reference)
+
+
+def _literal(text: str) -> str:
+    """Return `text` escaped for a string of the file, in which bake evaluates templates (HCL, JSON)."""
+    return text.replace("${", "$${").replace("%{", "%%{")
+
+
+def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
+    if wanted is not None:
+        raise UsageError("--jobs is for CI systems; bake decides how many targets it builds at once")
+    return bake(source.orders(lambda reference: f"target:{name(reference)}"))
+
+
+TARGET = ExportTarget(name="bake", help="JSON for docker buildx bake", files=_files)

@@ -1,0 +1,78 @@
+"""The GPUs of a node as CDI devices: with them, any engine passes a container what a launch passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import ProbeError
+from imagematrix.hardware.gpu_request.choice import instance, parts
+from imagematrix.integrations import cdi
+from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.gpu_claims.containers import CDI_KIND
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, TypeGuard
+
+    from imagematrix.hardware.host.host import Gpu, Host
+
+__all__ = ["FILE", "GpuSpec", "of_host"]
+
+FILE = "imagematrix.json"
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """A CDI spec, the device nodes in it, and the GPUs that are not: each with the reason, as a sentence."""
+
+    document: dict[str, Any]
+    paths: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def of_host(host: Host) -> GpuSpec:
+    """Return the spec of a host's GPUs: by index and UUID, their MIG devices too, and all in one device.
+
+    Raises ProbeError if none can be passed to a container.
+    """
+    devices: dict[str, tuple[str, ...]] = {}
+    every: list[Gpu] = []
+    left_out = []
+    for gpu in host.gpus:
+        if gpu.state != "ok":
+            left_out.append(f"{gpu.label} is left out: its state is {gpu.state}")
+            continue
+        try:
+            for name, part in _named(gpu):
+                devices.setdefault(name, nodes(host, [part]))
+        except ProbeError as error:
+            left_out.append(f"{gpu.label} is left out: {error}")
+        else:
+            every.append(gpu)
+    if not every:
+        raise ProbeError(
+            "; ".join(["no GPU of this node can be passed to a container", *left_out]),
+            remedy="run `imagematrix doctor` on the node",
+        )
+    paths = nodes(host, every)
+    return GpuSpec(
+        document=cdi.spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out)
+    )
+
+
+def _named(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:
+    """Yield the names of a GPU and of its MIG devices, as in `--gpus`, if CDI devices can have them."""
+    yield str(gpu.index), gpu
+    if _is_name(gpu.uuid, "GPU-"):
+        yield gpu.uuid, gpu
+    for part in parts(gpu):
+        (device,) = part.mig or ()
+        yield instance(gpu, device), part
+        if _is_name(device.uuid, "MIG-"):
+            yield device.uuid, part
+
+
+def _is_name(uuid: str | None, beginning: str) -> TypeGuard[str]:
+    return uuid is not None and uuid.startswith(beginning) and cdi.NAME.fullmatch(uuid) is not None

@@ -1,0 +1,38 @@
+"""What conda, mamba and pixi would detect on a node, as the variables that override it elsewhere.
+
+Sources: CEP 30 (https://conda.org/learn/ceps/cep-0030) and, for the capability, CEP 46. An empty variable
+says that there is no such virtual package.
+"""
+
+from __future__ import annotations
+
+from imagematrix.hardware.vendors import archspec, cuda, marches, versions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.hardware.host.host import Host
+
+__all__ = ["variables"]
+
+
+def variables(host: Host, glibc: str | None) -> dict[str, str | None]:
+    """Return the variables that override detection by what is true of a host; None if it is unknown.
+
+    `glibc` is the version of its C library.
+    """
+    return {
+        "CONDA_OVERRIDE_CUDA": cuda.driver_cuda(host.driver.version) if host.driver else "",
+        "CONDA_OVERRIDE_CUDA_ARCH": _least_capability(host),
+        "CONDA_OVERRIDE_ARCHSPEC": archspec.best(
+            host.arch, host.cpu.flags, marches.host_vendor(host.cpu.vendor), host.cpu.model
+        ),
+        "CONDA_OVERRIDE_GLIBC": glibc,
+    }
+
+
+def _least_capability(host: Host) -> str | None:
+    capabilities = [gpu.compute for gpu in host.gpus if gpu.usable]
+    if host.driver is None or not capabilities:
+        return ""
+    known = [compute for compute in capabilities if compute is not None]
+    return min(known, key=versions.order) if len(known) == len(capabilities) else None

@@ -1,0 +1,40 @@
+"""A matrix as the job matrix of a GitHub Actions workflow."""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.integrations.export.jobs import jobs
+from imagematrix.integrations.export.target import ExportTarget
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.integrations.export.jobs import Job
+    from imagematrix.integrations.export.target import ExportSource
+
+__all__ = ["LIMIT", "TARGET", "github"]
+
+LIMIT = 256  # jobs of a matrix: docs.github.com, "Workflow syntax", jobs.<job_id>.strategy.matrix
+
+
+def github(jobs: Iterable[Job]) -> str:
+    """Return the JSON for `strategy.matrix` through `fromJSON`, on one line because outputs require it."""
+    include = [
+        {
+            "name": job.name,
+            "only": job.only,
+            "shard": str(job.shard),
+            "platforms": ",".join(job.platforms),
+        }
+        for job in jobs
+    ]
+    return json.dumps({"include": include}, separators=(",", ":")) + "\n"
+
+
+def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
+    return {"github.json": github(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
+
+
+TARGET = ExportTarget(name="github", help="JSON for a job matrix", files=_files)

@@ -1,0 +1,36 @@
+"""A matrix as a child pipeline of GitLab CI."""
+
+from __future__ import annotations
+
+from imagematrix.integrations.export.jobs import jobs
+from imagematrix.integrations.export.target import ExportTarget
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.integrations.export.jobs import Job
+    from imagematrix.integrations.export.target import ExportSource
+
+__all__ = ["LIMIT", "TARGET", "gitlab"]
+
+LIMIT = 200  # jobs of parallel:matrix: docs.gitlab.com, "CI/CD YAML syntax reference"
+
+
+def gitlab(jobs: Iterable[Job]) -> str:
+    """Return a child pipeline: the job `build`, once for each of `jobs`.
+
+    It extends the job `.build`, which another file of the pipeline defines.
+    """
+    import yaml
+
+    matrix = [{"ONLY": job.only, "SHARD": str(job.shard)} for job in jobs]
+    pipeline = {"build": {"extends": ".build", "parallel": {"matrix": matrix}}}
+    return str(yaml.safe_dump(pipeline, sort_keys=False, width=1_000))
+
+
+def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
+    return {"gitlab.yml": gitlab(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
+
+
+TARGET = ExportTarget(name="gitlab", help="a child pipeline", files=_files)

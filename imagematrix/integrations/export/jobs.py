@@ -1,0 +1,72 @@
+"""A matrix as the jobs of a CI system: one for each cell, or shards if there are too many cells.
+
+A job calls `imagematrix build --only ONLY --shard SHARD` with its two values, one of which may select
+everything. All images of one cell are in one job, because an image may build on another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.build.plan.shard import Shard
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog import axis_conditions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.build.matrix.matrix import Cell
+
+__all__ = ["Job", "jobs"]
+
+WHOLE = Shard(number=1, count=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job: its name, its values for --only and --shard, and the platforms of its cells."""
+
+    name: str
+    only: str
+    shard: Shard
+    platforms: tuple[str, ...]
+
+
+def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | None = None) -> tuple[Job, ...]:
+    """Return the jobs that build `cells`, which `--only` with `expression` selects.
+
+    There are `wanted` jobs, or else one for each cell, but never more than `limit`. Raises UsageError if
+    no cell can be built, or `wanted` exceeds the limit.
+    """
+    by_id: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_id.setdefault(cell.id, []).append(cell)
+    if not by_id:
+        raise UsageError("no cell can be built, and CI systems reject an empty matrix")
+    if wanted is not None and wanted > limit:
+        raise UsageError(f"invalid number of jobs: {wanted} exceeds the limit of {limit} for one matrix")
+    count = min(len(by_id), wanted or limit)
+    if count == len(by_id):
+        by_image = "image" in axis_conditions.parse_only(expression) if expression else False
+        return tuple(
+            Job(name=name, only=_only(group, images=by_image), shard=WHOLE, platforms=(group[0].platform,))
+            for name, group in by_id.items()
+        )
+    # The build distributes the cells, by durations too, so each shard may get cells of every platform.
+    platforms = tuple(dict.fromkeys(cell.platform for cell, *_ in by_id.values()))
+    return tuple(
+        Job(
+            name=f"shard-{number}-of-{count}",
+            only=expression,
+            shard=Shard(number=number, count=count),
+            platforms=platforms,
+        )
+        for number in range(1, count + 1)
+    )
+
+
+def _only(cells: Sequence[Cell], *, images: bool) -> str:
+    """Return the condition that selects a cell with all its images, or only with the images of `cells`."""
+    words = [f"{axis}={value}" for axis, value in cells[0].axes.items()]
+    return ",".join(words + [f"image={cell.image.name}" for cell in cells if images])

@@ -1,0 +1,1 @@
+"""HTTP services: connections, health, and expensive calls in processes of their own."""

@@ -1,0 +1,168 @@
+"""HTTP services: the address that a service listens on, and serving an application there.
+
+What clients can take of a service is limited, by the module `connections`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import logging
+import os
+import resource
+import socket
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from imagematrix.common.authority import host_and_port
+from imagematrix.errors import UsageError
+from imagematrix.integrations.http_service.connections import Connections, Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+__all__ = ["Address", "listening"]
+
+KEEP_S = 120.0  # for idle connections; clients in Go, such as engines, close theirs after 90
+LINGER_S = 1.0  # for which the rest of a refused body is read, so that its client reads the refusal
+QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only after a second
+BATCH = 512  # clients to accept before others get their turn
+RETRY_S = 0.05  # after a client that could not be accepted
+FILES = 4_096  # for clients, and what is read for them
+MAPPED = 1 << 17  # bytes of a block
+M_MMAP_THRESHOLD = -3  # in malloc.h
+SENDING = 1 << 17  # bytes that the kernel queues for a client
+RECEIVING = 1 << 16  # and from it: asyncio reads all of them at once, into several buffers if it is TLS
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An IP address and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return the address in ADDRESS:PORT; raise UsageError if it is invalid."""
+        try:
+            host, port = host_and_port(text)
+            address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        except ValueError:
+            raise _invalid(text) from None
+        if port is None:
+            raise _invalid(text)
+        return cls(str(address), port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    application: web.Application,
+    address: Address,
+    *,
+    grace_s: float = 0.0,
+    tls: ssl.SSLContext | None = None,
+    limits: Limits | None = None,
+) -> AsyncIterator[Address]:
+    """Serve an application; yield the address that it listens on, with the port chosen for port 0.
+
+    At the end, requests in progress get `grace_s` more seconds, and then no connection is left. Raises
+    UsageError if listening on the address fails.
+    """
+    _allow_files()
+    _map_large_blocks()
+    logger = logging.getLogger(__name__)
+    logger.addFilter(_of_ours)
+    connections = Connections(limits or Limits())
+    application.middlewares.insert(0, connections.answering)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        logger=logger,
+        shutdown_timeout=grace_s,
+        keepalive_timeout=KEEP_S,
+        lingering_time=LINGER_S,
+        auto_decompress=False,  # a body would have other limits than its bytes
+        handler_cancellation=True,  # a client that has gone waits for nothing any more
+    )
+    await runner.setup()
+    server = runner.server
+    assert server is not None  # noqa: S101 - the runner is set up; for the type checker
+    try:
+        with _bound(address) as listener:
+            async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
+                tasks = [
+                    group.create_task(_accept(listener, connections, tls=tls is not None)),
+                    group.create_task(connections.serve(server, tls)),
+                ]
+                try:
+                    yield Address(*listener.getsockname()[:2])
+                finally:
+                    for task in tasks:
+                        task.cancel()
+    finally:
+        await runner.cleanup()
+        await connections.end()
+
+
+def _map_large_blocks() -> None:
+    """Let malloc map each large block on its own, so that the system has its memory back when it is freed.
+
+    Otherwise the size from which it does that grows to that of the bodies and answers that were freed, and
+    the blocks of later ones lie between small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
+    """
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
+
+
+def _allow_files() -> None:
+    """Raise the number of open files as far as this process may: often it is 1,024, for old programs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < FILES:
+        with contextlib.suppress(OSError):  # a service may be forbidden to change limits
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
+
+
+def _bound(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        listener = socket.create_server((address.host, address.port), family=family, backlog=QUEUE)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+    listener.setblocking(False)
+    # What it accepts has the same.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVING)
+    return listener
+
+
+async def _accept(listener: socket.socket, connections: Connections, *, tls: bool) -> None:
+    loop, accepted = asyncio.get_running_loop(), 0
+    while True:
+        try:
+            client, (peer, *_) = await loop.sock_accept(listener)
+        except OSError:  # the client has gone, or there are too many open files
+            await asyncio.sleep(RETRY_S)
+            continue
+        connections.arrive(client, peer, tls=tls)
+        accepted += 1
+        if accepted % BATCH == 0:  # a client that waits already is accepted without a pause
+            await asyncio.sleep(0)
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    """Whether an error needs a traceback: scanners send junk, and docker begins every pull with TLS."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
+
+
+def _invalid(text: str) -> UsageError:
+    return UsageError(f"invalid address {text!r}: expected ADDRESS:PORT, such as 127.0.0.1:5050")

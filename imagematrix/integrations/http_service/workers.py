@@ -1,0 +1,263 @@
+"""Processes for work that may take long: few of them, with limits of time and memory for each call.
+
+The smallest work goes first, and large work never has all processes. What a client can make expensive is
+large, so it delays only what is large, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import importlib
+import itertools
+import os
+import pickle  # between a process and its own child
+import resource
+import socket
+import struct
+import subprocess
+import sys
+from typing import TypeVar
+
+from imagematrix.common.child_modules import child_command
+from imagematrix.errors import EngineError, ImagematrixError
+
+Result = TypeVar("Result")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+__all__ = ["SMALL", "Workers", "main"]
+
+COUNT = 2
+SMALL = 1 << 16  # the largest size of small work
+LIMIT_S = 2.0
+MEMORY = 1 << 30  # bytes of address space
+WAITING = 32  # calls of large work; of more, the largest fails
+NICENESS = 5  # more than that of the service, which goes first
+HELD = 8  # objects that a process holds for later calls
+REMEDY = "try again later"
+SIZE = struct.Struct("!Q")  # before each message
+
+
+class Workers:
+    """At most `count` processes, which call functions of modules for at most `limit_s` seconds each.
+
+    To be used in one event loop. Functions, which `modules` have, arguments and results must be picklable.
+    """
+
+    def __init__(self, *modules: str, count: int = COUNT, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._all = tuple(_Worker(modules) for _ in range(count))
+        self._free = [*self._all]
+        self._queue: list[tuple[int, int, asyncio.Future[_Worker]]] = []
+        self._order = itertools.count()
+        self._large = 0  # calls at hand
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def call(
+        self, function: Callable[..., Result], *arguments: object, held: object, size: int = 0
+    ) -> Result:
+        """Return what `function` returns for the arguments and `held`, or raise its ImagematrixError.
+
+        Calls with the smallest `size` go first. `held`, which must not change, is sent to a process only
+        once. Raises EngineError if the call takes more than the limits.
+        """
+        worker = await self._next(size)
+        # A client that leaves must not leave a process in the middle of a message.
+        return await asyncio.shield(self._task(self._called(worker, size, function, held, arguments)))
+
+    async def end(self) -> None:
+        """End the processes; what they were doing fails."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self._all:
+            worker.end()
+
+    async def _called(
+        self,
+        worker: _Worker,
+        size: int,
+        function: Callable[..., Result],
+        held: object,
+        arguments: tuple[object, ...],
+    ) -> Result:
+        try:
+            await worker.start()
+            async with asyncio.timeout(self._limit_s):
+                done: Result | ImagematrixError = await worker.call(function, held, arguments)
+        except (TimeoutError, EOFError, OSError) as error:
+            worker.end()
+            message = f"the work took more than {self._limit_s:g} s, or too much memory"
+            raise EngineError(message, remedy=REMEDY) from error
+        finally:
+            self._task(self._released(worker, size))
+        if isinstance(done, ImagematrixError):
+            try:
+                raise done
+            finally:
+                del done  # an error and the frame that raised it would keep each other, and the arguments
+        return done
+
+    async def _next(self, size: int) -> _Worker:
+        turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        waiting = size, next(self._order), turn
+        heapq.heappush(self._queue, waiting)
+        self._begin()
+        self._refuse_largest()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._remove(waiting)
+            elif not turn.exception():
+                self._task(self._released(turn.result(), size))
+            raise
+        finally:
+            del turn, waiting  # as above
+
+    def _refuse_largest(self) -> None:
+        """Let the largest call fail if too many large ones wait."""
+        large = [each for each in self._queue if each[0] > SMALL and not each[2].done()]
+        if len(large) > WAITING:
+            largest = max(large)
+            self._remove(largest)
+            largest[2].set_exception(EngineError("too much work is waiting", remedy=REMEDY))
+
+    def _remove(self, waiting: tuple[int, int, asyncio.Future[_Worker]]) -> None:
+        if waiting in self._queue:  # or it was popped before its caller could leave
+            self._queue.remove(waiting)
+            heapq.heapify(self._queue)
+
+    def _begin(self) -> None:
+        """Give free processes to the smallest calls that wait."""
+        while self._queue and self._free:
+            size, _, turn = self._queue[0]
+            if size > SMALL and self._large and self._large >= len(self._all) - 1:
+                return
+            heapq.heappop(self._queue)
+            if not turn.done():  # its caller may be leaving
+                self._large += size > SMALL
+                turn.set_result(self._free.pop())
+
+    async def _released(self, worker: _Worker, size: int) -> None:
+        with contextlib.suppress(OSError, EOFError):  # the next call tries again
+            await worker.start()
+        self._large -= size > SMALL
+        self._free.append(worker)
+        self._begin()
+
+    def _task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_retrieve)
+        return task
+
+
+class _Worker:
+    """A process, and the objects that it holds, each with its number; the oldest is dropped first."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._process: subprocess.Popen[bytes] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._held: dict[int, object] = {}
+        self._numbers = itertools.count()
+
+    async def start(self) -> None:
+        """Start the process, unless it runs, and wait until it is ready; raises OSError or EOFError."""
+        if self._streams:
+            return
+        self.end()
+        self._process, connection = _started(self._modules)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            await reader.readexactly(SIZE.size)
+        except BaseException:
+            writer.close()
+            raise
+        self._streams = reader, writer
+
+    async def call(self, function: Callable[..., object], held: object, arguments: tuple[object, ...]) -> Any:
+        """Return the result of a call, or the ImagematrixError that it raised."""
+        if self._streams is None:
+            raise EOFError
+        reader, writer = self._streams
+        number = next((key for key, each in self._held.items() if each is held), None)
+        new = number is None
+        if number is None:
+            number = next(self._numbers)
+            _hold(self._held, number, held)
+        message = pickle.dumps((function, number, held if new else None, new, arguments))
+        writer.write(SIZE.pack(len(message)))
+        writer.write(message)
+        await writer.drain()
+        (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+        return pickle.loads(await reader.readexactly(size))  # noqa: S301 - from our own child
+
+    def end(self) -> None:
+        """Kill the process."""
+        if self._streams:
+            self._streams[1].close()
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        self._process, self._streams, self._held = None, None, {}
+
+
+def _started(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, its = socket.socketpair()
+    with its:
+        command = [*child_command(__name__), str(its.fileno()), *modules]
+        try:
+            # In a session of its own, it gets no signal from a terminal.
+            return subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True), ours
+        except OSError:
+            ours.close()
+            raise
+
+
+def main() -> None:
+    """Answer the calls of the process that started this one, until it ends.
+
+    The arguments are the descriptor of a socket, and modules to import before the first call.
+    """
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a service may be forbidden to change limits
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    descriptor, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
+    held: dict[int, object] = {}
+    with socket.socket(fileno=int(descriptor)) as connection, connection.makefile("rb") as calls:
+        _send(connection, b"")
+        while size := calls.read(SIZE.size):
+            message = calls.read(SIZE.unpack(size)[0])
+            function, number, new_held, new, arguments = pickle.loads(message)  # noqa: S301 - from our parent
+            if new:
+                _hold(held, number, new_held)
+            try:
+                result = function(*arguments, held[number])
+            except ImagematrixError as error:
+                result = error
+            _send(connection, pickle.dumps(result))
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    connection.sendall(SIZE.pack(len(message)) + message)
+
+
+def _hold(held: dict[int, object], number: int, one: object) -> None:
+    held[number] = one
+    if len(held) > HELD:
+        del held[next(iter(held))]
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # or asyncio would warn if the client has left

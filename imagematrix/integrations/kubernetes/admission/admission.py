@@ -1,0 +1,368 @@
+"""Admission: which image a pod gets, according to the classes of nodes that it may run on.
+
+A pod that exists can get other images, by an update, and ephemeral containers, but its affinity stays. So
+these get the image of the pod's node, and a pod without a node gets none.
+
+`admit` is a pure function of a pod and an AdmissionPolicy. The module `policy` expresses the same in CEL,
+which API servers evaluate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from operator import and_, eq, or_
+
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS, FLAG
+from imagematrix.integrations.kubernetes.workloads.affinity import REQUIRED, integer, isin, required
+from imagematrix.integrations.kubernetes.workloads.placed import image
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, Literal
+
+    from imagematrix.integrations.kubernetes.nodes.classes import Class, Classes
+
+    Json = Mapping[str, Any]
+    # The pod is too large to look at; it matches no class; no image fits; it needs several images.
+    Cause = Literal["wide", "nowhere", "nothing", "several"]
+
+__all__ = [
+    "ABSENT",
+    "LISTS",
+    "NODE",
+    "NODE_TERMS",
+    "NOWHERE",
+    "OPERATIONS",
+    "REQUIREMENTS",
+    "SHOWN",
+    "UNPLACED",
+    "WANTED",
+    "WIDE",
+    "WIDEST",
+    "Admission",
+    "AdmissionPolicy",
+    "PodClass",
+    "admit",
+    "policy",
+]
+
+LISTS = ("initContainers", "containers", "ephemeralContainers")
+# The requests by which a pod gets images, by what they are about. No other sets one: `binding`, `resize` and
+# `status` leave images and affinity alone.
+OPERATIONS = {"pods": ("CREATE", "UPDATE"), "pods/ephemeralcontainers": ("UPDATE",)}
+REQUIREMENTS = ("matchExpressions", "matchFields")  # the lists of a term
+NODE = "metadata.name"  # the field by which a DaemonSet's pods name their node
+NODE_TERMS = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
+ABSENT = "!"  # among the values of a label if some nodes lack it; no label has this value
+WIDEST = 40  # containers in a list of a pod, terms of its affinity, requirements in a list of a term
+WANTED = 1_000  # values of a requirement; a pod with a longer one, or with more than WIDEST, is left alone
+WIDE = (
+    f"the pod has more than {WIDEST} containers, node selector terms or requirements in a term, "
+    f"or one with more than {WANTED:,} values"
+)
+NOWHERE = "no class of nodes matches the pod's node selector and affinity"
+UNPLACED = "the pod is on no node of a known class, which alone decides once a pod exists; create it again"
+SHOWN = 8  # classes that a reason names
+VALUES = 500  # values of one label over all classes; labels with more do not distinguish classes here
+# Characters of the labels of one class, and of all. An API server takes expressions of up to 100,000, and
+# `kubectl apply` keeps a copy of an object, with escapes, in an annotation of up to 262,144.
+CLASS_ROOM, ROOM = 80_000, 180_000
+ESCAPED = 6  # characters besides a text: quotes, their escapes, and a separator
+FEATURES = ("feature.node.kubernetes.io/", FLAG)  # prefixes of labels by which nobody selects nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodClass:
+    """A class as pods see it: its name, its image or "", its nodes, and their values of each label.
+
+    `values` contains ABSENT for a label that some nodes lack. A label without a key in it matches anything.
+    """
+
+    name: str
+    image: str
+    values: Mapping[str, tuple[str, ...]]
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionPolicy:
+    """What to do with pods that use the image `name`: replace it with the image of their class.
+
+    A pod that may run on classes with different images is refused if `deny`, and left alone otherwise.
+    `left_out` are the labels that would distinguish classes, but for which there is no room.
+    """
+
+    name: str
+    classes: tuple[PodClass, ...]
+    deny: bool = False
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """The decision about a pod: a JSON patch, or the `reason` for none; and whether the pod is `refused`.
+
+    `cause` is the reason in one word, and `possible` are the names of the classes that it is about: those
+    that the pod may run on, as far as the labels show.
+    """
+
+    patch: tuple[dict[str, Any], ...] = ()
+    reason: str | None = None
+    refused: bool = False
+    cause: Cause | None = None
+    possible: tuple[str, ...] = ()
+
+
+def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolicy:
+    """Return the policy for an image and the classes of a cluster.
+
+    Raises UsageError if a class gets an image but its nodes lack the class label, which distinguishes them.
+    """
+    for each in grouped.classes:
+        if each.variant and not each.labelled:
+            raise UsageError(
+                f"nodes of the class {each.name} lack the label {CLASS}",
+                remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
+            )
+    some, room = grouped.classes, _ExpressionRoom(len(grouped.classes))
+    nodes = [_values(each, NODE) for each in some]
+    if not room.take(nodes):
+        nodes = [()] * len(some)
+    keys = _distinguishing(some)
+    kept = [key for key in keys if room.take([(key, *_values(each, key)) for each in some])]
+    return AdmissionPolicy(
+        name=name,
+        classes=tuple(
+            PodClass(
+                name=each.name,
+                image=image(each.variant) if each.variant else "",
+                values={key: _values(each, key) for key in kept},
+                nodes=names,
+            )
+            for each, names in zip(some, nodes, strict=True)
+        ),
+        deny=deny,
+        left_out=tuple(key for key in keys if key not in kept),
+    )
+
+
+def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> Admission:
+    """Return the decision about a pod that is created, or changed from what it was `before`.
+
+    A new pod's node selector, affinity, node name and label imagematrix.io/class limit the classes on which
+    it may run. If those of them that get an image get the same image, the pod gets it too, with an affinity
+    to the classes that have it. A changed pod gets the image of its node's class in containers that did not
+    use the name before. Other images are never touched, so a second call changes nothing.
+    """
+    spec = pod["spec"]
+    had = {} if before is None else _using(before["spec"], policy.name)
+    uses = [path for container, path in _using(spec, policy.name).items() if container not in had]
+    if not uses:
+        return Admission()
+    terms = required(spec)
+    wide = _wide(spec, terms or ())
+    possible: list[PodClass] = []
+    if not wide:
+        possible = (
+            _possible(pod, policy)
+            if before is None
+            else [each for each in policy.classes if _runs(pod, each)]
+        )
+    images = [each.image for each in possible if each.image]
+    if wide or len(set(images)) != 1:
+        cause: Cause = "wide" if wide else "several" if images else "nothing" if possible else "nowhere"
+        names = tuple(each.name for each in possible)
+        reason = _reason(policy.name, cause, names, new=before is None)
+        return Admission(reason=reason, refused=policy.deny, cause=cause, possible=names)
+    patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
+    if before is None:
+        having = [each.name for each in policy.classes if each.image == images[0]]
+        patch += _affinity_operations(spec, terms, isin(CLASS, *having))
+    return Admission(patch=tuple(patch))
+
+
+def _using(spec: Json, name: str) -> dict[object, str]:
+    """Return the path of the image of each container that uses the image `name`, by its list and its name."""
+    return {
+        (some, container.get("name", index)): f"/spec/{some}/{index}/image"
+        for some in LISTS
+        for index, container in enumerate(spec.get(some) or ())
+        if container.get("image") == name
+    }
+
+
+def _runs(pod: Json, each: PodClass) -> bool:
+    """Whether the pod has a node, of this class."""
+    return pod["spec"].get("nodeName") in each.nodes
+
+
+def _wide(spec: Json, terms: Sequence[Json]) -> bool:
+    """Whether a pod asks for so much that looking at it would take long."""
+    requirements = [term.get(name) or () for term in terms for name in REQUIREMENTS]
+    lists = [*(spec.get(name) or () for name in LISTS), terms, *requirements]
+    return any(len(some) > WIDEST for some in lists) or any(
+        len(every.get("values") or ()) > WANTED for some in requirements for every in some
+    )
+
+
+def _possible(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:
+    """Return the classes on some node of which the pod may run, as far as the labels show."""
+    spec, holders = pod["spec"], _Holders(policy.classes)
+    label = (pod.get("metadata", {}).get("labels") or {}).get(CLASS)
+    wanted = [*(spec.get("nodeSelector") or {}).items()]
+    if spec.get("nodeName"):
+        wanted.append((NODE, spec["nodeName"]))
+    possible = holders.all
+    for key, value in wanted:
+        possible &= holders.of(key, partial(eq, value))
+    terms = required(spec)
+    if terms is not None:
+        possible &= reduce(or_, (_matching(term, holders) for term in terms), 0)
+    return [
+        each
+        for index, each in enumerate(policy.classes)
+        if possible >> index & 1 and label in (None, each.name)
+    ]
+
+
+class _Holders:
+    """The classes of a policy that have a value of a label, as the bits of an integer.
+
+    A class without the label may have any value. With sets of classes in place of one class at a time, a pod
+    with thousands of requirements takes less than 0.1 s in the largest cluster.
+    """
+
+    def __init__(self, classes: Sequence[PodClass]) -> None:
+        self.all = (1 << len(classes)) - 1
+        self._classes = classes
+        self._labels = set().union(*(each.values for each in classes))
+        self._known: dict[str, tuple[int, list[tuple[str, int]]]] = {}
+
+    def of(self, key: str, meets: Callable[[str], bool]) -> int:
+        """Return the classes with some value that meets a condition; values may include ABSENT."""
+        if key not in self._labels:  # a pod may name any number of them
+            return self.all
+        if key not in self._known:
+            without, by_value = 0, defaultdict[str, int](int)
+            for index, each in enumerate(self._classes):
+                without |= (key not in each.values) << index
+                for value in each.values.get(key, ()):
+                    by_value[value] |= 1 << index
+            self._known[key] = without, [*by_value.items()]
+        without, held = self._known[key]
+        return reduce(or_, (bits for value, bits in held if meets(value)), without)
+
+
+def _matching(term: Json, holders: _Holders) -> int:
+    """Return the classes that may match a term; none matches a term without requirements."""
+    asked = [every for name in REQUIREMENTS for every in term.get(name) or ()]
+    each = (holders.of(every["key"], _meeting(every)) for every in asked)
+    return reduce(and_, each, holders.all) if asked else 0
+
+
+def _meeting(requirement: Json) -> Callable[[str], bool]:
+    """Return whether a value of a label, or ABSENT, meets a requirement."""
+    values = requirement.get("values") or []
+    bound, some = integer(values[0] if values else None), frozenset(values)
+    meets: dict[str, Callable[[str], bool]] = {
+        "In": some.__contains__,
+        "NotIn": lambda value: value not in some,
+        "Exists": lambda value: value != ABSENT,
+        "DoesNotExist": lambda value: value == ABSENT,
+        "Gt": lambda value: _above(_number(value), bound),
+        "Lt": lambda value: _above(bound, _number(value)),
+    }
+    return meets.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
+
+
+@lru_cache(VALUES)
+def _number(value: str) -> int | None:
+    return integer(value)
+
+
+def _above(number: int | None, bound: int | None) -> bool:
+    return number is not None and bound is not None and number > bound
+
+
+def _reason(name: str, cause: Cause, possible: Sequence[str], *, new: bool) -> str:
+    which = f"{len(possible)} classes" if len(possible) > SHOWN else ", ".join(possible)
+    words = {
+        "wide": WIDE,
+        "nowhere": NOWHERE if new else UNPLACED,
+        "nothing": f"no image fits the nodes that the pod may run on: {which}",
+        "several": f"the nodes that the pod may run on need different images: {which}; select one by {CLASS}",
+    }
+    return f"{name}: {words[cause]}"
+
+
+def _affinity_operations(
+    spec: Json, terms: Sequence[Json] | None, expression: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the operations that add a requirement to each term of a pod's node affinity."""
+    if terms is None:
+        selector = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        current = spec.get("affinity")
+        if current is None:
+            yield _add("/spec/affinity", {"nodeAffinity": {REQUIRED: selector}})
+        elif current.get("nodeAffinity") is None:
+            yield _add("/spec/affinity/nodeAffinity", {REQUIRED: selector})
+        else:
+            yield _add(f"/spec/affinity/nodeAffinity/{REQUIRED}", selector)
+        return
+    for index, term in enumerate(terms):
+        if term.get("matchExpressions"):
+            yield _add(f"{NODE_TERMS}/{index}/matchExpressions/-", expression)
+        elif term.get("matchFields"):
+            yield _add(f"{NODE_TERMS}/{index}/matchExpressions", [expression])
+        # A term without either matches no node, and must not start to match.
+
+
+def _add(path: str, value: object) -> dict[str, Any]:
+    return {"op": "add", "path": path, "value": value}
+
+
+class _ExpressionRoom:
+    """The room that is left in the expressions of some classes."""
+
+    def __init__(self, classes: int) -> None:
+        self._used = [0] * classes
+
+    def take(self, texts: Iterable[Iterable[str]]) -> bool:
+        """Take room for some texts of each class; return whether there is enough."""
+        used = [
+            before + sum(len(text) + ESCAPED for text in each)
+            for before, each in zip(self._used, texts, strict=True)
+        ]
+        if sum(used) > ROOM or max(used, default=0) > CLASS_ROOM:
+            return False
+        self._used = used
+        return True
+
+
+def _distinguishing(classes: Iterable[Class]) -> list[str]:
+    """Return the labels, and the name of the node, whose values differ between classes and are few enough.
+
+    A node may have any number of labels of its own. So the class and the name come first, and then the labels
+    that most nodes have.
+    """
+    some = list(classes)
+    counts = Counter(
+        key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)
+    )
+    distinct = []
+    for key in dict.fromkeys((CLASS, NODE, *sorted(counts, key=lambda key: (-counts[key], key)))):
+        values = [_values(each, key) for each in some]
+        # The class label counts even if there is only one class: a pod may ask for another.
+        if sum(map(len, values)) <= VALUES and (len(set(values)) > 1 or key == CLASS):
+            distinct.append(key)
+    return distinct
+
+
+def _values(each: Class, key: str) -> tuple[str, ...]:
+    if key == NODE:
+        return tuple(node.name for node in each.nodes)
+    return tuple(sorted({node.labels.get(key, ABSENT) for node in each.nodes}))

@@ -1,0 +1,50 @@
+"""The admission policy for one image on a cluster, with the classes of nodes from which it follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, policy
+from imagematrix.integrations.kubernetes.nodes.classes import Classes, classes, labelled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
+    from imagematrix.selection.question import Where
+
+__all__ = ["ClusterPolicy", "cluster_policy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterPolicy:
+    """The classes of a cluster with their images from one catalog, and the policy for pods that follows.
+
+    `left_out` are the names of nodes whose class label is missing or does not match their other labels: no
+    pod that gets an image can start there.
+    """
+
+    grouped: Classes
+    policy: AdmissionPolicy
+    left_out: tuple[str, ...] = ()
+
+
+def cluster_policy(
+    nodes: Iterable[ClusterNode],
+    catalog: Catalog,
+    *,
+    name: str | None = None,
+    deny: bool = False,
+    allow_cpu: bool = False,
+    where: Where | None = None,
+) -> ClusterPolicy:
+    """Return the ClusterPolicy of a cluster; `name` is what pods call the image, by default IMAGE:VERSION.
+
+    The other options are those of `classes` and `policy`, and so are the errors.
+    """
+    matching, others = labelled(nodes)
+    grouped = classes(matching, catalog, allow_cpu=allow_cpu, where=where)
+    made = policy(name or f"{catalog.image}:{catalog.version}", grouped, deny=deny)
+    return ClusterPolicy(grouped=grouped, policy=made, left_out=tuple(others))

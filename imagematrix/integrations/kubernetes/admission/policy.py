@@ -1,0 +1,265 @@
+"""An AdmissionPolicy as objects of the API server: `admission.admit` in CEL.
+
+A MutatingAdmissionPolicy (stable from Kubernetes 1.36) cannot refuse a pod with a reason, so a
+ValidatingAdmissionPolicy refuses pods that still use the name afterwards, where they did not before.
+Expressions use only functions that every version with these policies has. An expression may have at most
+100,000 characters, so each class is a separate variable.
+"""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.admission.admission import (
+    ABSENT,
+    LISTS,
+    NODE,
+    NOWHERE,
+    OPERATIONS,
+    REQUIREMENTS,
+    SHOWN,
+    UNPLACED,
+    WANTED,
+    WIDE,
+    WIDEST,
+)
+from imagematrix.integrations.kubernetes.client.objects import manifest
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
+from imagematrix.integrations.kubernetes.workloads.affinity import INTEGER, REQUIRED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, PodClass
+    from imagematrix.integrations.kubernetes.client.objects import Manifest
+
+__all__ = ["API", "mutation", "objects", "refusal", "rules", "used", "variables"]
+
+API = "admissionregistration.k8s.io/v1"
+LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
+NAME, IMAGE, NODES = "!name", "!image", "!nodes"  # keys besides labels, none of which begins with "!"
+NUMBER = f"^{INTEGER.pattern}$"
+NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
+SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
+TERMS = f"{SELECTOR}.nodeSelectorTerms"
+NEW = "request.operation == 'CREATE'"  # only then is there no `oldObject`
+
+
+def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
+    """Yield the mutating policy and its binding; for a policy that denies, also the validating ones.
+
+    Raises UsageError if there are too many classes for an expression in CEL.
+    """
+    condition = {"name": "uses-the-image", "expression": used(policy)}
+    shared = {"matchConstraints": {"resourceRules": rules()}, "matchConditions": [condition]}
+    named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
+    longest = max(named, key=lambda variable: len(variable["expression"]))
+    if len(longest["expression"]) > LONGEST:
+        raise UsageError(
+            f"too many classes for one expression: {len(policy.classes)}",
+            remedy="use the webhook, which has no such limit: `imagematrix kubernetes render install --help`",
+        )
+    mutating = {
+        **shared,
+        "failurePolicy": "Fail" if policy.deny else "Ignore",
+        "reinvocationPolicy": "IfNeeded",
+        "variables": named,
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": mutation(policy)}}],
+    }
+    yield manifest(API, "MutatingAdmissionPolicy", name, spec=mutating)
+    yield manifest(API, "MutatingAdmissionPolicyBinding", name, spec={"policyName": name})
+    if policy.deny:
+        validation = {"expression": f"!({used(policy)})", "messageExpression": refusal(policy)}
+        validating = {**shared, "failurePolicy": "Fail", "variables": named, "validations": [validation]}
+        yield manifest(API, "ValidatingAdmissionPolicy", name, spec=validating)
+        binding = {"policyName": name, "validationActions": ["Deny"]}
+        yield manifest(API, "ValidatingAdmissionPolicyBinding", name, spec=binding)
+
+
+def variables(policy: AdmissionPolicy) -> dict[str, str]:
+    """Return the CEL variables by name; each may use the previous ones."""
+    classes = {f"class{index}": _class(each) for index, each in enumerate(policy.classes)}
+    listed = ", ".join(f"variables.{name}" for name in classes)
+    has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
+    counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
+    return {
+        **classes,
+        # CEL has no loop with an index: a filter of these numbers stands for it.
+        "places": f"[{', '.join(map(str, range(WIDEST)))}]",
+        "classes": f"[{listed}]",
+        "required": f"{has_affinity} && has({SELECTOR})",
+        "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
+        "wide": " || ".join(
+            [f"size(variables.terms) > {WIDEST}", *counts, f"variables.terms.exists(t, {_wide()})"]
+        ),
+        "left": f"variables.classes.filter(c, {NEW} ? {_may_run()} : {_runs()})",
+        "images": f"variables.left.map(c, c[{_text(IMAGE)}][0]).filter(i, i != '')",
+        "image": (
+            "!variables.wide && size(variables.images) > 0 && "
+            "variables.images.all(i, i == variables.images[0]) ? variables.images[0] : ''"
+        ),
+        "names": (
+            f"variables.classes.filter(c, c[{_text(IMAGE)}][0] == variables.image)"
+            f".map(c, c[{_text(NAME)}][0])"
+        ),
+    }
+
+
+def mutation(policy: AdmissionPolicy) -> str:
+    """Return the expression of the JSON patch, which is empty if the image is undecided."""
+    patches = [_image_operations(policy, name) for name in LISTS]
+    placing = f"({NEW} ? {_affinity_operations()} : [])"
+    return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
+
+
+def refusal(policy: AdmissionPolicy) -> str:
+    """Return the expression of the message for a pod that still uses the name."""
+    start = f"{_text(f'{policy.name}: ')} + "
+    which = (
+        f"(size(variables.left) > {SHOWN} ? string(size(variables.left)) + ' classes' : "
+        f"variables.left.map(c, c[{_text(NAME)}][0]).join(', '))"
+    )
+    nowhere = f"({NEW} ? {_text(NOWHERE)} : {_text(UNPLACED)})"
+    nothing = f"{_text('no image fits the nodes that the pod may run on: ')} + {which}"
+    several = (
+        f"{_text('the nodes that the pod may run on need different images: ')} + {which} + "
+        f"{_text(f'; select one by {CLASS}')}"
+    )
+    return (
+        f"{start}(variables.wide ? {_text(WIDE)} : size(variables.left) == 0 ? {nowhere} : "
+        f"size(variables.images) == 0 ? {nothing} : {several})"
+    )
+
+
+def used(policy: AdmissionPolicy) -> str:
+    """Return the expression that is true if a pod uses the name in a container that did not use it before."""
+    return " || ".join(
+        f"(has(object.spec.{some}) && object.spec.{some}.exists(c, {_uses(policy, some, 'c')}))"
+        for some in LISTS
+    )
+
+
+def rules() -> list[Manifest]:
+    """Return the rules by which an API server asks about each request that sets the image of a pod."""
+    return [
+        {"apiGroups": [""], "apiVersions": ["v1"], "operations": list(some), "resources": [resource]}
+        for resource, some in OPERATIONS.items()
+    ]
+
+
+def _uses(policy: AdmissionPolicy, some: str, container: str) -> str:
+    """Return the expression that is true if a container, of a list of a pod, uses the name since the request.
+
+    Otherwise an update of a label or a finalizer would be about the image, too.
+    """
+    name, old = _text(policy.name), f"oldObject.spec.{some}"
+    before = f"o.name == {container}.name && has(o.image) && o.image == {name}"
+    return (
+        f"has({container}.image) && {container}.image == {name} && "
+        f"({NEW} || !has({old}) || !{old}.exists(o, {before}))"
+    )
+
+
+def _class(each: PodClass) -> str:
+    """Return a class as a map of lists of strings: in Kubernetes' CEL, values of a map have one type."""
+    entries = {NAME: (each.name,), IMAGE: (each.image,), NODES: each.nodes, **each.values}
+    lists = [f"{_text(key)}: [{', '.join(map(_text, values))}]" for key, values in entries.items()]
+    return f"{{{', '.join(lists)}}}"
+
+
+def _runs() -> str:
+    return f"has(object.spec.nodeName) && object.spec.nodeName in c[{_text(NODES)}]"
+
+
+def _wide() -> str:
+    """Return the condition on a term that has too many requirements or values."""
+    return " || ".join(
+        f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
+        f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
+        for name in REQUIREMENTS
+    )
+
+
+def _may_run() -> str:
+    labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _text(NODE)
+    labelled = (
+        f"!has({labels}) || !({_text(CLASS)} in {labels}) || {labels}[{_text(CLASS)}] == c[{_text(NAME)}][0]"
+    )
+    bound = "!has(object.spec.nodeName) || object.spec.nodeName == ''"
+    bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
+    selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
+    matched = f"!variables.required || variables.terms.exists(t, {_may_match()})"
+    return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
+
+
+def _may_match() -> str:
+    some = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
+    every = " && ".join(
+        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_may_meet()}))" for name in REQUIREMENTS
+    )
+    return f"({some}) && {every}"
+
+
+def _may_meet() -> str:
+    label_values, absent = "c[e.key]", _text(ABSENT)
+    number = f"matches({_text(NUMBER)})"
+
+    def compared(sign: str) -> str:
+        return (
+            f"has(e.values) && size(e.values) > 0 && e.values[0].{number} && "
+            f"{label_values}.exists(v, v.{number} && int(v) {sign} int(e.values[0]))"
+        )
+
+    cases = {
+        "In": f"has(e.values) && {label_values}.exists(v, v in e.values)",
+        "NotIn": f"!has(e.values) || {label_values}.exists(v, !(v in e.values))",
+        "Exists": f"{label_values}.exists(v, v != {absent})",
+        "DoesNotExist": f"{absent} in {label_values}",
+        "Gt": compared(">"),
+        "Lt": compared("<"),
+    }
+    text = "true"
+    for operator, condition in reversed(cases.items()):
+        text = f"(e.operator == {_text(operator)} ? ({condition}) : {text})"
+    return text
+
+
+def _image_operations(policy: AdmissionPolicy, name: str) -> str:
+    items = f"object.spec.{name}"
+    patch = (
+        f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"
+    )
+    return (
+        f"(has({items}) ? variables.places.filter(i, i < size({items}) && "
+        f"{_uses(policy, name, f'{items}[i]')}).map(i, {patch}) : [])"
+    )
+
+
+def _affinity_operations() -> str:
+    """Return the expression of the operations on the affinity; values of several types in a map are dyn."""
+    expression = f"{{'key': dyn({_text(CLASS)}), 'operator': dyn('In'), 'values': dyn(variables.names)}}"
+    selector = f"{{'nodeSelectorTerms': [{{'matchExpressions': [{expression}]}}]}}"
+    inner = f"{{{_text(REQUIRED)}: {selector}}}"
+    where = "/spec/affinity/nodeAffinity"
+    terms = f"'{where}/{REQUIRED}/nodeSelectorTerms/' + string(i) + '/matchExpressions"
+    term = "variables.terms[i]"
+    asks = f"has({term}.matchExpressions) && size({term}.matchExpressions) > 0"
+    each = (
+        f"variables.places.filter(i, i < size(variables.terms) && (({asks}) || (has({term}.matchFields) && "
+        f"size({term}.matchFields) > 0))).map(i, {asks} ? "
+        f"JSONPatch{{op: 'add', path: {terms}/-', value: {expression}}} : "
+        f"JSONPatch{{op: 'add', path: {terms}', value: [{expression}]}})"
+    )
+    return (
+        f"(variables.required ? {each} : !has(object.spec.affinity) ? "
+        f"[JSONPatch{{op: 'add', path: '/spec/affinity', value: {{'nodeAffinity': {inner}}}}}] : "
+        f"!has({NODE_AFFINITY}) ? [JSONPatch{{op: 'add', path: '{where}', value: {inner}}}] : "
+        f"[JSONPatch{{op: 'add', path: '{where}/{REQUIRED}', value: {selector}}}])"
+    )
+
+
+def _text(text: str) -> str:
+    """Return a text as a literal of CEL, which has no surrogates."""
+    return json.dumps(text, ensure_ascii=False)

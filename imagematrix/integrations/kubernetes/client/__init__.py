@@ -1,0 +1,1 @@
+"""The API server and its objects: requests, credentials, names, YAML."""

@@ -1,0 +1,324 @@
+"""The API server of a cluster: its address, single requests, and objects that are listed and then watched.
+
+See https://kubernetes.io/docs/reference/using-api/api-concepts, "Efficient detection of changes".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+
+from imagematrix.common import json_documents
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    Failed = Callable[[ImagematrixError], None]
+
+__all__ = [
+    "ApiServer",
+    "Collection",
+    "ConflictError",
+    "NotFoundError",
+    "inside",
+    "namespace",
+    "request",
+    "watch",
+]
+
+T = TypeVar("T")
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PAGE = 500  # objects of one answer
+LINE = 4 << 20  # bytes; etcd keeps no object of more than 1.5 MiB
+WATCH_S = 300  # after which the API server ends a watch
+SILENCE_S = 30
+ANSWER_S = 10  # for a single request
+PAUSE_S, LONGEST_S = 1.0, 30.0  # before a retry; each pause is twice as long as the last
+OK, CREATED, NOT_FOUND, CONFLICT, GONE = 200, 201, 404, 409, 410
+EXCERPT = 500  # characters of an answer in an error
+# The last two are for a line that is too long: which one depends on the release of aiohttp.
+FAILURES = (aiohttp.ClientError, TimeoutError, OSError, HttpProcessingError, ValueError)
+
+
+class NotFoundError(EngineError):
+    """The API server has no such object."""
+
+
+class ConflictError(EngineError):
+    """An object was changed meanwhile."""
+
+
+class _GoneError(Exception):
+    """The API server no longer has the changes since a version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServer:
+    """An API server: its URL, and the files with a token, the authorities to trust, and a certificate.
+
+    The `certificate` of this client and its key are given in place of a token. All are read for each request
+    or connection, because kubelet replaces them. `authority_text` is the text of further authorities.
+    """
+
+    url: str
+    token: Path | None = None
+    authorities: Path | None = None
+    authority_text: str | None = None
+    certificate: tuple[Path, Path] | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request; raise UsageError if the token cannot be read."""
+        if self.token is None:
+            return {}
+        try:
+            return {"Authorization": f"Bearer {self.token.read_text('utf-8').strip()}"}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{self.token} cannot be read: {error}") from error
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context of a connection; raise UsageError if one of the files cannot be read."""
+        try:
+            context = ssl.create_default_context(cafile=self.authorities, cadata=self.authority_text)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.authorities or 'authorities'} cannot be read: {error}") from error
+        if self.certificate:
+            try:
+                context.load_cert_chain(*self.certificate)
+            except OSError as error:
+                raise UsageError(f"{self.certificate[0]} cannot be read: {error}") from error
+        return context
+
+
+def inside(remedy: str, environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiServer:
+    """Return the API server of the cluster that this process runs in.
+
+    Outside of a pod this raises UsageError with the `remedy`.
+    """
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise UsageError("not running in a pod: the API server is unknown", remedy=remedy)
+    name = f"[{host}]" if ":" in host else host
+    return ApiServer(url=f"https://{name}:{port}", token=account / "token", authorities=account / "ca.crt")
+
+
+def namespace(account: Path = ACCOUNT) -> str:
+    """Return the namespace of the pod that this process runs in; raise UsageError outside of one."""
+    path = account / "namespace"
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+async def request(
+    api: ApiServer, method: str, path: str, document: Mapping[str, object] | None = None
+) -> json_documents.Fields:
+    """Return the answer to a request.
+
+    Raises NotFoundError, ConflictError, another EngineError, or UsageError.
+    """
+    limits = aiohttp.ClientTimeout(total=ANSWER_S)
+    try:
+        async with (
+            _session(api, limits) as session,
+            session.request(method, path, json=document, headers=api.headers()) as answer,
+        ):
+            await _check(answer)
+            return json_documents.Fields(json_documents.parse(await answer.read(), path), path)
+    except _GoneError:
+        raise EngineError(f"the API server answered {GONE}") from None
+    except FAILURES as error:
+        raise _unreadable(error) from error
+
+
+class Collection(Generic[T]):
+    """A collection to watch: its path, what its objects are called, and a query such as a field selector.
+
+    `read` returns what is kept of an object, and raises UsageError for an object to leave out. `alike` tells
+    whether two versions of an object are the same to the caller.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        noun: str,
+        read: Callable[[json_documents.Fields], T],
+        *,
+        query: Mapping[str, str] | None = None,
+        alike: Callable[[T, T], bool] = lambda before, after: before == after,
+    ) -> None:
+        self.path = path
+        self.noun = noun
+        self.read = read
+        self.query = dict(query or {})
+        self.alike = alike
+
+
+async def watch(
+    api: ApiServer,
+    collection: Collection[T],
+    changed: Callable[[Mapping[str, T]], None],
+    note: Callable[[str], None],
+    failed: Failed,
+) -> None:
+    """Call `changed` with the objects of a collection, whenever they change, until cancelled.
+
+    They are by name, or by NAMESPACE/NAME, in a mapping that changes with them.
+
+    While the API server cannot be read, `failed` gets the errors, and reading is tried again.
+    """
+    watched = _WatchedCollection(api, collection, failed)
+    pause = PAUSE_S
+    while True:
+        before = watched.version
+        try:
+            async for objects in watched.changes():
+                changed(objects)
+        except _GoneError:
+            watched.version = None
+            note(f"{collection.noun}: listing again, because the API server has dropped older changes")
+        except (EngineError, UsageError) as error:
+            failed(error)
+        except FAILURES as error:
+            failed(_unreadable(error))
+        pause = PAUSE_S if watched.version != before else min(2 * pause, LONGEST_S)
+        # Several processes should not retry at the same time.
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+
+
+class _WatchedCollection(Generic[T]):
+    """The objects of a collection, and the version at which they were read."""
+
+    def __init__(self, api: ApiServer, collection: Collection[T], failed: Failed) -> None:
+        self.version: str | None = None
+        self._api = api
+        self._collection = collection
+        self._failed = failed
+        self._objects: dict[str, T] = {}
+
+    async def changes(self) -> AsyncIterator[Mapping[str, T]]:
+        """List the objects if needed, apply changes until the watch ends, and yield the objects each time."""
+        # A watch without changes is silent until the API server ends it.
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
+        async with _session(self._api, limits) as session:
+            if self.version is None:
+                self.version = await self._list(session)
+                yield self._objects
+            async for changed in self._watch(session, self.version):
+                if changed:
+                    yield self._objects
+
+    async def _list(self, session: aiohttp.ClientSession) -> str:
+        """Read all objects and return their version."""
+        noun = self._collection.noun
+        objects: dict[str, T] = {}
+        query = {**self._collection.query, "limit": str(PAGE)}
+        while True:
+            async with session.get(
+                self._collection.path, params=query, headers=self._api.headers()
+            ) as answer:
+                await _check(answer)
+                fields = json_documents.Fields(json_documents.parse(await answer.read(), noun), noun)
+            for item in fields.objects("items"):
+                read = self._read(item)
+                if read is not None:
+                    objects[_name(item)] = read
+            metadata = fields.object_or_empty("metadata")
+            following = metadata.text_or_none("continue")
+            if not following:
+                self._objects = objects
+                return metadata.text("resourceVersion")
+            query["continue"] = following
+
+    async def _watch(self, session: aiohttp.ClientSession, version: str) -> AsyncIterator[bool]:
+        """Apply the changes since a version; yield for each whether it changed what is kept."""
+        query = {
+            **self._collection.query,
+            "watch": "1",
+            "resourceVersion": version,
+            # Without bookmarks, the version of a watch without changes would become too old to go on from.
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        async with session.get(self._collection.path, params=query, headers=self._api.headers()) as answer:
+            await _check(answer)
+            async for line in answer.content:
+                event = json_documents.Fields(json_documents.parse(line, "watch"), "watch")
+                item = event.object_or_empty("object")
+                if event.text("type") == "ERROR":
+                    if item.integer_or_none("code") == GONE:
+                        raise _GoneError
+                    raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
+                metadata = item.object_or_empty("metadata")
+                changed = self._apply(event.text("type"), item)
+                # Once the change is applied, because a watch that breaks off goes on from this version.
+                self.version = metadata.text("resourceVersion")
+                yield changed
+
+    def _apply(self, kind: str, item: json_documents.Fields) -> bool:
+        """Apply an event; return whether it changed what is kept."""
+        if kind == "BOOKMARK":
+            return False
+        name = _name(item)
+        read = None if kind == "DELETED" else self._read(item)
+        if read is None:
+            return self._objects.pop(name, None) is not None
+        before, self._objects[name] = self._objects.get(name), read
+        return before is None or not self._collection.alike(before, read)
+
+    def _read(self, item: json_documents.Fields) -> T | None:
+        try:
+            return self._collection.read(item)
+        except UsageError as error:
+            self._failed(error)
+            return None
+
+
+def _name(item: json_documents.Fields) -> str:
+    metadata = item.object_or_empty("metadata")
+    namespace = metadata.text_or_none("namespace")
+    name = metadata.text_or_none("name") or ""
+    return f"{namespace}/{name}" if namespace else name
+
+
+@contextlib.asynccontextmanager
+async def _session(api: ApiServer, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(ssl=api.context())
+    async with aiohttp.ClientSession(
+        api.url, connector=connector, timeout=limits, read_bufsize=LINE
+    ) as session:
+        yield session
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    if answer.status == GONE:
+        raise _GoneError
+    if answer.status not in (OK, CREATED):
+        text = _message(await answer.content.read(LINE))
+        kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
+        raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
+
+
+def _message(raw: bytes) -> str:
+    """Return the message in a Status, or the start of any other answer."""
+    with contextlib.suppress(UsageError):
+        text = json_documents.Fields(json_documents.parse(raw, "status"), "status").text_or_none("message")
+        if text:
+            return text[:EXCERPT]
+    return raw[:EXCERPT].decode(errors="replace").strip()
+
+
+def _unreadable(error: Exception) -> EngineError:
+    return EngineError(f"the API server cannot be read: {error!r:.300}")

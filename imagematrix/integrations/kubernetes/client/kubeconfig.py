@@ -1,0 +1,66 @@
+"""A kubeconfig: the API server of a cluster, for a process outside of pods.
+
+See https://kubernetes.io/docs/reference/config-api/kubeconfig.v1. Credentials are read from files, which
+their owners renew, as in the kubeconfig that kubelet has.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from imagematrix.common.json_documents import Fields
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.client import yaml
+from imagematrix.integrations.kubernetes.client.api import ApiServer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["load"]
+
+REMEDY = "give one with tokenFile, or client-certificate and client-key, such as /etc/kubernetes/kubelet.conf"
+
+
+def load(path: Path) -> ApiServer:
+    """Return the API server of the current context in a kubeconfig.
+
+    Raises UsageError if the file is invalid, or has other credentials than files.
+    """
+    found = yaml.load(path)
+    if len(found) != 1:
+        raise UsageError(f"{path}: expected one document, found {len(found)}", remedy=REMEDY)
+    fields = Fields(found[0], str(path))
+    context = _entry(fields, "contexts", "context", fields.text("current-context"))
+    cluster = _entry(fields, "clusters", "cluster", context.text("cluster"))
+    user = _entry(fields, "users", "user", context.text("user"))
+    names = ("tokenFile", "client-certificate", "client-key")
+    token, certificate, key = (_file(path, user, name) for name in names)
+    if token is None and (certificate is None or key is None):
+        raise UsageError(f"{path}: no credentials in files", remedy=REMEDY)
+    data = cluster.text_or_none("certificate-authority-data")
+    try:
+        text = base64.b64decode(data, validate=True).decode("ascii") if data else None
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise cluster.fail("certificate-authority-data", "is not a certificate in base64") from error
+    return ApiServer(
+        url=cluster.text("server"),
+        token=token,
+        authorities=_file(path, cluster, "certificate-authority"),
+        authority_text=text,
+        certificate=(certificate, key) if certificate and key else None,
+    )
+
+
+def _entry(fields: Fields, listed: str, kind: str, name: str) -> Fields:
+    for entry in fields.objects(listed):
+        if entry.text_or_none("name") == name and (inner := entry.object_or_none(kind)):
+            return inner
+    raise fields.fail(listed, f"{name[:80]!r} not found")
+
+
+def _file(path: Path, fields: Fields, key: str) -> Path | None:
+    """Return a file that a kubeconfig names, by default relative to its folder."""
+    name = fields.text_or_none(key)
+    return path.parent / name if name else None

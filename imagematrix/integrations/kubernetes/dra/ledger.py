@@ -1,0 +1,150 @@
+"""The claims that are prepared on this node: what is on disk, and nothing else, says which.
+
+A prepared claim has a CDI spec, which engines read, and a grant in the lock folder, by which launches on this
+node see that its GPUs are taken. The grant counts while the spec exists. Of both, the spec is written first
+and removed first: a process that is killed leaves a spec without a grant, or a grant that does not count.
+"""
+
+from __future__ import annotations
+
+from imagematrix.hardware.gpu_request.choice import Choice, label
+from imagematrix.images.engine import endpoint
+from imagematrix.integrations.cdi import write
+from imagematrix.integrations.kubernetes.dra import cdi
+from imagematrix.integrations.kubernetes.dra.claims import ClaimError
+from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.gpu_claims import grants
+from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.containers import gpu_keys
+from imagematrix.launcher.gpu_claims.locks import Locks, folder
+from imagematrix.launcher.gpu_claims.usage import consumers, keys, overlap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.integrations.kubernetes.dra.claims import ClaimReference
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = ["ClaimLedger", "used"]
+
+KIND = " (claim)"  # after the name of a claim, where it is a user of a GPU
+
+
+class ClaimLedger:
+    """The prepared claims of this node; `cdi_root` is the folder of CDI specs."""
+
+    def __init__(self, cdi_root: Path) -> None:
+        self._root = cdi_root
+
+    def restore(self, gpus: tuple[Gpu, ...]) -> Iterator[str]:
+        """Make up for what a process left unfinished that was killed; yield what cannot be made up for.
+
+        A spec without a grant gets one, because a container may use its GPUs already, and a grant without a
+        spec is removed. Raises ProbeError if the lock folder cannot be used, and OSError.
+        """
+        cdi.clean(self._root)
+        with _locks() as locks:
+            grants.sweep(locks, str(self._root.absolute()))
+            for uid, path in cdi.prepared(self._root):
+                try:
+                    paths = cdi.nodes(cdi.read(path) or {})
+                except ValueError as error:
+                    yield f"{path}: {error}: it is replaced or removed with its claim"
+                    continue
+                taken = gpu_keys({"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}, gpus)
+                grant = grants.find(locks, uid)
+                # A GPU whose MIG devices are not known now is taken as a whole.
+                if grant is None or not (_covers(taken, grant.keys) and _covers(grant.keys, taken)):
+                    self._grant(locks, uid, grant.name if grant else f"{uid}{KIND}", tuple(taken))
+
+    def give(
+        self,
+        reference: ClaimReference,
+        host: Host,
+        requests: Mapping[str, tuple[Gpu, ...]],
+        survey: Callable[[], Usage],
+    ) -> bool:
+        """Prepare a claim: for each of its `requests`, GPUs of the host; return whether it was not before.
+
+        `survey` returns the usage of these GPUs. Raises GpusBusyError if another claim or anything else uses
+        one of them, ClaimError if one does not work or the spec cannot be written, and what `survey` and the
+        lock folder raise. A claim that is prepared stays so: its pods run.
+        """
+        uid, names = reference.uid, frozenset(requests)
+        path = cdi.file(self._root, uid)
+        document = cdi.spec(
+            {cdi.device_name(uid, name, names): nodes(host, gpus) for name, gpus in requests.items()}
+        )
+        gpus = tuple(gpu for some in requests.values() for gpu in some)
+        taken = tuple(key for gpu in gpus for key in keys(gpu))
+        with _locks() as locks:
+            grant = grants.find(locks, uid)
+            if grant and grant.keys == taken and grant.live and cdi.read(path) == document:
+                return False
+            for gpu in gpus:
+                if not gpu.usable:
+                    raise ClaimError(f"{label(gpu)} cannot be used: {gpu.state}")
+            # Of an allocation before this one, or damaged.
+            self._remove(locks, uid)
+            choice = Choice(gpus=gpus, count=len(gpus))
+            with claim([choice], lambda _: survey(), path=locks.path, group=endpoint.group()):
+                try:
+                    write(path, document)
+                    self._grant(locks, uid, f"{reference}{KIND}", taken)
+                except OSError as error:
+                    raise ClaimError(f"{path} cannot be written: {error.strerror}") from error
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
+        return True
+
+    def take_back(self, uid: str) -> bool:
+        """Undo what `give` did for a claim; return whether there was anything. Raises ClaimError."""
+        with _locks() as locks:
+            return self._remove(locks, uid)
+
+    def claims(self) -> frozenset[str]:
+        """Return the UIDs of the prepared claims."""
+        return frozenset(uid for uid, _ in cdi.prepared(self._root))
+
+    def _grant(self, locks: Locks, uid: str, name: str, taken: tuple[str, ...]) -> None:
+        path = str(cdi.file(self._root, uid).absolute())
+        grants.write(locks, grants.GpuGrant(container=uid, bundle=path, name=name, keys=taken))
+
+    def _remove(self, locks: Locks, uid: str) -> bool:
+        path = cdi.file(self._root, uid)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            existed = False
+        except OSError as error:
+            raise ClaimError(f"{path} cannot be removed: {error.strerror}") from error
+        else:
+            existed = True
+        grants.remove(locks, uid)
+        return existed
+
+
+def used(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict[str, str]:
+    """Return the units that anything but a prepared claim uses, each with its users.
+
+    `claims` are the UIDs of these. Processes on a unit of a claim may be those of its pods.
+    """
+    using = {name: consumers(usage, keys(unit)) for name, unit in units.items()}
+    return {
+        name: ", ".join(map(str, some))
+        for name, some in using.items()
+        if some and not any(consumer.marks & claims for consumer in some)
+    }
+
+
+def _covers(some: Iterable[str], others: Iterable[str]) -> bool:
+    listed = tuple(some)
+    return all(overlap([other], listed) for other in others)
+
+
+def _locks() -> Locks:
+    return Locks(folder(), endpoint.group())

@@ -1,0 +1,300 @@
+"""The driver as a process: it publishes devices, and prepares claims for kubelet until a signal ends it.
+
+Kubelet finds the registration socket in its folder whenever it starts, and calls the driver's other socket.
+Neither socket nor slices have to be made anew for a kubelet that starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.integrations.kubernetes.client.api import request
+from imagematrix.integrations.kubernetes.dra import cdi, slices
+from imagematrix.integrations.kubernetes.dra.claims import UID, ClaimError, ClaimReference, allocated
+from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, used
+from imagematrix.integrations.kubernetes.dra.publishing import SlicePublisher
+from imagematrix.integrations.kubernetes.dra.slices import DRIVER
+from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.gpu_claims.lock_folder import require_shared
+from imagematrix.launcher.gpu_claims.locks import folder
+from imagematrix.launcher.gpu_claims.usage import combined
+from imagematrix.launcher.kubelet import sockets
+from imagematrix.launcher.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATION, message
+from imagematrix.launcher.kubelet.serving import every, listen, method, together, until_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.integrations.kubernetes.client.api import ApiServer
+    from imagematrix.integrations.kubernetes.dra.claims import AllocatedDevice
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = ["DraDriver", "DriverSettings", "DriverTimes", "serve"]
+
+TYPE = "DRAPlugin"
+SERVICES = (
+    "v1.DRAPlugin",
+)  # kubelets that know only v1beta1 come with API servers without resource.k8s.io/v1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverTimes:
+    """Intervals and limits in seconds.
+
+    `probe` and `usage` are the intervals for reading the node, and the usage of its GPUs outside of pods.
+    `stop` is the limit for calls that are being answered when the driver ends.
+    """
+
+    probe: float = 30.0
+    usage: float = 5.0
+    stop: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """The settings of the driver on the node named `node`.
+
+    `probe` reads the node. `usage` returns the usage of GPUs outside of pods, and `plugins` that by pods that
+    got them from a device plugin; both raise ImagematrixError if it is unknown. `require` raises it if one of
+    some device nodes cannot be passed to a container. `kubelet` is kubelet's root directory, by default that
+    of the kubelet that runs on this node. `cdi_root` is the folder of CDI specs.
+    """
+
+    node: str
+    api: ApiServer
+    probe: Callable[[], Host]
+    usage: Callable[[tuple[Gpu, ...]], Usage]
+    plugins: Callable[[tuple[Gpu, ...]], Usage]
+    require: Callable[[tuple[str, ...]], object]
+    kubelet: Path | None = None
+    cdi_root: Path = cdi.FOLDER
+    times: DriverTimes = field(default_factory=DriverTimes)
+
+
+def serve(settings: DriverSettings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` gets lines about devices, claims and failures.
+
+    Raises ImagematrixError if the node cannot be probed at the start, or the sockets cannot be created.
+    """
+    until_signal(DraDriver(settings, note).run)
+
+
+class DraDriver:
+    """The node as last probed, the usage of its GPUs, and the claims on disk."""
+
+    def __init__(self, settings: DriverSettings, note: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._note = note
+        root = str(settings.kubelet or sockets.root_dir())
+        self._socket, self._registration = (
+            Path(place(root, DRIVER)) for place in (sockets.dra, sockets.registration)
+        )
+        self._reported: dict[str, str] = {}  # failures, by what fails, until it succeeds
+        self._host: Host
+        self._usage: Usage | None = None  # outside of pods; None until it is known
+        self._used: dict[str, str] = {}  # the devices in it, with their users, as reported
+        self._ledger = ClaimLedger(settings.cdi_root)
+        self._turn = asyncio.Lock()  # held while claims are prepared and unprepared
+        self._publisher = SlicePublisher(
+            settings.api, settings.node, note, lambda why: self._report("slices", why)
+        )
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Publish and serve until `ended` is set, then remove the sockets; the slices stay, as do claims."""
+        times = self._settings.times
+        await asyncio.to_thread(self._prepare_folders)
+        self._host = await asyncio.to_thread(self._settings.probe)
+        for line in await asyncio.to_thread(lambda: [*self._ledger.restore(self._host.gpus)]):
+            self._note(line)
+        await self._survey()
+        async with AsyncExitStack() as stack:
+            # The registration last, because kubelet then calls the driver.
+            await self._listen(stack, self._socket, self._driver_service())
+            await self._listen(stack, self._registration, self._registration_service())
+            await together(
+                ended.wait(),
+                self._publisher.follow(),
+                every(times.probe, self._probe),
+                every(times.usage, self._survey),
+            )
+
+    def _prepare_folders(self) -> None:
+        require_shared(folder())
+        for path in (self._socket.parent, self._registration.parent):
+            try:
+                path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"{path}: {error.strerror}", remedy="run as root, with --kubelet if it has another root"
+                ) from error
+
+    async def _listen(self, stack: AsyncExitStack, path: Path, handler: Any) -> None:
+        server = await listen(path, handler)
+        stack.callback(path.unlink, missing_ok=True)
+        stack.push_async_callback(server.stop, self._settings.times.stop)
+
+    async def _probe(self) -> None:
+        try:
+            self._host = await asyncio.to_thread(self._settings.probe)
+        except ImagematrixError as error:
+            self._report("node", f"the node cannot be probed: {error}")
+        else:
+            self._report("node", None)
+        await self._publish()
+
+    async def _survey(self) -> None:
+        """Read which GPUs are used outside of pods; while that is unknown, the last answer counts."""
+        try:
+            self._usage = await asyncio.to_thread(self._settings.usage, self._host.gpus)
+        except ImagematrixError as error:
+            effect = "no device is published" if self._usage is None else "the last known counts"
+            self._report("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
+        else:
+            self._report("usage", None)
+        await self._publish()
+
+    async def _publish(self) -> None:
+        if self._usage is None:
+            return
+        claims = await asyncio.to_thread(self._ledger.claims)
+        users = used(slices.named(self._host), self._usage, claims)
+        for name in users.keys() - self._used.keys():
+            self._note(f"{name} is in use by {users[name]}")
+        for name in self._used.keys() - users.keys():
+            self._note(f"{name} is no longer in use outside of pods")
+        self._used = users
+        self._publisher.put(slices.devices(self._host, users))
+
+    def _report(self, what: str, text: str | None) -> None:
+        """Report a failure once until `what` succeeds: it is tried again every few seconds."""
+        if text is None:
+            self._reported.pop(what, None)
+        elif self._reported.get(what) != text:
+            self._reported[what] = text
+            self._note(text)
+
+    def _registration_service(self) -> Any:
+        async def info(_request: Any, _context: Any) -> Any:
+            return message("PluginInfo")(
+                type=TYPE, name=DRIVER, endpoint=str(self._socket), supported_versions=SERVICES
+            )
+
+        async def status(told: Any, _context: Any) -> Any:
+            self._note("registered" if told.plugin_registered else f"kubelet refused: {told.error}")
+            return message("Empty")()
+
+        unary = grpc.unary_unary_rpc_method_handler
+        methods = {
+            "GetInfo": method(unary, info, "Empty"),
+            "NotifyRegistrationStatus": method(unary, status, "RegistrationStatus"),
+        }
+        return grpc.method_handlers_generic_handler(PLUGIN_REGISTRATION, methods)
+
+    def _driver_service(self) -> Any:
+        async def prepare(asked: Any, _context: Any) -> Any:
+            answers = [
+                message("PreparedClaim")(key=one.uid, value=await self._answered(_reference(one)))
+                for one in asked.claims
+            ]
+            return message("NodePrepareResourcesResponse")(claims=answers)
+
+        async def unprepare(asked: Any, _context: Any) -> Any:
+            answers = [
+                message("UnpreparedClaim")(key=one.uid, value=await self._unprepared(_reference(one)))
+                for one in asked.claims
+            ]
+            return message("NodeUnprepareResourcesResponse")(claims=answers)
+
+        unary = grpc.unary_unary_rpc_method_handler
+        methods = {
+            "NodePrepareResources": method(unary, prepare, "NodePrepareResourcesRequest"),
+            "NodeUnprepareResources": method(unary, unprepare, "NodeUnprepareResourcesRequest"),
+        }
+        return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
+
+    async def _answered(self, reference: ClaimReference) -> Any:
+        answer = message("NodePrepareResourceResponse")
+        try:
+            devices = await self._prepared(reference)
+        except ImagematrixError as error:
+            # Kubelet asks again, every few seconds.
+            self._report(reference.uid, f"claim {reference}: refused: {error}")
+            return answer(error=str(error))
+        self._report(reference.uid, None)
+        return answer(devices=_devices(reference, self._settings.node, devices))
+
+    async def _prepared(self, reference: ClaimReference) -> tuple[AllocatedDevice, ...]:
+        """Prepare a claim and return its devices; raise ImagematrixError."""
+        if not reference.valid:
+            raise ClaimError(f"invalid claim {str(reference)[:320]!r} with the UID {reference.uid[:80]!r}")
+        claim = await request(self._settings.api, "GET", reference.path)
+        devices = allocated(claim, reference, self._settings.node)
+        async with self._turn:
+            new = await asyncio.to_thread(self._give, reference, devices)
+        if new:
+            self._note(f"claim {reference}: prepared {', '.join(one.name for one in devices)}")
+        return devices
+
+    def _give(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
+        # Since the last probe a GPU may have failed, and another launch may have taken it.
+        host = self._settings.probe()
+        units = slices.named(host)
+        requests: dict[str, tuple[Gpu, ...]] = {}
+        for one in devices:
+            unit = units.get(one.name)
+            if unit is None:
+                raise ClaimError(f"device {one.name[:80]!r} not found on this node")
+            requests[one.request] = (*requests.get(one.request, ()), unit)
+
+        def survey() -> Usage:
+            for gpus in requests.values():
+                self._settings.require(nodes(host, gpus))
+            return combined(self._settings.plugins(host.gpus), self._settings.usage(host.gpus))
+
+        return self._ledger.give(reference, host, requests, survey)
+
+    async def _unprepared(self, reference: ClaimReference) -> Any:
+        answer = message("NodeUnprepareResourceResponse")
+        if not UID.fullmatch(reference.uid):  # it was never prepared
+            return answer()
+        try:
+            async with self._turn:
+                existed = await asyncio.to_thread(self._ledger.take_back, reference.uid)
+        except ImagematrixError as error:
+            self._report(reference.uid, f"claim {reference}: not unprepared: {error}")
+            return answer(error=str(error))
+        self._report(reference.uid, None)
+        if existed:
+            self._note(f"claim {reference}: unprepared")
+        return answer()
+
+
+def _reference(claim: Any) -> ClaimReference:
+    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+
+
+def _devices(reference: ClaimReference, node: str, devices: Sequence[AllocatedDevice]) -> list[Any]:
+    """Return the devices as kubelet reads them; the first one of each request brings its CDI device."""
+    requests = frozenset(one.request for one in devices)
+    first = {one.request: one for one in reversed(devices)}
+    return [
+        message("PreparedDevice")(
+            request_names=[one.request],
+            pool_name=node,
+            device_name=one.name,
+            cdi_device_ids=[cdi.device_id(reference.uid, one.request, requests)]
+            if first[one.request] is one
+            else [],
+            share_id=one.share,
+        )
+        for one in devices
+    ]

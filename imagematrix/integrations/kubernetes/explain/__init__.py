@@ -1,0 +1,1 @@
+"""Why a pod cannot start: what each node lacks for it."""

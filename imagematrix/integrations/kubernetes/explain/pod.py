@@ -1,0 +1,156 @@
+"""A pod, as `kubectl get pod NAME -o json` writes it: what decides where it may run, and its images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.admission.admission import LISTS
+from imagematrix.integrations.kubernetes.nodes.counts import requested
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
+from imagematrix.integrations.kubernetes.nodes.nodes import objects
+from imagematrix.integrations.kubernetes.workloads.affinity import REQUIRED, required
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from imagematrix.common import json_documents
+
+    Json = Mapping[str, Any]
+
+__all__ = ["Pod", "parse", "reduced"]
+
+UNNAMED = "(no name yet)"
+MATCHES = ("matchExpressions", "matchFields")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod: its name, its phase, and `document`, which has only what decides where it may run, and is valid.
+
+    `gpus` are the requested GPUs by resource.
+    """
+
+    name: str
+    phase: str
+    document: Json
+    gpus: Mapping[str, int]
+
+    @property
+    def node(self) -> str | None:
+        """The node that it has, or names."""
+        return self.document["spec"].get("nodeName") or None
+
+    @property
+    def label(self) -> str | None:
+        """Its label imagematrix.io/class, by which it asks for the image of a class."""
+        labels: dict[str, str] = self.document["metadata"].get("labels", {})
+        return labels.get(CLASS)
+
+    @property
+    def selector(self) -> Mapping[str, str]:
+        """The labels that its node selector asks for."""
+        selector: dict[str, str] = self.document["spec"].get("nodeSelector", {})
+        return selector
+
+    @property
+    def terms(self) -> list[dict[str, Any]] | None:
+        """The terms of its required node affinity, of which one has to match; None if it requires none."""
+        return required(self.document["spec"])
+
+    @property
+    def tolerations(self) -> list[dict[str, str]]:
+        """The taints that it tolerates."""
+        tolerations: list[dict[str, str]] = self.document["spec"].get("tolerations", [])
+        return tolerations
+
+    @property
+    def claims(self) -> bool:
+        """Whether it has resource claims, which are devices that are requested in another way."""
+        return bool(self.document["spec"].get("resourceClaims"))
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The images of its containers of all kinds."""
+        spec = self.document["spec"]
+        return tuple(each["image"] for name in LISTS for each in spec.get(name, ()) if "image" in each)
+
+
+def parse(data: object, where: str) -> Pod:
+    """Return the pod in a document, or the only one of a list; raise UsageError if it is invalid."""
+    items = objects(data, where)
+    if len(items) != 1:
+        raise UsageError(f"{where}: expected one pod, found {len(items)}", remedy="name one to kubectl")
+    (fields,) = items
+    kind = fields.text("kind")
+    if kind != "Pod":
+        raise UsageError(
+            f"{where}: expected a Pod, found {kind[:80]!r}",
+            remedy="write it with `kubectl get pod NAME -o json`",
+        )
+    metadata, status = fields.object_or_empty("metadata"), fields.object_or_empty("status")
+    name = metadata.text_or_none("name") or metadata.text_or_none("generateName") or UNNAMED
+    namespace = metadata.text_or_none("namespace")
+    return Pod(
+        name=f"{namespace}/{name}" if namespace else name,
+        phase=status.text_or_none("phase") or "Pending",
+        document=reduced(fields),
+        gpus=dict(sorted(requested(fields.object_or_empty("spec")).items())),
+    )
+
+
+def reduced(fields: json_documents.Fields) -> dict[str, Any]:
+    """Return a pod with only what decides where it may run, and what it uses: equal for the pods of one Job.
+
+    Raises UsageError if that is invalid.
+    """
+    metadata, spec = fields.object_or_empty("metadata"), fields.object_or_empty("spec")
+    label = metadata.named_texts("labels").get(CLASS)
+    selector = spec.named_texts("nodeSelector")
+    tolerations = [_texts(each, "key", "operator", "value", "effect") for each in spec.objects("tolerations")]
+    terms = _terms(spec)
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+    kept = {
+        **_texts(spec, "nodeName"),
+        **({"nodeSelector": selector} if selector else {}),
+        **({"tolerations": tolerations} if tolerations else {}),
+        **({"affinity": affinity} if terms is not None else {}),
+        **({"resourceClaims": [{}]} if list(spec.objects("resourceClaims")) else {}),
+    }
+    for name in LISTS:
+        containers = [_container(each) for each in spec.objects(name)]
+        kept |= {name: containers} if containers else {}
+    return {"kind": "Pod", "metadata": {"labels": {CLASS: label}} if label else {}, "spec": kept}
+
+
+def _terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
+    selector = spec.object_or_empty("affinity").object_or_empty("nodeAffinity").object_or_none(REQUIRED)
+    if selector is None:
+        return None
+    return [
+        {
+            name: [
+                {
+                    "key": every.text("key"),
+                    "operator": every.text("operator"),
+                    "values": [*every.texts("values")],
+                }
+                for every in term.objects(name)
+            ]
+            for name in MATCHES
+            if term.present(name)
+        }
+        for term in selector.objects("nodeSelectorTerms")
+    ]
+
+
+def _container(fields: json_documents.Fields) -> dict[str, Any]:
+    resources = fields.object_or_empty("resources")
+    quantities = {name: some for name in ("limits", "requests") if (some := resources.named_texts(name))}
+    return _texts(fields, "image", "restartPolicy") | ({"resources": quantities} if quantities else {})
+
+
+def _texts(fields: json_documents.Fields, *keys: str) -> dict[str, Any]:
+    return {key: text for key in keys if (text := fields.text_or_none(key))}

@@ -1,0 +1,1 @@
+"""Nodes: their labels, Hosts from labels, classes, and counts of GPUs."""

@@ -1,0 +1,223 @@
+"""The classes of nodes in a cluster, and the image that each class gets from a catalog.
+
+Nodes of one class have the same facts, as far as labels show them: every selection treats them alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.common.text import word
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS, facts
+from imagematrix.selection.fleet.kinds import kinds, miss
+from imagematrix.selection.fleet.upgrade import upgrade
+from imagematrix.selection.question import asked
+from imagematrix.selection.rules import RULES
+from imagematrix.selection.select import Selector
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
+    from imagematrix.selection.fleet.kinds import Answer, Kind
+    from imagematrix.selection.fleet.upgrade import Upgrade
+    from imagematrix.selection.miss import Miss
+    from imagematrix.selection.question import Where
+
+__all__ = ["SCHEMA", "Class", "Classes", "classes", "labelled"]
+
+SCHEMA = "imagematrix.classes/v1"
+STALE = "a node's label imagematrix.io/class does not match its other labels: label it again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Class:
+    """A class: its name, its nodes sorted by name, and the `kind` of hardware with the catalog's answer.
+
+    `strays` are nodes that have the class label with its name, but other facts.
+    """
+
+    name: str
+    nodes: tuple[ClusterNode, ...]
+    kind: Kind
+    strays: tuple[ClusterNode, ...] = ()
+
+    @property
+    def placeable(self) -> tuple[ClusterNode, ...]:
+        """Its nodes without those that have the class label of another class."""
+        return tuple(node for node in self.nodes if self.has_label(node) or CLASS not in node.labels)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether all nodes of the class have the class label with its name."""
+        return all(map(self.has_label, self.nodes))
+
+    def has_label(self, node: ClusterNode) -> bool:
+        """Whether a node has the class label with the name of this class."""
+        return node.labels.get(CLASS) == self.name
+
+    @property
+    def variant(self) -> Variant | None:
+        """The variant that its nodes get, or None if nothing fits."""
+        answer = self.kind.answer
+        return None if isinstance(answer, UsageError) else answer.variant
+
+    @property
+    def miss(self) -> Miss | None:
+        """Why nothing fits, or None if something does."""
+        return miss(self.kind.answer)
+
+    @property
+    def why(self) -> str:
+        """Why its nodes get their variant, or why nothing fits."""
+        first_miss = self.miss
+        if first_miss is not None:
+            return first_miss.why
+        count = len(self.kind.fits)
+        return "the only one that fits" if count == 1 else f"the best of {count} that fit"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of its nodes, without duplicates."""
+        warnings = (warning for node in self.nodes for warning in node.host.warnings)
+        # Nodes without labels of ours have no class label that could be wrong.
+        stale = [] if self.labelled or not any(node.described for node in self.nodes) else [STALE]
+        return (*dict.fromkeys(warnings), *stale)
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Classes document's `classes`."""
+        sample = self.kind.sample
+        variant = self.variant
+        return {
+            "name": self.name,
+            "nodes": [node.name for node in self.nodes],
+            "gpus": self.kind.gpus,
+            "driver": sample.driver.version if sample.driver else None,
+            "level": self.kind.level,
+            "selected": variant.reference if variant else None,
+            "digest": variant.digest if variant else None,
+            "why": self.why,
+            "fits": sorted(self.kind.fits),
+            "miss": self.miss.to_json() if self.miss else None,
+            "labelled": self.labelled,
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classes:
+    """The classes of a cluster, most nodes first, and what driver upgrades would change.
+
+    `catalog` contains only the variants that the question admits.
+    """
+
+    catalog: Catalog
+    classes: tuple[Class, ...]
+    upgrades: tuple[Upgrade, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every class gets an image, and keeps one through every upgrade."""
+        return all(each.variant for each in self.classes) and not any(one.lost for one in self.upgrades)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Classes document."""
+        return {
+            "schema": SCHEMA,
+            "image": self.catalog.image,
+            "version": self.catalog.version,
+            "classes": [each.to_json() for each in self.classes],
+            "upgrades": [upgrade.to_json() for upgrade in self.upgrades],
+        }
+
+
+def classes(
+    nodes: Iterable[ClusterNode],
+    catalog: Catalog,
+    *,
+    gpus: str | None = None,
+    allow_cpu: bool = False,
+    drivers: Mapping[str, str] | None = None,
+    where: Where | None = None,
+) -> Classes:
+    """Return the classes of `nodes`, each with its answer from `catalog`.
+
+    `gpus`, `allow_cpu` and `where` are as for `select`; `drivers` maps each driver to be upgraded to its new
+    version. Raises UsageError if `where` leaves one of the image's own axes open.
+    """
+    selector = Selector(catalog, asked(where))
+    _require_carried(selector.question.catalog)
+
+    def answer(host: Host) -> Answer:
+        try:
+            return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
+        except UsageError as error:
+            return error
+
+    by_name = {node.name: node for node in nodes}
+    hardware = kinds({name: node.host for name, node in by_name.items()}, answer)
+    for kind in hardware:
+        ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
+        if ambiguity:
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
+    return Classes(
+        catalog=selector.question.catalog,
+        classes=_named(hardware, by_name),
+        upgrades=tuple(upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())),
+    )
+
+
+def labelled(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
+    """Return the nodes whose class label matches their other labels, and the names of the other nodes.
+
+    A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
+    a class can start on such a node, because the affinity of the pod requires the class label.
+    """
+    matching, others = [], []
+    for node in nodes:
+        if node.labels.get(CLASS) == facts(node.host)[CLASS]:
+            matching.append(node)
+        else:
+            others.append(node.name)
+    return matching, others
+
+
+def _require_carried(catalog: Catalog) -> None:
+    """Raise UsageError if a rule reads a fact that labels do not have."""
+    lacking = [(rule, missing) for rule in RULES if (missing := {*rule.facts} - CARRIED)]
+    for rule, missing in lacking:
+        for variant in catalog.variants:
+            if rule.need(variant) is not None:
+                name = f"{catalog.image}:{catalog.version}"
+                lack = f"{', '.join(sorted(missing))}, which labels of nodes do not have"
+                raise UsageError(
+                    f"{variant.reference}: the rule {rule.name} reads {lack}",
+                    remedy="leave this variant out with --where, or let its node choose: "
+                    f"`imagematrix run {word(name)}`",
+                )
+
+
+def _named(hardware: Iterable[Kind], nodes: Mapping[str, ClusterNode]) -> tuple[Class, ...]:
+    """Return the kinds as classes: kinds that differ only in the order of their GPUs share a class."""
+    by_name: dict[str, tuple[Kind, list[str]]] = {}
+    for kind in hardware:
+        # The name follows from the facts, so that a node can state its class without knowing the others.
+        by_name.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
+    by_label: dict[str, list[ClusterNode]] = {}
+    for name in sorted(nodes):
+        by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
+    class_of = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
+    named = [
+        Class(
+            name=name,
+            nodes=tuple(nodes[host] for host in sorted(hosts)),
+            kind=kind,
+            strays=tuple(node for node in by_label.get(name, ()) if class_of[node.name] != name),
+        )
+        for name, (kind, hosts) in by_name.items()
+    ]
+    return tuple(sorted(named, key=lambda each: (-len(each.nodes), each.name)))

@@ -1,0 +1,299 @@
+"""The labels of a node that contain what a selection reads: `facts` of a Host, and their syntax.
+
+Schedulers cannot loop over the GPUs of a node. So there are labels with the least and the greatest value of
+all GPUs, and a label for each value that occurs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections import Counter
+from functools import cache
+
+from imagematrix.common.json_documents import DIGITS
+from imagematrix.hardware.vendors import gpus, macros, marches, versions
+from imagematrix.selection.hardware import FACTS
+from imagematrix.selection.needs.atoms import (
+    BRANCHES,
+    COMPUTES,
+    NEWEST,
+    NameScale,
+    TruthScale,
+    VersionScale,
+    Vocabulary,
+)
+from imagematrix.selection.target import ARCHITECTURES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from imagematrix.hardware.host.host import Gpu, Host
+
+__all__ = [
+    "BRANDS",
+    "KINDS",
+    "SCHEMA",
+    "STATES",
+    "VOCABULARY",
+    "class_name",
+    "document",
+    "facts",
+    "feature_file",
+    "kubectl",
+    "rank",
+    "safe",
+    "spaced",
+    "valid",
+    "vocabulary",
+]
+
+SCHEMA = "imagematrix.labels/v1"
+PREFIX = "imagematrix.io/"
+ARCH = f"{PREFIX}arch"
+CLASS = f"{PREFIX}class"
+VENDOR, MODEL, LEVEL = f"{PREFIX}cpu.vendor", f"{PREFIX}cpu.model", f"{PREFIX}cpu.level"
+FLAG = f"{PREFIX}cpu-flag."
+DRIVER, RANK, MODULES = f"{PREFIX}driver", f"{PREFIX}driver.rank", f"{PREFIX}driver.modules"
+USER_MODE = f"{PREFIX}driver.user-mode"
+COUNT, GPU_STATES, DATA_CENTRE = f"{PREFIX}gpu.count", f"{PREFIX}gpu.states", f"{PREFIX}gpu.data-centre"
+LEAST, GREATEST = f"{PREFIX}gpu.compute-min", f"{PREFIX}gpu.compute-max"
+DRIVER_LIMIT = f"{PREFIX}gpu.driver-limit"
+COMPUTE, BRAND = f"{PREFIX}gpu-compute.", f"{PREFIX}gpu-brand."
+KIND, NAME = f"{PREFIX}gpu-kind.", f"{PREFIX}gpu-name."
+ACCELERATORS = f"{PREFIX}accelerators"
+
+LONGEST = 63  # characters of a value, and of a key after its prefix
+VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+DEVICE = re.compile("[0-9a-f]{4}", re.ASCII)
+MEMORY = "gpus.memory_mib"
+KINDS = 16  # kinds of GPUs in a node that labels describe
+NONE, OTHER, UNKNOWN = "none", "other", "unknown"  # no value; a value not listed here; an unknown value
+BRANDS = (*sorted(gpus.BRANDS.values()), NONE, OTHER)
+STATES = (
+    "excluded",
+    "failed",
+    "lost",
+    "mig-empty",
+    "no-module",
+    "no-node",
+    "no-permission",
+    "ok",
+    "unconfirmed",
+    "vgpu",
+    "vgpu-host",
+)
+MODULE_KINDS = ("open", "proprietary")
+SAME, DIFFERS = "same", "differs"  # whether the user-mode driver has the version of the kernel modules
+# The facts that Hosts from these labels have.
+GPU_FACTS = ("brand", "compute", "index", "memory_mib", "name", "pci_device_id", "state")
+CARRIED = frozenset(
+    {
+        *("accelerators", "arch", "cpu.flags", "cpu.vendor"),
+        *("driver.kind", "driver.user_mode", "driver.version"),
+        *(f"gpus.{fact}" for fact in GPU_FACTS),
+    }
+)
+# Prefixes of the labels that distinguish classes: facts that rules read, without values from our tables,
+# which can differ between releases.
+DISTINGUISHING = (ACCELERATORS, ARCH, VENDOR, FLAG, COUNT, KIND, NAME)
+NODE_VARIABLE = "$NODE"  # which the shell must expand, in the kubectl command
+SHORT = 24  # characters of the GPU's name in the name of a class
+
+
+def facts(host: Host) -> dict[str, str]:
+    """Return the labels of a host, including its class, sorted by key.
+
+    An unknown fact has no label, or a value that no image's needs admit.
+    """
+    labels = {
+        ARCH: safe(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
+        VENDOR: safe(host.cpu.vendor or ""),
+        MODEL: safe(host.cpu.model or ""),
+        ACCELERATORS: str(len(host.accelerators)),
+        COUNT: str(len(host.gpus)),
+        **_cpu(host),
+        **_driver(host),
+        **(_gpus(host.gpus) if host.gpus else {}),
+    }
+    labels = {key: value for key, value in labels.items() if value}
+    return dict(sorted((labels | {CLASS: class_name(labels)}).items()))
+
+
+def document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, object]:
+    """Return the Labels document."""
+    return {
+        "schema": SCHEMA,
+        "class": labels[CLASS],
+        "labels": dict(labels),
+        "warnings": list(warnings),
+    }
+
+
+def feature_file(labels: Mapping[str, str]) -> str:
+    """Return a feature file for Node Feature Discovery's source `local`, which reads up to 64 kB."""
+    return "\n".join(["# by imagematrix kubernetes labels", *(f"{key}={labels[key]}" for key in labels)])
+
+
+def kubectl(labels: Mapping[str, str], node: str) -> str:
+    """Return the command that sets the labels of a node."""
+    name = f'"{NODE_VARIABLE}"' if node == NODE_VARIABLE else shlex.quote(node)
+    return " ".join([f"kubectl label --overwrite node {name}", *(f"{key}={labels[key]}" for key in labels)])
+
+
+def class_name(labels: Mapping[str, str]) -> str:
+    """Return the name of the class of nodes with these labels: GPUs, driver, CPU level, and a short hash.
+
+    All nodes that every selection treats alike have the same class. Kubernetes objects can have this name.
+    """
+    distinguishing = [
+        f"{key}={_without_memory(key, labels[key])}"
+        for key in sorted(labels)
+        if key.startswith(DISTINGUISHING)
+        or key in (DRIVER, MODULES)
+        or (key, labels[key]) == (USER_MODE, DIFFERS)
+    ]
+    digest = hashlib.sha256("\n".join(distinguishing).encode()).hexdigest()[:8]
+    level = f"v{labels[LEVEL]}" if LEVEL in labels else labels.get(ARCH, UNKNOWN)
+    driver = labels.get(DRIVER, "no-driver") if labels.get(COUNT, "0") != "0" else ""
+    parts = [_short(labels), driver, level, digest]
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, parts)).lower()).strip("-")
+
+
+def rank(version: str | tuple[int, ...]) -> int:
+    """Return a number that sorts like driver versions: four digits for each part, then the number of them."""
+    parts = versions.order(version) if isinstance(version, str) else version
+    padded = (*parts, 0, 0, 0)[:4]
+    return int("".join(f"{part:04d}" for part in padded) + str(len(parts)))
+
+
+def safe(text: str) -> str:
+    """Return text as the value of a label: 63 characters at most, with dashes for invalid characters."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:LONGEST].strip("-_.")
+
+
+def spaced(name: str) -> str:
+    """Return the name of a GPU from a label, which has dashes in place of spaces."""
+    return name.replace("-", " ")
+
+
+def valid(value: str) -> bool:
+    """Whether a text may be the value of a label."""
+    return VALUE.fullmatch(value) is not None
+
+
+@cache
+def vocabulary(arch: str) -> frozenset[str]:
+    """Return the CPU flags that have labels: those that an image can need."""
+    announced = frozenset(" ".join(macros.FLAGS.get(arch, {}).values()).split())
+    if arch == "aarch64":
+        announced |= frozenset(flag for march in marches.names() for flag in macros.unannounced(march))
+        return announced - marches.IGNORED[arch] | marches.SIGNING
+    return announced - marches.IGNORED.get(arch, frozenset())
+
+
+VOCABULARY = Vocabulary(
+    carrier="labels of nodes",
+    scales={
+        "driver.kind": NameScale(names=MODULE_KINDS),
+        "driver.user_mode_differs": TruthScale(),
+        "accelerators": TruthScale(samples=(("a sign",), ())),
+        "driver.version": VersionScale(),
+        "gpus.compute": COMPUTES,
+        "gpus.state": NameScale(names=STATES, other=OTHER),
+        "gpus.brand": NameScale(names=BRANDS[:-2], unknown=NONE, other=OTHER),
+        "gpus.data_centre": TruthScale(),
+        "gpus.last_branch": BRANCHES,
+    },
+    flags=vocabulary,
+)
+
+
+def _cpu(host: Host) -> dict[str, str]:
+    flags = host.cpu.flags & vocabulary(host.arch)
+    level = marches.level(flags) if host.arch == "x86_64" else None
+    return {
+        **({LEVEL: str(marches.level_rank(level))} if level else {}),
+        **{f"{FLAG}{flag}": "true" for flag in flags},
+    }
+
+
+def _driver(host: Host) -> dict[str, str]:
+    if host.driver is None:
+        return {}
+    version, kind = host.driver.version, host.driver.kind
+    # Versions of Tegra drivers cannot be ordered among others.
+    ranked = {} if versions.is_tegra(version) else {RANK: str(rank(version))}
+    labels = {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
+    if host.driver.user_mode:  # schedulers cannot compare two labels
+        labels[USER_MODE] = DIFFERS if host.driver.user_mode_differs else SAME
+    return labels
+
+
+def _gpus(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    each = [_labelled(gpu) for gpu in host_gpus]
+    # An unknown capability is below any that an image has code for.
+    computes = [0 if gpu["compute"] == UNKNOWN else int(gpu["compute"].replace(".", "")) for gpu in each]
+    states = "_".join(sorted({gpu["state"] for gpu in each}))
+    limits = [limit for gpu in host_gpus if (limit := gpu.last_branch) is not None]
+    proved = all(
+        gpus.data_centre(None if gpu["brand"] == NONE else gpu["brand"], spaced(gpu["name"])) for gpu in each
+    )
+    return {
+        GPU_STATES: states if valid(states) else OTHER,
+        LEAST: str(min(computes)),
+        GREATEST: str(max(computes)),
+        DRIVER_LIMIT: str(min(limits, default=NEWEST)),
+        DATA_CENTRE: str(proved).lower(),
+        **_counted(COMPUTE, (gpu["compute"] for gpu in each)),
+        **_counted(BRAND, (gpu["brand"] for gpu in each)),
+        **_described(each),
+    }
+
+
+def _labelled(gpu: Gpu) -> dict[str, str]:
+    """Return the facts of a GPU as they appear in labels."""
+    device = (gpu.pci_device_id or "").lower().removeprefix("0x")
+    brand = NONE if gpu.brand is None else gpu.brand
+    return {
+        "compute": gpu.compute or UNKNOWN,
+        "brand": brand if brand in BRANDS else OTHER,
+        "device": device if DEVICE.fullmatch(device) else NONE,
+        "state": gpu.state if gpu.state in STATES else OTHER,
+        "memory": str(gpu.memory_mib)[:DIGITS] if gpu.memory_mib is not None else UNKNOWN,
+        "name": safe(gpu.name or ""),
+    }
+
+
+def _counted(key: str, values: Iterable[str]) -> dict[str, str]:
+    return {f"{key}{value}": str(count) for value, count in Counter(values).items()}
+
+
+def _described(each: list[dict[str, str]]) -> dict[str, str]:
+    """Return the labels from which `labelled` reads the GPUs: one for each kind, and one with its name."""
+    counts = Counter(tuple(gpu.items()) for gpu in each)
+    labels = {}
+    for index, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
+        *values, name = (value for _, value in kind)
+        labels[f"{KIND}{index}"] = "_".join([str(count), *values])
+        labels[f"{NAME}{index}"] = name
+    return labels
+
+
+def _without_memory(key: str, value: str) -> str:
+    """Return a value without the memory of GPUs, unless a rule reads it."""
+    return value.rpartition("_")[0] if key.startswith(KIND) and MEMORY not in FACTS else value
+
+
+def _short(labels: Mapping[str, str]) -> str:
+    """Return the GPUs of a class as a short text: h200x8, a100-sxm4-40gbx4, mixedx3, cpu."""
+    count = labels.get(COUNT, "0")
+    if count == "0":
+        return "cpu"
+    names = {value for key, value in labels.items() if key.startswith(NAME)}
+    name = "gpu" if not names else "mixed"
+    if len(names) == 1:
+        (name,) = names
+    return f"{re.sub('^(nvidia|tesla)-', '', name.lower())[:SHORT]}x{count}"

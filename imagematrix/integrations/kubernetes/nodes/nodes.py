@@ -1,0 +1,176 @@
+"""Nodes of a cluster, as `kubectl get nodes -o json` writes them, and the Hosts that their labels describe.
+
+Our own labels contain every fact that a selection reads. Nodes without them are read from the labels of Node
+Feature Discovery and of NVIDIA's GPU feature discovery. Facts that these do not contain are null in the Host,
+or make a GPU unusable, and have a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from imagematrix.common import json_documents
+from imagematrix.common.record import replace
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.integrations.kubernetes.nodes.discovered import discovered, offered
+from imagematrix.integrations.kubernetes.nodes.labelled import labelled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from imagematrix.hardware.host.host import Host
+
+__all__ = ["STREAM", "ClusterNode", "Taint", "described", "host", "load", "named", "objects", "parse", "read"]
+
+STREAM = "-"
+LISTS = ("List", "NodeList", "PodList", "ResourceClaimList", "ResourceSliceList")
+PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  # of a label's key
+LABELS = 2_000  # labels to read from one node; real nodes have about 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of a node, with its effect, such as NoSchedule."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterNode:
+    """A node: its name, its valid labels, and the Host that they describe.
+
+    The others say which pods it takes: whether it is `cordoned`, its taints, and what it offers to pods.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    host: Host
+    cordoned: bool = False
+    taints: tuple[Taint, ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def described(self) -> bool:
+        """Whether the node has our own labels."""
+        return own.ARCH in self.labels
+
+
+def load(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
+    """Return the nodes in a file, or in `stream` if the path is "-"; raise UsageError if there are none."""
+    return parse(read(path, stream), named(path))
+
+
+def named(path: Path) -> str:
+    """Return how messages name a file."""
+    return "stdin" if str(path) == STREAM else str(path)
+
+
+def read(path: Path, stream: BinaryIO) -> object:
+    """Return the JSON value in a file, or in `stream` if the path is "-"; raise UsageError if invalid."""
+    if str(path) != STREAM:
+        return json_documents.read(path)
+    raw = stream.read(json_documents.LIMIT + 1)
+    if len(raw) > json_documents.LIMIT:
+        raise UsageError(f"stdin: exceeds {json_documents.LIMIT // 2**20} MiB, too large for a list of nodes")
+    return json_documents.parse(raw, "stdin")
+
+
+def parse(data: object, where: str) -> tuple[ClusterNode, ...]:
+    """Return the nodes of a list, or of a single Node object, sorted by name."""
+    return described(objects(data, where), where)
+
+
+def objects(data: object, where: str) -> tuple[json_documents.Fields, ...]:
+    """Return the objects of a list, or `data` itself if it is a single object."""
+    fields = json_documents.Fields(data, where)
+    kind = fields.text("kind")
+    if kind not in LISTS:
+        return (fields,)
+    # In a NodeList of an API server the items have no kind. In a List of kubectl they do.
+    item_kind = {"kind": kind.removesuffix("List")} if kind != "List" else {}
+    return tuple(
+        json_documents.Fields({**item_kind, **item.data}, f"{where}: items[{index}]")
+        for index, item in enumerate(fields.objects("items"))
+    )
+
+
+def described(items: Iterable[json_documents.Fields], where: str) -> tuple[ClusterNode, ...]:
+    """Return the nodes that Node objects describe, sorted by name.
+
+    Raises UsageError if an object is not a node, a name occurs twice, or there are no objects.
+    """
+    nodes: dict[str, ClusterNode] = {}
+    for item in items:
+        node = _node(item)
+        if node.name in nodes:
+            raise UsageError(f"{where}: duplicate node {node.name[:80]!r}")
+        nodes[node.name] = node
+    if not nodes:
+        raise UsageError(f"{where}: no nodes found", remedy="write it with `kubectl get nodes -o json`")
+    return tuple(nodes[name] for name in sorted(nodes))
+
+
+def host(data: object, where: str = "node") -> Host:
+    """Return the Host that the labels of a Node object describe; raise UsageError for any other object."""
+    return _node(json_documents.Fields(data, where)).host
+
+
+def _node(fields: json_documents.Fields) -> ClusterNode:
+    if fields.text("kind") != "Node":
+        raise fields.fail("kind", f"expected Node, found {fields.text('kind')[:80]!r}")
+    metadata = fields.object_or_none("metadata")
+    if metadata is None:
+        raise fields.fail("metadata", "is missing (expected an object)")
+    labels, invalid = _labels(metadata.named_texts("labels"))
+    status = fields.object_or_empty("status")
+    capacity = status.named_texts("capacity")
+    if own.ARCH in labels:
+        described = labelled(labels)
+        if not described.gpus:  # GPUs that somebody offers contradict labels without any
+            signs = (*described.accelerators, *offered(capacity))
+            described = replace(described, accelerators=signs)
+    else:
+        architecture = status.object_or_empty("nodeInfo").text_or_none("architecture")
+        described = discovered(labels, architecture, capacity)
+    if invalid:
+        warning = f"{invalid} invalid labels were ignored"
+        described = replace(described, warnings=(*described.warnings, warning))
+    spec = fields.object_or_empty("spec")
+    return ClusterNode(
+        name=metadata.text("name"),
+        labels=labels,
+        host=described,
+        cordoned=spec.boolean("unschedulable"),
+        taints=tuple(map(_taint, spec.objects("taints"))),
+        allocatable=status.named_texts("allocatable"),
+    )
+
+
+def _taint(fields: json_documents.Fields) -> Taint:
+    value = fields.text_or_none("value") or ""
+    return Taint(key=fields.text("key"), value=value, effect=fields.text("effect"))
+
+
+def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
+    """Return the labels that an API server would accept, and the number of invalid ones."""
+    valid = {
+        key: value for key, value in list(given.items())[:LABELS] if own.valid(value) and _valid_key(key)
+    }
+    return valid, len(given) - len(valid)
+
+
+def _valid_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    if slash and not PREFIX.fullmatch(prefix):
+        return False
+    return bool(name) and own.valid(name)

@@ -1,0 +1,213 @@
+"""The devices that a node offers to kubelet, and what a container gets: pure functions of a Host.
+
+A unit is what gets allocated: a GPU without MIG, or a MIG device. Several resources may offer the same unit,
+and kubelet counts them separately. So a unit that is held under one resource is unhealthy under all others. A
+unit that is used outside of pods is unhealthy under all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix.errors import ImagematrixError
+from imagematrix.hardware.gpu_request.choice import memory_mib, merged, parts
+from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, names
+from imagematrix.integrations.kubernetes.nodes import labels
+from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.share import Share
+from imagematrix.launcher.gpu_claims.pods import GIB, SHARE, VRAM, named
+from imagematrix.launcher.gpu_claims.usage import consumers, keys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = [
+    "GPU",
+    "KINDS",
+    "VRAM",
+    "Allocation",
+    "AllocationError",
+    "DeviceOffer",
+    "allocate",
+    "held",
+    "listed",
+    "offer",
+    "preferred",
+    "users",
+]
+
+GPU = f"{labels.PREFIX}gpu"
+MIG = f"{labels.PREFIX}mig-"
+CLASS = f"{labels.PREFIX}class-"
+KINDS = ("product", "class")
+MAKER = re.compile(r"^(?:nvidia|tesla)\s+", re.IGNORECASE)
+PROCESS = "process"  # a kind of consumer
+LONGEST = 63  # characters of a resource's name after its prefix
+
+
+class AllocationError(ImagematrixError):
+    """Devices that kubelet chose cannot be given to a container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOffer:
+    """What a node offers: its units by name, and for each resource a map of device ids to units."""
+
+    host: Host
+    units: Mapping[str, Gpu]
+    resources: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What a container gets: the paths of device nodes, and environment variables."""
+
+    devices: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> DeviceOffer:
+    """Return what a host offers.
+
+    GPUs are offered as imagematrix.io/gpu, MIG devices as imagematrix.io/mig-PROFILE. With "product" in `by`,
+    a GPU is also offered under the name of its product, with "class" under the class of the node; with
+    `vram`, each GiB of a unit's memory is offered too. A unit with an unknown UUID is not offered: once a
+    probe finds the UUID, it would look like a second, free unit.
+    """
+    whole = [gpu for gpu in host.gpus if gpu.mig is None and gpu.uuid]
+    migs = [part for gpu in host.gpus for part in parts(gpu) if part.mig and part.mig[0].uuid]
+    units = {_name(unit): unit for unit in (*whole, *migs)}
+    resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
+    for unit in whole:
+        for resource in (GPU, *_extra_resources(host, unit, frozenset(by))):
+            resources.setdefault(resource, {})[_name(unit)] = _name(unit)
+    for unit in migs:
+        resources.setdefault(_profile(unit), {})[_name(unit)] = _name(unit)
+    shares = {share: name for name, unit in units.items() for share in _shares(name, unit)} if vram else {}
+    return DeviceOffer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
+
+
+def users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dict[str, str]:
+    """Return the units that are used outside of pods, each with its users.
+
+    `usage` is that of this node without its pods, `holders` maps a unit to the resource under which it is
+    held. Processes on a unit that is held may be those of the pod.
+    """
+    known = {name: unit for name, unit in offered.units.items() if unit.minor is not None}
+    using = {
+        name: [some for some in consumers(usage, keys(unit)) if name not in holders or some.kind != PROCESS]
+        for name, unit in known.items()
+    }
+    return {name: ", ".join(map(str, some)) for name, some in using.items() if some}
+
+
+def listed(
+    offered: DeviceOffer, resource: str, holders: Mapping[str, str], used: Mapping[str, str]
+) -> tuple[tuple[str, bool], ...]:
+    """Return the device ids of a resource, each with whether it is healthy.
+
+    `holders` maps a unit to the resource under which it is held, `used` is as `users` returns it. A resource
+    that is not offered any more has no devices.
+    """
+    return tuple(
+        (device, offered.units[unit].usable and holders.get(unit, resource) == resource and unit not in used)
+        for device, unit in offered.resources.get(resource, {}).items()
+    )
+
+
+def allocate(
+    offered: DeviceOffer,
+    resource: str,
+    devices: Sequence[str],
+    holders: Mapping[str, str],
+    used: Mapping[str, str],
+) -> Allocation:
+    """Return what a container gets for the device ids that kubelet chose.
+
+    `holders` and `used` are as for `listed`. Raises AllocationError if one cannot be used, is held under
+    another resource or used outside of pods, or if shares would span units; UsageError if a share is
+    too small for CUDA itself.
+    """
+    units = held(offered, devices)
+    if unknown := [device for device in devices if device not in offered.resources.get(resource, {})]:
+        raise AllocationError(f"{resource}: device {unknown[0][:80]!r} not found")
+    for unit in units:
+        if not offered.units[unit].usable:
+            raise AllocationError(f"{unit} cannot be used: {offered.units[unit].state}")
+        if holders.get(unit, resource) != resource:
+            raise AllocationError(f"{unit} is in use as {holders[unit]}")
+        if unit in used:
+            raise AllocationError(f"{unit} is in use by {used[unit]}")
+    vram = resource == VRAM
+    if vram and len(units) > 1:
+        raise AllocationError(
+            f"{len(devices)} GiB would span {len(units)} GPUs: none has that much memory left",
+            remedy="request less, or whole GPUs",
+        )
+    gpus = merged(offered.units[unit] for unit in units)
+    share = Share(vram_mib=len(devices) * GIB if vram else None)
+    return Allocation(
+        devices=nodes(offered.host, gpus),
+        environment={GPUS_VARIABLE: ",".join(units), **share.environment(gpus)},
+    )
+
+
+def preferred(
+    offered: DeviceOffer, resource: str, available: Sequence[str], required: Sequence[str], count: int
+) -> tuple[str, ...]:
+    """Return `count` of the `available` device ids, with all `required` ones; none if there are too few.
+
+    All shares come from one unit: of those with enough left, the one with the least, so that whole GPUs stay
+    free.
+    """
+    units = offered.resources.get(resource, {})
+    groups: dict[str, list[str]] = {}
+    for device in available:
+        if device in units:
+            groups.setdefault(units[device], []).append(device)
+    enough = [group for group in groups.values() if len(group) >= count and set(required) <= set(group)]
+    if not enough:
+        return ()
+    group = min(enough, key=len)
+    rest = [device for device in group if device not in required]
+    return (*required, *rest)[:count]
+
+
+def held(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the units that device ids belong to, without duplicates.
+
+    The ids may be of a resource that is not offered any more, or of NVIDIA's device plugin, whose ids are
+    UUIDs too.
+    """
+    return tuple(name for name in named(devices) if name in offered.units)
+
+
+def _name(unit: Gpu) -> str:
+    return names([unit])[0]
+
+
+def _extra_resources(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
+    if "product" in by and unit.name:
+        yield _resource(f"{GPU}-", MAKER.sub("", unit.name))
+    if "class" in by:
+        yield _resource(CLASS, labels.facts(host)[labels.CLASS])
+
+
+def _profile(unit: Gpu) -> str:
+    (device,) = unit.mig or ()
+    return _resource(MIG, device.profile or labels.UNKNOWN)
+
+
+def _resource(prefix: str, word: str) -> str:
+    """Return the name of a resource: letters, digits, dashes and dots after its prefix."""
+    longest = LONGEST - len(prefix.removeprefix(labels.PREFIX))
+    return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:longest].strip("-.")
+
+
+def _shares(name: str, unit: Gpu) -> Iterator[str]:
+    return (f"{name}{SHARE}{index}" for index in range((memory_mib(unit) or 0) // GIB))

@@ -1,0 +1,367 @@
+"""The plugin as a process: a socket for each resource, registered with kubelet until a signal ends it.
+
+When kubelet starts, it removes all sockets in its folder and creates its own again. The plugin watches
+kubelet's socket, and registers again when it is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from imagematrix.common.files import stamp
+from imagematrix.errors import ImagematrixError
+from imagematrix.integrations.kubernetes.plugin import offer as offers
+from imagematrix.launcher.gpu_claims.pods import named
+from imagematrix.launcher.kubelet import sockets
+from imagematrix.launcher.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
+from imagematrix.launcher.kubelet.serving import SOCKET_PATH, every, listen, method, together, until_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from typing import Any
+
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = ["Plugin", "PluginSettings", "Times", "serve"]
+
+HEALTH = {True: "Healthy", False: "Unhealthy"}
+PERMISSIONS = "rw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Intervals and limits in seconds.
+
+    `watch`, `pods`, `usage` and `probe` are the intervals for reading kubelet's socket, its pods, the usage
+    of GPUs outside of pods, and the node.
+    `answer` is the limit for an answer of kubelet. A unit that is not in kubelet's list stays held for
+    `settle`, because an allocation may appear there late, and a kubelet that restarts lists no pods at first.
+    `read` is the limit for reading the node before a unit is given out: kubelet starts no pod meanwhile.
+    `stop` is the limit for requests that are being answered when the plugin ends.
+    """
+
+    watch: float = 1.0
+    pods: float = 5.0
+    usage: float = 5.0
+    probe: float = 30.0
+    answer: float = 5.0
+    settle: float = 10.0
+    read: float = 10.0
+    stop: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """The settings of the plugin: `offer` probes the node, and `folder` has the sockets of device plugins.
+
+    `usage` returns the usage of GPUs outside of pods, and raises ImagematrixError if it is unknown. `kubelet`
+    is kubelet's root directory, by default that of the kubelet that runs on this node.
+    """
+
+    offer: Callable[[], DeviceOffer]
+    usage: Callable[[tuple[Gpu, ...]], Usage]
+    folder: Path = Path(sockets.DEVICE_PLUGINS)
+    kubelet: Path | None = None
+    times: Times = field(default_factory=Times)
+
+    @property
+    def registry(self) -> Path:
+        """The socket at which kubelet registers device plugins."""
+        return self.folder / sockets.SOCKET
+
+    @property
+    def pods(self) -> Path:
+        """The socket at which kubelet lists the devices of its pods."""
+        return Path(sockets.pods(str(self.kubelet or sockets.root_dir())))
+
+
+def serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` gets lines about registrations, changes and failures.
+
+    Raises ImagematrixError if the node cannot be probed at the start.
+    """
+    until_signal(Plugin(settings, note).run)
+
+
+class Plugin:
+    """The current offer, the resource under which each unit is held, and a server for each resource."""
+
+    def __init__(self, settings: PluginSettings, note: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._note = note
+        self._failures: dict[str, set[str]] = {}  # reported messages, by what fails, until it succeeds
+        self._offer: DeviceOffer
+        self._holders: dict[str, str] = {}
+        self._since: dict[str, float] = {}  # when units were last allocated or listed
+        self._listed_pods = False
+        self._usage: Usage | None = None  # outside of pods; None until it is known
+        self._used: dict[str, str] = {}  # the units in it, with their users, as reported
+        self._changed = asyncio.Condition()
+        self._reading = asyncio.Lock()  # held while the node, or the usage of its GPUs, is read
+        self._stopping = False
+        self._servers: dict[str, Any] = {}  # by resource
+        # Identity of the socket at which the plugin is registered.
+        self._kubelet: tuple[int, ...] | None = None
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Offer the node's units until `ended` is set, then remove the sockets."""
+        times = self._settings.times
+        await self._read_node()
+        if not self._offer.resources:
+            self._note("no GPU to offer on this node")
+        await self._read_pods()
+        await self._survey()
+        try:
+            await together(
+                ended.wait(),
+                every(times.probe, self._probe),
+                every(times.pods, self._read_pods),
+                every(times.usage, self._survey),
+                every(times.watch, self._register, at_once=True),
+            )
+        finally:
+            await self._stop()
+
+    async def _probe(self) -> None:
+        async with self._reading:
+            try:
+                await self._read_node()
+            except ImagematrixError as error:
+                self._fail("node", f"the node cannot be probed: {error}")
+            else:
+                self._failures.pop("node", None)
+        await self._notify()
+
+    async def _survey(self) -> None:
+        async with self._reading:
+            await self._read_usage()
+
+    async def _read_node(self) -> None:
+        """Read what the node offers; raise ImagematrixError if it cannot be probed."""
+        self._offer = await asyncio.to_thread(self._settings.offer)
+
+    async def _read_usage(self) -> None:
+        """Read which units are used outside of pods; while that is unknown, the last answer counts."""
+        try:
+            self._usage = await asyncio.to_thread(self._settings.usage, self._offer.host.gpus)
+        except ImagematrixError as error:
+            effect = "no device is offered" if self._usage is None else "the last known counts"
+            self._fail("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
+        else:
+            self._failures.pop("usage", None)
+        used = self._outside()
+        for unit in used.keys() - self._used.keys():
+            self._note(f"{unit} is in use by {used[unit]}")
+        for unit in self._used.keys() - used.keys():
+            self._note(f"{unit} is no longer in use outside of pods")
+        self._used = used
+        await self._notify()
+
+    def _outside(self) -> dict[str, str]:
+        return offers.users(self._offer, self._usage or {}, self._holders)
+
+    def _fail(self, what: str, text: str) -> None:
+        """Report a failure once until `what` succeeds: it is tried again every few seconds."""
+        reported = self._failures.setdefault(what, set())
+        if text not in reported:
+            reported.add(text)
+            self._note(text)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _read_pods(self) -> None:
+        """Read from kubelet which units its pods hold; while it does not answer, held units stay held."""
+        started, path = time.monotonic(), self._settings.pods
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+                answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
+        except grpc.aio.AioRpcError as error:
+            effect = "allocated devices stay allocated" if self._listed_pods else "no device is offered"
+            self._fail("pods", f"{path}: pods unknown, {effect}: {error.details()}")
+            self._hold()
+            return
+        self._failures.pop("pods", None)
+        # A unit that the last probe missed has to be held when the next probe finds it.
+        used = {
+            unit: devices.resource_name
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for devices in container.devices
+            for unit in named(devices.device_ids)
+        }
+        last = {**self._since, **dict.fromkeys(used, started)}
+        settle = self._settings.times.settle
+        self._since = {unit: since for unit, since in last.items() if since > started - settle}
+        self._holders = {unit: used.get(unit) or self._holders[unit] for unit in self._since}
+        self._listed_pods = True
+        await self._notify()
+
+    def _hold(self) -> None:
+        """Keep held units for `settle` from now: kubelet is unavailable, or may not know its pods yet."""
+        self._since = dict.fromkeys(self._since, time.monotonic())
+
+    async def _register(self) -> None:
+        """Serve and register each resource that is not registered with the current kubelet."""
+        identity = stamp(self._settings.registry)
+        if identity is None:
+            self._fail("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
+            return
+        self._failures.pop("kubelet", None)
+        if not self._listed_pods:
+            await self._read_pods()
+        # Units that pods hold under one name would look free under the others; those in use would look free.
+        if not self._listed_pods or self._usage is None:
+            return
+        if identity != self._kubelet:
+            self._hold()
+            await self._stop()
+            self._kubelet = identity
+        async with grpc.aio.insecure_channel(f"unix:{self._settings.registry}") as channel:
+            for resource in self._offer.resources:
+                if resource in self._servers:
+                    continue
+                try:
+                    await self._start(resource, channel)
+                except grpc.aio.AioRpcError as error:
+                    self._fail(resource, f"kubelet did not register {resource}: {error.details()}")
+
+    async def _start(self, resource: str, channel: Any) -> None:
+        path = self._socket(resource)
+        # Before the registration, because kubelet then connects to it.
+        server = await listen(path, self._handler(resource))
+        try:
+            register = call(channel, f"/{REGISTRATION}/Register", "Empty")
+            request = message("RegisterRequest")(
+                version=VERSION, endpoint=path.name, resource_name=resource, options=_options(resource)
+            )
+            await register(request, timeout=self._settings.times.answer)
+        except BaseException:
+            await server.stop(None)
+            path.unlink(missing_ok=True)
+            raise
+        self._servers[resource] = server
+        self._failures.pop(resource, None)
+        self._note(f"offering {len(self._listed(resource))} {resource}")
+
+    async def _stop(self) -> None:
+        """End kubelet's streams, then remove the sockets.
+
+        gRPC prints a traceback for a stream that it has to cancel.
+        """
+        self._stopping = True
+        await self._notify()
+        for resource, server in self._servers.items():
+            await server.stop(self._settings.times.stop)
+            self._socket(resource).unlink(missing_ok=True)
+        self._servers, self._stopping = {}, False
+
+    def _socket(self, resource: str) -> Path:
+        path = self._settings.folder / f"{resource.replace('/', '-')}.sock"
+        if len(bytes(path)) <= SOCKET_PATH:
+            return path
+        return path.with_name(f"imagematrix-{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock")
+
+    def _handler(self, resource: str) -> Any:
+        """Return the service of one resource."""
+
+        async def options(_request: Any, _context: Any) -> Any:
+            return _options(resource)
+
+        async def watch(_request: Any, _context: Any) -> AsyncIterator[Any]:
+            sent: object = None
+            while True:
+                async with self._changed:
+                    while (current := self._listed(resource)) == sent and not self._stopping:
+                        await self._changed.wait()
+                if self._stopping:
+                    return
+                sent = current
+                devices = [message("Device")(ID=name, health=HEALTH[healthy]) for name, healthy in current]
+                yield message("ListAndWatchResponse")(devices=devices)
+
+        async def prefer(request: Any, _context: Any) -> Any:
+            return message("PreferredAllocationResponse")(
+                container_responses=[self._preferred(resource, asked) for asked in request.container_requests]
+            )
+
+        async def allocate(request: Any, context: Any) -> Any:
+            try:
+                answers = await self._granted(
+                    resource, [asked.devices_ids for asked in request.container_requests]
+                )
+            except ImagematrixError as error:
+                self._note(f"{resource}: {error}")
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+                raise
+            await self._notify()
+            return message("AllocateResponse")(container_responses=answers)
+
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        methods = {
+            "GetDevicePluginOptions": method(unary, options, "Empty"),
+            "ListAndWatch": method(stream, watch, "Empty"),
+            "GetPreferredAllocation": method(unary, prefer, "PreferredAllocationRequest"),
+            "Allocate": method(unary, allocate, "AllocateRequest"),
+        }
+        return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
+
+    def _listed(self, resource: str) -> tuple[tuple[str, bool], ...]:
+        return offers.listed(self._offer, resource, self._holders, self._outside())
+
+    def _preferred(self, resource: str, request: Any) -> Any:
+        chosen = offers.preferred(
+            self._offer,
+            resource,
+            request.available_deviceIDs,
+            request.must_include_deviceIDs,
+            request.allocation_size,
+        )
+        return message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
+
+    async def _granted(self, resource: str, containers: list[list[str]]) -> list[Any]:
+        """Return what each container gets; raise ImagematrixError.
+
+        Since the node was last read, a GPU may have failed, minors may have changed, and a launch outside of
+        pods may have taken a unit.
+        """
+        limit = self._settings.times.read
+        try:
+            async with asyncio.timeout(limit), self._reading:
+                await self._read_node()
+                await self._read_usage()
+                return [self._allocated(resource, devices) for devices in containers]
+        except TimeoutError as error:
+            raise offers.AllocationError(
+                f"the node could not be read within {limit:g} s",
+                remedy="see whether `nvidia-smi` answers, and what the kernel's log says of the GPUs",
+            ) from error
+
+    def _allocated(self, resource: str, devices: list[str]) -> Any:
+        # Without await, so that no other request takes a unit between the check and the note.
+        grant = offers.allocate(self._offer, resource, devices, self._holders, self._outside())
+        for unit in offers.held(self._offer, devices):
+            self._holders[unit] = resource
+            self._since[unit] = time.monotonic()
+        return message("ContainerAllocateResponse")(
+            envs=[message("Variable")(key=key, value=value) for key, value in grant.environment.items()],
+            devices=[
+                message("DeviceSpec")(container_path=path, host_path=path, permissions=PERMISSIONS)
+                for path in grant.devices
+            ],
+        )
+
+
+def _options(resource: str) -> Any:
+    return message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)

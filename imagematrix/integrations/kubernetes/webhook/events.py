@@ -1,0 +1,194 @@
+"""Events about pending pods that use our images: one for each cause, written by one of several webhooks.
+
+The name of an Event follows from the pod and the cause, so the API server refuses a second one, whoever
+writes it. See https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import hashlib
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.integrations.kubernetes.client.api import (
+    Collection,
+    ConflictError,
+    NotFoundError,
+    request,
+    watch,
+)
+from imagematrix.integrations.kubernetes.explain.pending import explain
+from imagematrix.integrations.kubernetes.explain.pod import parse, reduced
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from imagematrix.common import json_documents
+    from imagematrix.errors import ImagematrixError
+    from imagematrix.integrations.kubernetes.admission.cluster_policy import ClusterPolicy
+    from imagematrix.integrations.kubernetes.explain.pending import Explanation
+    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
+    from imagematrix.integrations.kubernetes.webhook.lease import Leadership
+    from imagematrix.integrations.kubernetes.webhook.state import ClusterState
+    from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
+
+__all__ = ["Events", "event"]
+
+PODS = "/api/v1/pods"
+PENDING = {"fieldSelector": "status.phase=Pending"}
+PATIENCE_S = 10.0  # for which a pod has to be pending: most get a node at once
+LOOK_S = 5.0
+AGE_S = 30.0  # of explanations; in a large cluster, some node always changes
+KEPT_S = 600.0  # after which an Event is written again; an API server drops Events after an hour
+MOST = 500  # Events of one look; the others follow with the next
+SOURCE = "imagematrix-webhook"
+LONGEST = 1024  # characters of an Event's message
+NAME = 200  # characters of a pod's name in the name of an Event, which has at most 253
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingPod:
+    """A pending pod; `shape` is what decides where it may run, as JSON: pods of one Job share it."""
+
+    namespace: str
+    name: str
+    uid: str
+    shape: str
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What this process knows of earlier looks.
+
+    The pods; since when each is known to be pending; when each Event was written; the explanations of each
+    shape, for the `cluster_policies` and `nodes` that they follow from, and when these were read.
+    """
+
+    pods: tuple[PendingPod, ...] = ()
+    since: dict[str, float] = field(default_factory=dict)
+    written: dict[str, float] = field(default_factory=dict)
+    explained: dict[str, tuple[Explanation, ...]] = field(default_factory=dict)
+    cluster_policies: tuple[ClusterPolicy, ...] = ()
+    nodes: tuple[ClusterNode, ...] = ()
+    at: float = 0.0
+
+
+class Events:
+    """Writes an Event for each cause that keeps a pod that uses our images from running."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+
+    async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
+        """Write Events while this process leads, until cancelled; failures are noted."""
+
+        async def lead() -> None:
+            memory = _Memory()
+            pods = Collection(PODS, "pods", _pending, query=PENDING)
+
+            def changed(found: Mapping[str, PendingPod]) -> None:
+                memory.pods = tuple(found.values())
+
+            def failed(error: ImagematrixError) -> None:
+                telemetry.failed("pods", error)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(watch(self._leadership.api, pods, changed, telemetry.note, failed))
+                while True:
+                    await asyncio.sleep(LOOK_S)
+                    await self._look(memory, state, telemetry)
+
+        await self._leadership.follow(lead, telemetry)
+
+    async def _look(self, memory: _Memory, state: ClusterState, telemetry: Telemetry) -> None:
+        """Write the Events that are due."""
+        now, pods = time.monotonic(), memory.pods
+        memory.since = {pod.uid: memory.since.get(pod.uid, now) for pod in pods}
+        waiting = [pod for pod in pods if now - memory.since[pod.uid] >= PATIENCE_S]
+        memory.written = {key: at for key, at in memory.written.items() if now - at < KEPT_S}
+        stale = memory.nodes is not state.nodes and now - memory.at >= AGE_S
+        if memory.cluster_policies is not state.cluster_policies or stale:
+            memory.cluster_policies, memory.nodes = state.cluster_policies, state.nodes
+            memory.at, memory.explained = now, {}
+        memory.explained = await asyncio.to_thread(_explained, {pod.shape for pod in waiting}, memory)
+        due = []
+        for pod in waiting:
+            for explanation in memory.explained[pod.shape]:
+                made = event(pod, explanation, self._leadership.identity)
+                if made["metadata"]["name"] not in memory.written:
+                    due.append(made)
+        try:
+            for made in due[:MOST]:
+                await self._write(made, telemetry)
+                memory.written[made["metadata"]["name"]] = now
+        except (EngineError, UsageError) as error:
+            telemetry.failed("events", error)
+
+    async def _write(self, made: dict[str, Any], telemetry: Telemetry) -> None:
+        path = f"/api/v1/namespaces/{made['metadata']['namespace']}/events"
+        # It exists, or its namespace has gone.
+        with contextlib.suppress(ConflictError, NotFoundError):
+            await request(self._leadership.api, "POST", path, made)
+            telemetry.wrote(made["reason"])
+
+
+def event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str, Any]:
+    """Return the Event about a pod, whose name follows from the pod's uid, the image and the cause."""
+    fix = f" ({explanation.fix})" if explanation.fix else ""
+    key = "\n".join([pod.uid, explanation.image, str(explanation.cause)])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{pod.name[:NAME].rstrip('-.')}.{digest}", "namespace": pod.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": pod.name,
+            "namespace": pod.namespace,
+            "uid": pod.uid,
+        },
+        "type": "Warning",
+        "reason": explanation.cause,
+        "message": f"{explanation.summary}{fix}"[:LONGEST],
+        "source": {"component": SOURCE},
+        "reportingComponent": SOURCE,
+        "reportingInstance": instance,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _explained(shapes: Iterable[str], memory: _Memory) -> dict[str, tuple[Explanation, ...]]:
+    """Return the explanations of shapes, without those that have no cause."""
+    by_name = {node.name: node for node in memory.nodes}
+    explained = {}
+    for shape in shapes:
+        found = memory.explained.get(shape)
+        if found is None:
+            pod = parse(json.loads(shape), "pod")
+            each = (explain(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
+            found = tuple(one for one in each if one and one.cause)
+        explained[shape] = found
+    return explained
+
+
+def _pending(fields: json_documents.Fields) -> PendingPod:
+    metadata = fields.object_or_empty("metadata")
+    shape = json.dumps(reduced(fields), sort_keys=True, separators=(",", ":"))
+    return PendingPod(
+        namespace=metadata.text("namespace"),
+        name=metadata.text("name"),
+        uid=metadata.text("uid"),
+        shape=sys.intern(shape),
+    )

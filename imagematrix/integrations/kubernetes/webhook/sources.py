@@ -1,0 +1,67 @@
+"""The sources that the webhook polls for nodes and catalogs: files and registries."""
+
+from __future__ import annotations
+
+import asyncio
+from io import BytesIO
+from typing import Protocol
+
+from imagematrix.common.files import stamp
+from imagematrix.errors import ImagematrixError
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.integrations.kubernetes.nodes.nodes import load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.integrations.kubernetes.webhook.state import ClusterState
+    from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
+
+__all__ = ["NodeSource", "NodesFile", "follow_catalog"]
+
+FILE_S = 2.0  # a look at a file's status costs nothing
+CATALOG_S = 30.0  # every replica asks the registry for an index
+
+
+class NodeSource(Protocol):
+    """A source of nodes."""
+
+    async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
+        """Update `state` whenever the nodes change, until cancelled."""
+        ...
+
+
+class NodesFile:
+    """Nodes from a file, read again when it changes; while it is invalid, the last valid nodes are used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
+        """See NodeSource."""
+        seen: object = ()
+        while True:
+            now = stamp(self._path)
+            if now != seen:
+                seen = now
+                try:
+                    state.put_nodes(await asyncio.to_thread(load, self._path, BytesIO()))
+                except ImagematrixError as error:
+                    telemetry.failed("nodes", error)
+            await asyncio.sleep(FILE_S)
+
+
+async def follow_catalog(
+    name: str, state: ClusterState, telemetry: Telemetry, policy: Path | None = None
+) -> None:
+    """Update `state` when the catalog `name` changes.
+
+    While it cannot be read, or its signatures do not satisfy a policy, the last one is used.
+    """
+    while True:
+        try:
+            state.put_catalog(name, await asyncio.to_thread(open_catalog, name, policy=policy))
+        except ImagematrixError as error:
+            telemetry.failed("catalog", error)
+        await asyncio.sleep(CATALOG_S)

@@ -1,0 +1,1 @@
+"""Workloads: manifests with the image of each class, and needs of images as conditions on nodes."""

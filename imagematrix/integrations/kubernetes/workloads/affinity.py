@@ -1,0 +1,338 @@
+"""Needs as node affinity: one of the terms has to hold, and all requirements of that term.
+
+A term on our own labels admits exactly the nodes for which its need holds. A term on the labels of Node
+Feature Discovery and of NVIDIA may admit fewer. A need that these labels cannot express has no term.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain, combinations
+
+from imagematrix.hardware.vendors import marches
+from imagematrix.integrations.kubernetes.nodes import cpuid, discovered
+from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.selection.needs.atoms import TOP
+from imagematrix.selection.needs.grid import runs
+from imagematrix.selection.needs.need import Need
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+    Requirement = dict[str, Any]  # key, operator and, for some operators, values
+    Term = tuple[Requirement, ...]
+
+__all__ = [
+    "INTEGER",
+    "REQUIRED",
+    "above",
+    "admits",
+    "affinity",
+    "below",
+    "foreign",
+    "has",
+    "integer",
+    "isin",
+    "lacks",
+    "notin",
+    "owned",
+    "required",
+]
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+LAST_MINOR = 9  # the minor of a capability has one digit
+LOWEST = 10  # the lowest capability, 1.0, times ten
+MIXED = 3  # most different states of a node's GPUs that terms admit
+POSITIVE = frozenset({"In", "Exists", "Gt", "Lt"})  # operators that no node without the label meets
+INTEGER = re.compile("-?[0-9]{1,18}")  # the values that Gt and Lt compare
+KEYS = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVISION)
+
+
+def owned(needs: Iterable[Need]) -> tuple[Term, ...]:
+    """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
+    terms = []
+    for need in needs:
+        asked = [*_own_flags(need), *_own_driver_and_gpus(need)]
+        if asked and not any(requirement["operator"] in POSITIVE for requirement in asked):
+            asked.append(has(own.COUNT))  # every node with our labels has it
+        terms.append((*_system(need.arch, alone=not asked), *asked))
+    return tuple(terms)
+
+
+def foreign(listed: Iterable[Need]) -> tuple[Term, ...]:
+    """Return the terms on labels of NFD and NVIDIA that admit a node only if one of the needs holds.
+
+    The needs are those of `listed` GPUs. The terms assume that NFD's flags show the psABI level, that all
+    GPUs are of the model in NVIDIA's labels, and that these GPUs work with the loaded kernel modules and with
+    the node's own user-mode driver.
+    """
+    terms: dict[str, Term] = {}
+    for need in listed:
+        flags = _foreign_flags(need)
+        if flags is None:
+            continue
+        for rest in _foreign_driver_and_gpus(need):
+            term = (*_system(need.arch, alone=not (flags or rest)), *flags, *rest)
+            terms.setdefault(repr(term), term)
+    return tuple(terms.values())
+
+
+def affinity(terms: Iterable[Term]) -> dict[str, Any]:
+    """Return the `affinity` of a pod that may run on the nodes that one of the terms admits."""
+    return {
+        "nodeAffinity": {
+            REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": list(term)} for term in terms]}
+        }
+    }
+
+
+def required(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the terms that a pod's affinity requires, or None if it requires none."""
+    node = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    selector = node.get(REQUIRED)
+    return None if selector is None else selector.get("nodeSelectorTerms") or []
+
+
+def admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
+    return any(term and all(_met(asked, labels.get(asked["key"])) for asked in term) for term in terms)
+
+
+def integer(text: str | None) -> int | None:
+    """Return a label's value as Gt and Lt read it, or None if it is not an integer."""
+    return int(text) if text is not None and INTEGER.fullmatch(text) else None
+
+
+def isin(key: str, *values: str) -> Requirement:
+    """Return the requirement that a label has one of these values."""
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+def notin(key: str, *values: str) -> Requirement:
+    """Return the requirement that a label does not exist, or has none of these values."""
+    return {"key": key, "operator": "NotIn", "values": list(values)}
+
+
+def has(key: str) -> Requirement:
+    """Return the requirement that a label exists."""
+    return {"key": key, "operator": "Exists"}
+
+
+def lacks(key: str) -> Requirement:
+    """Return the requirement that a label does not exist."""
+    return {"key": key, "operator": "DoesNotExist"}
+
+
+def above(key: str, bound: int) -> Requirement:
+    """Return the requirement that a label's value is greater than a number."""
+    return {"key": key, "operator": "Gt", "values": [str(bound)]}
+
+
+def below(key: str, bound: int) -> Requirement:
+    """Return the requirement that a label's value is less than a number."""
+    return {"key": key, "operator": "Lt", "values": [str(bound)]}
+
+
+def _met(requirement: Requirement, value: str | None) -> bool:
+    operator, values = requirement["operator"], requirement.get("values") or []
+    if operator in {"Gt", "Lt"}:
+        have, bound = integer(value), integer(values[0])
+        if have is None or bound is None:
+            return False
+        return have > bound if operator == "Gt" else have < bound
+    if operator in {"Exists", "DoesNotExist"}:
+        return (value is not None) is (operator == "Exists")
+    return (value in values) is (operator == "In")
+
+
+def _level(need: Need) -> str | None:
+    """Return the highest psABI level whose flags a need has; None below the first, or not x86."""
+    return marches.level(need.flags) if need.arch == "amd64" else None
+
+
+def _implied(level: str | None) -> frozenset[str]:
+    rank = marches.level_rank(level)
+    return frozenset(chain.from_iterable(added for _, added in marches.LEVELS[:rank]))
+
+
+def _system(arch: str, *, alone: bool) -> list[Requirement]:
+    """Return the requirements on the platform. Only nodes with Linux have labels of facts."""
+    return [isin(discovered.ARCH, arch), *([isin(discovered.SYSTEM, "linux")] if alone else [])]
+
+
+def _own_flags(need: Need) -> list[Requirement]:
+    level = _level(need)
+    expressions = [above(own.LEVEL, marches.level_rank(level) - 1)] if level else []
+    expressions += [has(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _implied(level))]
+    return expressions + [lacks(f"{own.FLAG}{flag}") for flag in sorted(need.without)]
+
+
+def _own_driver_and_gpus(need: Need) -> list[Requirement]:
+    expressions = _own_driver(need)
+    if need.gpus is not None:  # only nodes with GPUs have a label with their states
+        expressions += [] if need.states else [above(own.COUNT, 0) if need.gpus else isin(own.COUNT, "0")]
+    if need.accelerators is not None:
+        expressions.append(above(own.ACCELERATORS, 0) if need.accelerators else isin(own.ACCELERATORS, "0"))
+    if need.states:
+        expressions.append(isin(own.GPU_STATES, *_subsets(need.states)))
+    expressions += _own_computes(need)
+    if need.brands:
+        # No operator asks about all of a node's GPUs, so the labels of all other brands have to be absent.
+        expressions += [lacks(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands]
+    if need.data_centre:
+        expressions.append(isin(own.DATA_CENTRE, "true"))
+    if need.limit is not None:
+        expressions.append(above(own.DRIVER_LIMIT, need.limit - 1))
+    return expressions
+
+
+def _own_driver(need: Need) -> list[Requirement]:
+    expressions = []
+    if need.loaded is not None:
+        expressions.append(has(own.DRIVER) if need.loaded else lacks(own.DRIVER))
+    if need.driver:
+        expressions.append(isin(own.DRIVER, need.driver))
+    if need.oldest:
+        # Gt excludes its bound, and no operator includes it.
+        expressions.append(above(own.RANK, own.rank(need.oldest) - 1))
+    if need.below:
+        expressions.append(below(own.RANK, own.rank(need.below)))
+    if need.other_than:
+        expressions.append(notin(own.DRIVER, *sorted(need.other_than)))
+    if need.modules is not None:
+        named = [kind for kind in need.modules if kind]
+        # Modules of an unknown kind have no label, and NotIn admits that.
+        others = [kind for kind in own.MODULE_KINDS if kind not in named]
+        expressions.append(notin(own.MODULES, *others) if None in need.modules else isin(own.MODULES, *named))
+    if need.differs is not None:
+        expressions.append((isin if need.differs else notin)(own.USER_MODE, own.DIFFERS))
+    return expressions
+
+
+def _own_computes(need: Need) -> list[Requirement]:
+    """Return the requirements on the least and the greatest capability, and on gaps between them."""
+    if need.computes is None:
+        return []
+    codes = [code for code in need.computes if code >= 0]
+    if not codes:
+        return [below(own.GREATEST, 1), has(f"{own.COMPUTE}{own.UNKNOWN}")]
+    unknown = len(codes) < len(need.computes)
+    # In the label of the least capability, an unknown one counts as 0, so others have to be excluded by name.
+    expressions = [above(own.LEAST, codes[0] - 1)] if codes[0] > 0 and not unknown else []
+    if codes[-1] < TOP:
+        expressions.append(below(own.GREATEST, codes[-1] + 1))
+    holes = sorted({*range(LOWEST if unknown else codes[0], codes[-1])} - {*codes})
+    expressions += [lacks(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
+    if codes[0] > 0 or unknown:
+        return expressions
+    return [*expressions, lacks(f"{own.COMPUTE}{own.UNKNOWN}")]
+
+
+def _subsets(words: tuple[str, ...]) -> list[str]:
+    """Return the values that a label with up to `MIXED` of these words can have: sorted and joined."""
+    sizes = range(1, min(len(words), MIXED) + 1)
+    some = chain.from_iterable(combinations(sorted(words), size) for size in sizes)
+    return ["_".join(each) for each in some]
+
+
+def _foreign_flags(need: Need) -> list[Requirement] | None:
+    if need.without:
+        return None
+    level = _level(need)
+    proving = cpuid.proving(level) if level else frozenset[str]()
+    others = need.flags - _implied(level)
+    names = cpuid.names(_machine(need.arch))
+    if not others <= names.keys():
+        return None
+    return [isin(f"{discovered.CPUID}{names[flag]}", "true") for flag in sorted(proving | others)]
+
+
+def _machine(arch: str) -> str:
+    return "aarch64" if arch == "arm64" else "x86_64"
+
+
+def _foreign_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
+    """Yield the alternatives that express a need in NVIDIA's labels; none if they cannot express it."""
+    if need == Need(arch=need.arch, flags=need.flags):
+        yield []
+    unlabelled = (need.brands, need.data_centre, need.limit, need.other_than, need.accelerators)
+    if not need.gpus or any(asked not in (None, False, frozenset()) for asked in unlabelled):
+        return
+    if need.loaded is False or need.computes == () or "ok" not in (need.states or ("ok",)):
+        return
+    common = [above(discovered.GPU_COUNT, 0)]
+    if "vgpu" not in (need.states or ("vgpu",)):
+        common.append(notin(discovered.VGPU, "true"))
+    for driver in _foreign_drivers(need):
+        for compute in _foreign_computes(need):
+            yield [*common, *driver, *compute]
+
+
+def _foreign_drivers(need: Need) -> list[list[Requirement]]:
+    if need.driver:
+        return [[isin(discovered.DRIVER_FULL, need.driver)]]
+    lower = _at_least(need.oldest) if need.oldest else [[]]
+    upper = _less_than(need.below) if need.below else [[]]
+    return [[*at_least, *less] for at_least in lower for less in upper]
+
+
+def _at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
+    """Return the alternatives for a driver to be of at least this version; trailing zeros do not count."""
+    parts = [*version]
+    while parts and not parts[-1]:
+        parts.pop()
+    equal = [[above(key, part - 1), below(key, part + 1)] for key, part in zip(KEYS, parts, strict=False)]
+    # Labels have one number each: a version is greater if its parts up to one are equal, and that is greater.
+    greater = [
+        [*chain.from_iterable(equal[:index]), above(key, part)]
+        for index, (key, part) in enumerate(zip(KEYS, parts, strict=False))
+    ]
+    last = [*chain.from_iterable(equal[:-1]), above(KEYS[len(equal) - 1], parts[len(equal) - 1] - 1)]
+    return [*greater[:-1], last] if len(parts) <= len(KEYS) else greater
+
+
+def _less_than(version: tuple[int, ...]) -> list[list[Requirement]]:
+    equal = [[above(key, part - 1), below(key, part + 1)] for key, part in zip(KEYS, version, strict=False)]
+    return [
+        [*chain.from_iterable(equal[:index]), below(key, part)]
+        for index, (key, part) in enumerate(zip(KEYS, version, strict=False))
+        if part > 0
+    ]
+
+
+def _foreign_computes(need: Need) -> Iterator[list[Requirement]]:
+    """Yield the alternatives for the capability, each with one range of majors and one of minors."""
+    if need.computes is None:
+        yield []
+        return
+    for first, last in runs(code for code in need.computes if code >= 0):
+        for majors, minors in _ranges(first, last):
+            yield [
+                *_between(discovered.MAJOR, majors, TOP // 10),
+                *_between(discovered.MINOR, minors, LAST_MINOR),
+            ]
+
+
+def _ranges(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield ranges of majors and of minors that together cover all capabilities from `first` to `last`."""
+    (low, lowest), (high, highest) = divmod(first, 10), divmod(last, 10)
+    if low == high:
+        yield (low, high), (lowest, highest)
+        return
+    if lowest > 0:
+        yield (low, low), (lowest, LAST_MINOR)
+        low += 1
+    if highest < LAST_MINOR:
+        yield (high, high), (0, highest)
+        high -= 1
+    if low <= high:
+        yield (low, high), (0, LAST_MINOR)
+
+
+def _between(key: str, numbers: tuple[int, int], greatest: int) -> list[Requirement]:
+    low, high = numbers
+    if low == high:
+        return [isin(key, str(low))]
+    return [*([above(key, low - 1)] if low > 0 else []), *([below(key, high + 1)] if high < greatest else [])]

@@ -1,0 +1,94 @@
+"""Manifests that pull the image of each class to its nodes before a pod needs it.
+
+Only running a container of an image makes every kubelet pull it, and an image may have neither a shell nor
+any other program. So the program that the container runs comes from a ConfigMap, and ends at once.
+"""
+
+from __future__ import annotations
+
+import base64
+
+from imagematrix.integrations.kubernetes.client.objects import manifest
+from imagematrix.integrations.kubernetes.workloads.affinity import affinity
+from imagematrix.integrations.kubernetes.workloads.ending import ending
+from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, names_of, pulling
+from imagematrix.integrations.kubernetes.workloads.placed import for_each
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.integrations.kubernetes.client.objects import Manifest
+    from imagematrix.integrations.kubernetes.nodes.classes import Class
+    from imagematrix.integrations.kubernetes.workloads.placed import Placed
+
+__all__ = ["prepull"]
+
+USER = 65532  # no image needs an entry for it in /etc/passwd
+FOLDER = "/imagematrix"
+REQUESTS = {"cpu": "1m", "memory": "8Mi"}
+
+
+def prepull(
+    name: str, classes: Sequence[Class], *, pause: str, pull_secret: str | None = None
+) -> list[Manifest]:
+    """Return a ConfigMap with the program, and a DaemonSet for each class that gets an image.
+
+    `pause` is the image of the container that stays: a DaemonSet starts a pod again that ends. Raises
+    NothingFits if no class gets an image; UsageError if labels do not distinguish the nodes of a class from
+    others, or the name is invalid.
+    """
+    placed = for_each(classes)
+    names = names_of(name, placed)
+    programs = {
+        arch: base64.b64encode(ending(arch)).decode() for arch in sorted({_arch(each) for each in placed})
+    }
+    return [
+        manifest("v1", "ConfigMap", name, labels={LABEL: name}, binaryData=programs),
+        *(
+            _daemonset(name, own, each, pause=pause, pull_secret=pull_secret)
+            for own, each in zip(names, placed, strict=True)
+        ),
+    ]
+
+
+def _daemonset(name: str, own: str, placed: Placed, *, pause: str, pull_secret: str | None) -> Manifest:
+    confined = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    shared = {"resources": {"requests": REQUESTS}, "securityContext": confined}
+    pulled = {
+        "name": "pull",
+        "image": placed.image,
+        "command": [f"{FOLDER}/{_arch(placed)}"],
+        "workingDir": "/",  # that of the image may be closed to this user
+        **shared,
+        "volumeMounts": [{"name": "program", "mountPath": FOLDER, "readOnly": True}],
+    }
+    user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER}
+    pod = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        **pulling(pull_secret),
+        "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 1,
+        "tolerations": [{"operator": "Exists"}],  # nodes with GPUs are often tainted
+        "affinity": affinity(placed.terms),
+        "initContainers": [pulled],
+        "containers": [{"name": "pause", "image": pause, **shared}],
+        "volumes": [{"name": "program", "configMap": {"name": name, "defaultMode": 0o555}}],
+    }
+    # By default, a new version would be pulled by one node after another.
+    update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}}
+    spec = {
+        "selector": {"matchLabels": {LABEL: own}},
+        "updateStrategy": update,
+        "template": {"metadata": {"labels": {LABEL: own}}, "spec": pod},
+    }
+    return manifest("apps/v1", "DaemonSet", own, labels={LABEL: name}, spec=spec)
+
+
+def _arch(placed: Placed) -> str:
+    return placed.variant.platform.split("/")[1]

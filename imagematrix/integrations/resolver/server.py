@@ -1,0 +1,408 @@
+"""The server of the resolver: a registry's API, read-only (OCI distribution specification)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from aiohttp import BasicAuth, web
+
+from imagematrix.common.image_reference import DIGEST, REPOSITORY, TAG, Reference
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
+from imagematrix.images.engine import releases
+from imagematrix.images.oci.compression import has_zstd
+from imagematrix.images.trust.files import policy_files
+from imagematrix.images.trust.policy import load_policies
+from imagematrix.integrations.http_service.connections import Limits, keep
+from imagematrix.integrations.http_service.health import Health
+from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.workers import SMALL, Workers
+from imagematrix.integrations.resolver.answer import explained, resolve
+from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
+from imagematrix.integrations.resolver.journal import ResolverJournal
+from imagematrix.integrations.resolver.node import HostSources
+from imagematrix.integrations.resolver.state import StateFolder
+from imagematrix.integrations.resolver.tag import CLASS_NAME
+from imagematrix.integrations.resolver.upstream import LAYOUT, open_upstream
+from imagematrix.integrations.resolver.versions import Versions
+from imagematrix.selection.selection import NothingFits
+
+Result = TypeVar("Result")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.images.oci.manifest import Manifest
+    from imagematrix.images.trust.policy import SignaturePolicy
+    from imagematrix.integrations.resolver.answer import Resolved
+    from imagematrix.integrations.resolver.node import HostSource
+    from imagematrix.integrations.resolver.upstream import Upstream
+    from imagematrix.integrations.resolver.versions import Version
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+__all__ = ["Resolver", "ResolverSettings", "serve"]
+
+API = {"Docker-Distribution-Api-Version": "registry/2.0"}
+PATH = re.compile(r"/v2/(?P<repository>.+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)")
+# The specification's error codes, by HTTP status.
+CODES = {
+    400: "UNSUPPORTED",
+    401: "UNAUTHORIZED",
+    403: "DENIED",
+    404: "NAME_UNKNOWN",
+    405: "UNSUPPORTED",
+    429: "TOOMANYREQUESTS",
+    502: "UNAVAILABLE",  # of Docker's registry: the specification has no code for it
+}
+DENIED, MISSING, UNAVAILABLE = 403, 404, 502
+DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-Agent
+DECIDING = 4  # threads
+WATCH_S = 10.0  # between checks whether the node has changed
+CHOICES = 1_000 * ENTRY  # bytes of choices to keep
+PIECE = 1 << 16  # bytes of an answer to send at once
+LARGE = SMALL + 1  # the size of an explanation, which waits until all choices are made
+LIMITS = Limits(body=1 << 16)  # of requests that are refused for their method
+GRACE_S = 10.0  # for pulls in progress, after a signal
+
+
+class Resolver:
+    """Answers requests for images of `upstream` with the variants that fit this node, one of `nodes`.
+
+    containerd's requests name a registry, which has to be the one that this resolver `mirrors`. With a
+    `token`, clients have to log in with it as their password. `policies` say which images have to be signed.
+    `state` saves the last answers of the upstream for the next start. Variants are chosen in
+    processes of its own, which `end` ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        upstream: Upstream,
+        nodes: HostSources,
+        journal: ResolverJournal,
+        mirrors: str | None = None,
+        token: str | None = None,
+        policies: Sequence[SignaturePolicy] = (),
+        state: StateFolder | None = None,
+    ) -> None:
+        self._upstream = upstream
+        # Local work has its own threads, because asyncio's may all wait for an upstream that hangs.
+        self._local = ThreadPoolExecutor(DECIDING)
+        self._versions = Versions(upstream, journal, self._local, policies, state)
+        self._nodes = nodes
+        self._journal = journal
+        self._choices: ByteCache[tuple[str, str], tuple[Catalog, HostSources, Resolved]] = ByteCache(
+            CHOICES, lambda _: 0
+        )
+        self._workers = Workers(resolve.__module__)
+        self._mirrors = mirrors
+        self._token = token
+
+    def application(self) -> web.Application:
+        """Return the application."""
+        application = web.Application(middlewares=[self._guarded])
+        application.router.add_get("/metrics", self._show_metrics)
+        application.router.add_get("/explain/{name:.+}", self._explain)
+        application.router.add_get("/{path:v2/?}", self._base)
+        application.router.add_get("/v2/{path:.+}", self._serve)
+        return application
+
+    async def end(self) -> None:
+        """End the processes."""
+        await self._workers.end()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the token, and convert errors to answers that engines show."""
+        try:
+            if self._token and not self._admitted(request):
+                response: web.StreamResponse = _error(401, "log in with the token as password, as any user")
+                response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
+            else:
+                response = await handler(request)
+        except (ConnectionError, asyncio.CancelledError) as error:
+            # The client has gone, or the answer has begun and can only be truncated.
+            self._journal.aborted(request.path, str(error) or "the client has disconnected")
+            raise
+        except web.HTTPException as error:
+            response = _error(error.status, error.text or error.reason)
+        except UnknownImageError as error:
+            response = _error(MISSING, _sentence(error))
+        except EngineError as error:  # before its base class: `sweep` removes a name that is refused with 403
+            self._journal.refused(request.path, error)
+            response = _error(UNAVAILABLE, _sentence(error))
+        except ImagematrixError as error:
+            self._journal.refused(request.path, error)
+            response = _error(DENIED, _sentence(error))
+        self._journal.answered(request.method, response.status)
+        return response
+
+    def _admitted(self, request: web.Request) -> bool:
+        try:
+            given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
+        except ValueError:
+            return False
+        return hmac.compare_digest(given.password.encode(), str(self._token).encode())
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
+
+    async def _base(self, _: web.Request) -> web.Response:
+        return web.json_response({}, headers=API)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        matched = PATH.fullmatch(request.path)
+        if matched is None:
+            raise web.HTTPNotFound(text="not found: this registry has manifests, blobs and tags")
+        repository, kind, name = matched["repository"], matched["kind"], matched["name"]
+        self._check(request, repository)
+        if kind == "tags":
+            if name != "list":
+                raise web.HTTPNotFound
+            tags = await self._versions.tags(repository)
+            return web.json_response({"name": repository, "tags": tags}, headers=API)
+        if kind == "blobs":
+            if not DIGEST.fullmatch(name):
+                raise web.HTTPBadRequest(text=f"invalid digest: {name[:80]!r}")
+            return await self._upstream.blob(request, repository, name)
+        if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
+            raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
+        manifest = await self._found(repository, name)
+        if not _accepted(request, manifest.media_type):
+            raise web.HTTPNotFound(
+                text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
+            )
+        _require_unpackable(request, manifest)
+        headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
+        return _response(manifest.raw, headers)
+
+    def _check(self, request: web.Request, repository: str) -> None:
+        """Raise HTTPBadRequest for an invalid repository, HTTPForbidden if a request names another registry.
+
+        All of the name has to be valid: what the upstream would take for a tag or a digest in it is not what
+        the policies are asked about.
+        """
+        if not REPOSITORY.fullmatch(repository):
+            raise web.HTTPBadRequest(text=f"invalid repository: {repository[:80]!r}")
+        namespace = request.query.get("ns")  # containerd sends the registry that it wants
+        if namespace and self._mirrors and namespace != self._mirrors:
+            raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {namespace[:80]!r}")
+
+    async def _found(self, repository: str, name: str) -> Manifest:
+        """Return the manifest that answers a tag or a digest."""
+        if DIGEST.fullmatch(name):
+            manifest = await self._versions.manifest(repository, name)
+            if manifest is None:
+                raise UnknownImageError(f"{repository}@{name} not found")
+            return manifest
+        version = await self._version(repository, name)
+        if version.catalog is None:
+            return version.manifest
+        chosen = await self._resolved(version.catalog, name)
+        self._journal.chose(f"{repository}:{chosen.tag}", chosen, [key.name for key in version.keys])
+        manifest = await self._versions.manifest(repository, chosen.digest)
+        if manifest is None:
+            raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is missing")
+        return manifest
+
+    async def _version(self, repository: str, tag: str) -> Version:
+        """Return the upstream's manifest for a tag, or else for the version that the tag begins with."""
+        version = await self._versions.find(repository, tag)
+        if version is None:
+            raise UnknownImageError(f"{repository}:{tag} not found")
+        return version
+
+    async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
+
+    async def _resolved(self, catalog: Catalog, tag: str) -> Resolved:
+        nodes = await self._locally(self._nodes.read)
+        key = catalog.image, tag
+        earlier = self._choices.get(key)
+        if earlier and earlier[0] is catalog and earlier[1] == nodes:
+            return earlier[2]
+        chosen = await self._workers.call(resolve, nodes, tag, held=catalog)
+        self._choices.put(key, (catalog, nodes, chosen))
+        return chosen
+
+    async def answer_own(self) -> None:
+        """Make an answer of this process's own: choose the variant of the tag that was requested last.
+
+        Raises EngineError if there is none; that no variant fits is an answer.
+        """
+        latest = self._versions.latest()
+        if latest and latest[1].catalog:
+            nodes = await self._locally(self._nodes.read)
+            with contextlib.suppress(NothingFits, UsageError):
+                await self._workers.call(resolve, nodes, latest[0][1], held=latest[1].catalog)
+        else:
+            await self._locally(self._nodes.host, None)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        """Answer with the Selection document of IMAGE:TAG."""
+        reference = Reference.parse(f"localhost/{request.match_info['name']}")
+        version = await self._version(reference.repository, reference.tag)
+        if version.catalog is None:
+            raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
+        nodes = await self._locally(self._nodes.read)
+        document = await self._workers.call(explained, nodes, reference.tag, held=version.catalog, size=LARGE)
+        return _response(document.encode(), {"Content-Type": "application/json; charset=utf-8"})
+
+
+def _accepted(request: web.Request, media_type: str) -> bool:
+    """Whether a client accepts a media type; without an Accept header, it accepts any."""
+    accepted = ",".join(request.headers.getall("Accept", ["*/*"])).split(",")
+    return any(kind.partition(";")[0].strip() in (media_type, "application/*", "*/*") for kind in accepted)
+
+
+def _require_unpackable(request: web.Request, manifest: Manifest) -> None:
+    """Raise UsageError if the client is a Docker that cannot unpack the layers of an image."""
+    client = DOCKER.match(request.headers.get("User-Agent", ""))
+    if client and not releases.ZSTD_LAYERS.of(client[1]) and has_zstd(manifest.raw):
+        raise UsageError(
+            f"the image has layers compressed with zstd, which Docker {client[1]} cannot unpack",
+            remedy=releases.ZSTD_REMEDY,
+        )
+
+
+def _response(body: bytes, headers: dict[str, str]) -> web.Response:
+    """Return a response whose body is sent in pieces, as the client reads, and copied for no client."""
+    keep(len(body))
+
+    async def pieces() -> AsyncIterator[memoryview]:
+        for begin in range(0, len(body), PIECE):
+            yield memoryview(body)[begin : begin + PIECE]
+
+    return web.Response(body=pieces(), headers={**headers, "Content-Length": f"{len(body)}"})
+
+
+def _error(status: int, message: str) -> web.Response:
+    """Return an error in the specification's format; engines print the message."""
+    errors = {"errors": [{"code": CODES.get(status, "UNKNOWN"), "message": message}]}
+    body = json.dumps(errors).encode()
+    return web.Response(status=status, body=body, headers={**API, "Content-Type": "application/json"})
+
+
+def _sentence(error: ImagematrixError) -> str:
+    return f"{error}; {error.shown}" if error.shown else str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolverSettings:
+    """The options of `imagematrix resolver`.
+
+    `listen` and `health` are ADDRESS:PORT. The file `changed` is touched at the start, and after each change
+    of the node. `policy` is a file, `state` a folder.
+    """
+
+    upstream: str
+    listen: str
+    node: HostSource
+    classes: Mapping[str, HostSource]
+    token: str | None
+    health: str | None = None
+    changed: Path | None = None
+    policy: Path | None = None
+    state: Path | None = None
+
+    def address(self) -> Address:
+        """Return the address to listen on; raise UsageError if it is invalid, or needs a token."""
+        address = Address.parse(self.listen)
+        if not ipaddress.ip_address(address.host).is_loopback and not self.token:
+            raise UsageError(
+                f"other machines can reach {self.listen}, and would read images with this node's login",
+                remedy="require a password with --token-file, or listen on 127.0.0.1",
+            )
+        return address
+
+
+def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` is called with the address, the choices and the refusals.
+
+    Raises UsageError for invalid settings, ImagematrixError if the node cannot be probed.
+    """
+    for name in settings.classes:
+        if not CLASS_NAME.fullmatch(f"class.{name}"):
+            raise UsageError(
+                f"invalid class name: {name!r}; expected letters, digits, '.' and '_', as in a tag"
+            )
+    address = settings.address()
+    health = Address.parse(settings.health) if settings.health else None
+    policies = load_policies(policy_files(settings.policy))
+    for node in (settings.node, *settings.classes.values()):
+        node.host()
+    asyncio.run(_serve(settings, policies, address, health, note))
+
+
+async def _serve(
+    settings: ResolverSettings,
+    policies: Sequence[SignaturePolicy],
+    address: Address,
+    health_address: Address | None,
+    note: Callable[[str], None],
+) -> None:
+    upstream = open_upstream(settings.upstream)
+    registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
+    resolver = Resolver(
+        upstream=upstream,
+        nodes=HostSources(here=settings.node, classes=settings.classes),
+        journal=ResolverJournal(note),
+        mirrors=registry.partition("/")[0] or None,
+        token=settings.token,
+        policies=[policy.on(registry) for policy in policies],
+        state=StateFolder(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
+    )
+    health = Health(lambda: None, resolver.answer_own)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(upstream.close)
+        stack.push_async_callback(resolver.end)
+        serving = listening(resolver.application(), address, grace_s=GRACE_S, limits=LIMITS)
+        where = f"serving {settings.upstream} on {await stack.enter_async_context(serving)}"
+        if health_address:
+            where += f", health on {await stack.enter_async_context(health.served(health_address))}"
+        ended = asyncio.Event()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+        note(where)
+        tasks = [asyncio.create_task(_watch(settings, note)), asyncio.create_task(health.follow())]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
+
+
+async def _watch(settings: ResolverSettings, note: Callable[[str], None]) -> None:
+    """Report changes of the node, and touch the file `changed`.
+
+    The file is touched at the start, too, because the node may have changed before.
+    """
+    seen: Host | None = None
+    loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(1)  # asyncio's threads may all wait for an upstream that hangs
+    while True:
+        try:
+            host = await loop.run_in_executor(executor, settings.node.host)
+        except ImagematrixError as error:
+            note(str(error))
+        else:
+            if seen is not None and host != seen:
+                note("the node has changed: new answers may differ from the images in the engine")
+            if settings.changed and host != seen:
+                try:
+                    await loop.run_in_executor(executor, settings.changed.touch)
+                except OSError as error:
+                    note(f"{settings.changed} cannot be touched: {error.strerror}")
+            seen = host
+        await asyncio.sleep(WATCH_S)

@@ -1,0 +1,212 @@
+"""The last known contents of the upstream on disk, for starting while the upstream is unavailable.
+
+It is an OCI layout with manifests, indexes and signatures, but without layers. It is not trusted: content
+that does not match its digest is ignored, and signatures are verified again. It has at most LIMIT bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+
+from imagematrix.common import files
+from imagematrix.common.image_reference import DIGEST, TAG
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
+from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, LayoutFolder, blob_file
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from imagematrix.images.trust.signature import ManifestSource
+
+__all__ = ["Recorder", "StateFolder"]
+
+FOLDER = "last-known"
+UPSTREAM = "io.imagematrix.upstream"  # the annotation of index.json that names the upstream
+LIMIT = 64 * 1024 * 1024  # bytes of all contents
+NAMES = 4_000
+BLOB = "application/octet-stream"
+OTHERS_WRITE = 0o022  # bits of a mode
+
+
+class StateFolder:
+    """Contents of `upstream` by name (REPOSITORY:TAG or REPOSITORY@DIGEST), saved in a folder below `folder`.
+
+    Contents of another upstream are ignored. Thread-safe. If something cannot be written, `note` is called
+    with a message, and the resolver keeps running. Raises UsageError if the folder cannot be used, or if
+    other users can write to it.
+    """
+
+    def __init__(self, folder: Path, upstream: str, note: Callable[[str], None]) -> None:
+        self._folder = folder / FOLDER  # a folder of its own, in which unknown files can be removed
+        self._layout = LayoutFolder(self._folder, EngineError)
+        self._blobs = blob_file(self._folder, "")
+        self._upstream = upstream
+        self._note = note
+        self._lock = threading.Lock()
+        self._failed = False
+        try:
+            for path in (self._folder, self._blobs):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._folder.stat()
+        except OSError as error:
+            raise UsageError(f"{self._folder} cannot be used: {error.strerror}") from error
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+            message = f"other users can write to {self._folder}"
+            raise UsageError(message, remedy="pass a folder that only the resolver's user can write to")
+        self._entries = self._read()
+        self._remove_others()
+
+    def tags(self) -> Iterator[tuple[str, str]]:
+        """Yield repositories and tags, the oldest first."""
+        for name in list(self._entries):
+            repository, _, tag = name.rpartition(":")
+            if "@" not in name and TAG.fullmatch(tag):
+                yield repository, tag
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return the saved manifest of a tag or a digest, or None if it is missing or damaged."""
+        entry = self._entries.get(_name(repository, reference))
+        raw = self._content(entry.digest) if entry else None
+        if entry is None or raw is None:
+            return None
+        return Manifest(digest=entry.digest, media_type=entry.media_type, raw=raw)
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return the saved content of a digest; raise UnknownImageError if it is missing."""
+        manifest = self.manifest(repository, digest)
+        if manifest is None:
+            raise UnknownImageError(f"{repository}@{digest} not found in {self._folder}")
+        return manifest.raw
+
+    def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
+        """Save the content of a tag or a digest, removing the oldest entries beyond the limits."""
+        name = _name(repository, reference)
+        entry = _described(name, manifest.digest, manifest.media_type, manifest.raw)
+        with self._lock:
+            if self._entries.get(name) == entry:
+                return
+            entries = {key: saved for key, saved in self._entries.items() if key != name} | {name: entry}
+            total = sum(saved.size for saved in entries.values())
+            while len(entries) > 1 and (total > LIMIT or len(entries) > NAMES):
+                # The first entry is the one that changed least recently.
+                total -= entries.pop(next(iter(entries))).size
+            self._change(entries, {entry.digest: manifest.raw})
+
+    def drop(self, repository: str, reference: str) -> None:
+        """Remove the content of a tag or a digest."""
+        name = _name(repository, reference)
+        with self._lock:
+            if name in self._entries:
+                self._change({key: saved for key, saved in self._entries.items() if key != name}, {})
+
+    def _content(self, digest: str) -> bytes | None:
+        try:
+            return self._layout.blob(digest)
+        except EngineError:
+            return None
+
+    def _change(self, entries: dict[str, Descriptor], new: Mapping[str, bytes]) -> None:
+        try:
+            # Contents before the index that names them, and removals last: a kill in between leaves no entry
+            # without content.
+            for digest, raw in new.items():
+                files.replace(blob_file(self._folder, digest), raw)
+            files.replace(self._folder / MARK, VERSION)
+            files.replace(self._folder / INDEX_FILE, _index(self._upstream, entries))
+        except OSError as error:
+            if not self._failed:
+                self._note(
+                    f"{self._folder} cannot be written, so the saved state is incomplete: {error.strerror}"
+                )
+            self._failed = True
+            return
+        self._failed = False
+        gone = {saved.digest for saved in self._entries.values()} - {
+            saved.digest for saved in entries.values()
+        }
+        self._entries = entries
+        for digest in gone:
+            with contextlib.suppress(OSError):  # `_remove_others` does it at the next start
+                blob_file(self._folder, digest).unlink()
+
+    def _read(self) -> dict[str, Descriptor]:
+        """Return the entries in index.json, none if it cannot be read."""
+        path = self._folder / INDEX_FILE
+        if not path.is_file():
+            return {}
+        entries: dict[str, Descriptor] = {}
+        total = 0
+        try:
+            index = parse(self._layout.index(), str(path), Descriptor)
+            if index.annotations.get(UPSTREAM) != self._upstream or not isinstance(index, ImageIndex):
+                raise UsageError(f"{path} was not saved for {self._upstream}")
+            for entry in index.entries:
+                name = entry.annotations.get(NAME)
+                raw = self._content(entry.digest)
+                if name is None or raw is None:
+                    continue
+                total += len(raw)
+                if total > LIMIT or len(entries) == NAMES:
+                    break
+                entries[name] = _described(name, entry.digest, entry.media_type, raw)
+        except ImagematrixError as error:
+            self._note(f"starting without the saved state: {error}")
+            return {}
+        return entries
+
+    def _remove_others(self) -> None:
+        """Remove files without an entry, such as those of a killed process."""
+        kept = {blob_file(self._folder, saved.digest) for saved in self._entries.values()}
+        for path in (*self._folder.glob(".*"), *self._blobs.iterdir()):
+            if path not in kept and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+class Recorder:
+    """A source that records in `read` each tag or digest and the content that was read for it."""
+
+    def __init__(self, source: ManifestSource) -> None:
+        self._source = source
+        self.read: list[tuple[str, Manifest]] = []
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return a manifest; see ManifestSource."""
+        manifest = self._source.manifest(repository, reference)
+        if manifest is not None:
+            self.read.append((reference, manifest))
+        return manifest
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a small blob; see ManifestSource."""
+        raw = self._source.content(repository, digest)
+        self.read.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
+        return raw
+
+
+def _name(repository: str, reference: str) -> str:
+    return f"{repository}{'@' if DIGEST.fullmatch(reference) else ':'}{reference}"
+
+
+def _described(name: str, digest: str, media_type: str, raw: bytes) -> Descriptor:
+    return Descriptor(
+        digest=digest, size=len(raw), media_type=media_type, annotations={NAME: name}, platform={}
+    )
+
+
+def _index(upstream: str, entries: Mapping[str, Descriptor]) -> bytes:
+    listed = [
+        {key: value for key, value in saved.to_json().items() if key != "platform"}
+        for saved in entries.values()
+    ]
+    data = {"schemaVersion": 2, "manifests": listed, "annotations": {UPSTREAM: upstream}}
+    return json.dumps(data, indent=1).encode()

@@ -1,0 +1,271 @@
+"""The upstream of the resolver, the source of its manifests and blobs: a registry or an OCI layout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+from aiohttp import web
+from requests.utils import get_environ_proxies, select_proxy
+from yarl import URL
+
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import DIGEST, names_registry
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.images.oci.layout import MARK, NAME, LayoutFolder, blob_file
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse
+from imagematrix.images.oci.redirects import Redirects
+from imagematrix.images.oci.registry import Registry
+from imagematrix.images.trust.signature import ManifestSource
+from imagematrix.integrations.http_service.connections import keep
+from imagematrix.integrations.resolver.turns import Turns
+
+__all__ = ["LAYOUT", "Upstream", "open_upstream"]
+
+LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
+REPOSITORIES = 256  # repositories whose logins are kept
+PIECE = 1 << 16  # bytes to forward at once; a connection holds up to five such pieces
+KEPT = 288 << 10  # bytes of a blob that are in memory while its client reads nothing
+TURN = 16  # pieces to forward in a turn of the event loop, so that other clients get theirs
+OPENING = 8  # blobs to open at once, as a registry reads ahead for each
+OPENING_S = 0.25  # after which others are opened while one is not answered
+CONNECT_S = 10
+SILENCE_S = 60
+UNAUTHORIZED = 401
+REQUEST_HEADERS = ("Range", "If-Range")  # headers to forward in a request for a blob
+ANSWER_HEADERS = ("Content-Length", "Content-Range", "Content-Type", "Accept-Ranges", "ETag")
+AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as for manifests, which requests fetches
+
+
+class Upstream(ManifestSource, Protocol):
+    """A source of images. Every method raises EngineError if the source cannot be read.
+
+    Methods that are not coroutines block; they are thread-safe.
+    """
+
+    def digest(self, repository: str, tag: str) -> str | None:
+        """Return the digest of a tag without its manifest, None if there is no such tag."""
+        ...
+
+    def tags(self, repository: str) -> list[str]:
+        """Return the tags of a repository, none if there is no such repository."""
+        ...
+
+    async def blob(self, request: web.Request, repository: str, digest: str, /) -> web.StreamResponse:
+        """Answer a request for a blob, or for a range of it, without keeping the blob in memory."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def open_upstream(name: str) -> Upstream:
+    """Return the registry `name`, such as registry:5000 or registry:5000/mirror, or the layout "oci:FOLDER".
+
+    Raises UsageError if it is neither.
+    """
+    if name.startswith(LAYOUT):
+        return LayoutUpstream(Path(name.removeprefix(LAYOUT)))
+    return RegistryUpstream(name)
+
+
+class RegistryUpstream:
+    """The registry `name`, or a path in one. It verifies the digests of manifests, but not of blobs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name.rstrip("/")
+        if not names_registry(f"{self._name}/repository"):
+            raise UsageError(f"invalid registry {name!r}: expected a name such as registry.example:5000")
+        Registry(f"{self._name}/repository")  # raises an error for an invalid name
+        self._repositories: OrderedDict[str, Registry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._turns = asyncio.Semaphore(TURN)
+        self._openings = Turns(OPENING, OPENING_S)
+        self._session: aiohttp.ClientSession | None = None
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return a manifest; see Upstream."""
+        manifest = self._registry(repository).manifest(reference)
+        if manifest is None:
+            return None
+        try:
+            fields = json_documents.Fields(json_documents.parse(manifest.raw, reference), reference)
+            # The digest covers the media type in the manifest, but not the one in the registry's header.
+            media_type = fields.text_or_none("mediaType") or manifest.media_type
+        except UsageError as error:
+            raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
+        return replace(manifest, media_type=media_type)
+
+    def digest(self, repository: str, tag: str) -> str | None:
+        """Return the digest of a tag; see Upstream."""
+        return self._registry(repository).digest(tag)
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a small blob; see ManifestSource."""
+        return self._registry(repository).blob(digest)
+
+    def tags(self, repository: str) -> list[str]:
+        """Return the tags; see Upstream."""
+        return self._registry(repository).tags()
+
+    async def blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
+        """Forward a blob; see Upstream. The registry may redirect to another host."""
+        registry = self._registry(repository)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with self._openings.turn(digest):
+                    answer = await self._asked(stack, request, registry, digest)
+                if answer.status == UNAUTHORIZED:
+                    # Tokens expire; this request gets a new one.
+                    await asyncio.to_thread(registry.has_blob, digest)
+                    answer = await self._asked(stack, request, registry, digest)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
+                raise self._unreadable(error) from error
+            size = answer.content_length
+            keep(KEPT if size is None else min(size, KEPT))
+            headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            await response.prepare(request)
+            try:
+                async for piece in answer.content.iter_chunked(PIECE):
+                    async with self._turns:
+                        await asyncio.sleep(0)
+                    await response.write(piece)
+            except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
+                # An answer that has begun can only be aborted: the engine notices that it is truncated.
+                raise ConnectionResetError(str(error)) from error
+            await response.write_eof()
+            return response
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _asked(
+        self, stack: contextlib.AsyncExitStack, request: web.Request, registry: Registry, digest: str
+    ) -> aiohttp.ClientResponse:
+        """Follow redirects and return the answer for a blob.
+
+        Only the registry gets the Authorization. The proxies are the same as for manifests; aiohttp's own
+        detection of proxies would also use logins from ~/.netrc.
+        """
+        wanted = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
+        redirects = Redirects(request.method, registry.blob_url(digest))
+        while True:
+            login = registry.authorization if redirects.trusted else None
+            request_context = self._opened().request(
+                request.method,
+                URL(str(redirects.url), encoded=True),  # sent as it is
+                headers=wanted | ({"Authorization": login} if login else {}),
+                allow_redirects=False,
+                proxy=_proxy(str(redirects.url)),
+            )
+            answer = await stack.enter_async_context(request_context)
+            if not redirects.follow(answer.status, answer.headers):
+                return answer
+
+    def _registry(self, repository: str) -> Registry:
+        with self._lock:
+            registry = self._repositories.pop(repository, None) or Registry(f"{self._name}/{repository}")
+            self._repositories[repository] = registry
+            if len(self._repositories) > REPOSITORIES:
+                self._repositories.popitem(last=False)
+            return registry
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=_context()),  # as many as there are clients
+                # A layer of gigabytes may take as long as it takes, if its bytes keep coming.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+                # A digest and a range are those of the bytes as stored.
+                headers={"Accept-Encoding": "identity"},
+                cookie_jar=aiohttp.DummyCookieJar(),  # as for manifests
+                auto_decompress=False,
+                read_bufsize=PIECE // 2,
+            )
+        return self._session
+
+    def _unreadable(self, error: Exception) -> EngineError:
+        return EngineError(f"the registry {self._name} cannot be read: {str(error) or type(error).__name__}")
+
+
+def _proxy(url: str) -> str | None:
+    """Return the proxy for a URL, as requests finds it; the variable may omit the scheme."""
+    proxy = select_proxy(url, get_environ_proxies(url))
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _context() -> ssl.SSLContext:
+    """Return the TLS context, with certificate authorities from a file or a folder, as in requests.
+
+    Raises EngineError if they cannot be read.
+    """
+    path = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
+    folder = path if path and Path(path).is_dir() else None
+    try:
+        return ssl.create_default_context(cafile=None if folder else path, capath=folder)
+    except OSError as error:
+        message = f"the certificate authorities in {path} cannot be read: {error.strerror or error}"
+        raise EngineError(message) from error
+
+
+class LayoutUpstream:
+    """The OCI layout in `folder`. Its images are named IMAGE:TAG in its index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._layout = LayoutFolder(folder, EngineError)
+        if not self._layout.marked:
+            raise UsageError(f"{folder} is not an OCI layout: {MARK} not found")
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return a manifest; see Upstream."""
+        digest = reference if DIGEST.fullmatch(reference) else self.digest(repository, reference)
+        raw = self._layout.blob(digest) if digest else None
+        if digest is None or raw is None:
+            return None
+        return Manifest(digest=digest, media_type=parse(raw, digest, Descriptor).media_type, raw=raw)
+
+    def digest(self, repository: str, tag: str) -> str | None:
+        """Return the digest of a tag; see Upstream."""
+        return self._names().get(f"{repository}:{tag}")
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a small blob; see ManifestSource."""
+        raw = self._layout.blob(digest)
+        if raw is None:
+            raise UnknownImageError(f"{self._layout} has no {repository}@{digest}")
+        return raw
+
+    def tags(self, repository: str) -> list[str]:
+        """Return the tags; see Upstream."""
+        split = (name.rpartition(":") for name in self._names())
+        return sorted(tag for image, _, tag in split if image == repository)
+
+    async def blob(self, _request: web.Request, _repository: str, digest: str) -> web.StreamResponse:
+        """Answer with a file; see Upstream."""
+        path = blob_file(self._folder, digest)
+        if not path.is_file():
+            raise web.HTTPNotFound
+        keep(min(path.stat().st_size, KEPT))
+        return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+    async def close(self) -> None:
+        """Do nothing: no connection is open."""
+
+    def _names(self) -> dict[str, str]:
+        """Return the digests of the layout's images by their names."""
+        index = parse(self._layout.index(), str(self._layout), Descriptor)
+        entries = index.entries if isinstance(index, ImageIndex) else ()
+        return {name: entry.digest for entry in entries if (name := entry.annotations.get(NAME))}

@@ -1,0 +1,152 @@
+"""One decision for the tasks of a step of Slurm, each of which computes it on its own node.
+
+No node talks to another. They share a folder, with the saved Host of each node as NODE.json, which the
+administrator writes, and with the catalog that the first task of a step has stored; all tasks choose from
+that catalog, so that a variant that is published meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from imagematrix.common.record import Record
+from imagematrix.common.text import counted, shortened
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.hardware.gpu_request.spec import NONE
+from imagematrix.selection.gang.alike import USUAL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from imagematrix.common.settings import Site
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.integrations.slurm.step import SlurmStep
+    from imagematrix.selection.question import Where
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["VARIABLE", "Agreement", "agreement", "selection"]
+
+VARIABLE = "IMAGEMATRIX_GANG"
+OFF, SAME = "off", "same"
+SHOWN = 20
+UNLIKE = "is not what its entry in the folder of hosts says"
+
+
+class Agreement(Record):
+    """What the tasks of a step agree on: one variant, or if `alike` is not None, variants that are alike.
+
+    `folder` has the Hosts of all nodes.
+    """
+
+    alike: tuple[str, ...] | None
+    folder: str
+
+
+def agreement(
+    step: SlurmStep, environment: Mapping[str, str], site: Site, folder: str | None
+) -> Agreement | None:
+    """Return what the tasks of a step on several nodes agree on, None if each chooses for its own node.
+
+    IMAGEMATRIX_GANG in the variables of a task, or the key `gang` of the site's file, is `off`, `same`, or
+    names of libraries. `folder` is the key `hosts` of that file. Raises UsageError if it is needed and None,
+    and if the user may not choose.
+    """
+    word = site.chosen("gang", environment.get(VARIABLE) or None, named=VARIABLE)
+    if word == OFF:
+        return None
+    if folder is None:
+        raise UsageError(
+            f"a step on {counted(len(step.nodes), 'node')} needs the facts about all of them, and the site's "
+            "file names no folder with these",
+            remedy=f"set hosts in the site's file, or {VARIABLE}={OFF}, with which each task chooses for its "
+            "own node, even if the variants do not work together",
+        )
+    if word == SAME:
+        return Agreement(alike=None, folder=folder)
+    return Agreement(alike=tuple(re.split(r"[\s,]+", word)) if word else USUAL, folder=folder)
+
+
+def selection(
+    step: SlurmStep,
+    agreed: Agreement,
+    host: Host,
+    catalog: Callable[[], Catalog],
+    *,
+    gpus: str | None = None,
+    where: Where | None = None,
+    allow_cpu: bool = False,
+) -> Selection:
+    """Return what a task of the step runs on its own node, as all tasks of the step decide.
+
+    `host` is this node with the GPUs that the task was given, of which `gpus` are requested. `catalog` opens
+    the catalog, if this is the first task. Raises ProbeError if this node is not what the folder says, if a
+    node is not in it or if the step has two catalogs, and NothingFitsAll if the nodes cannot work together,
+    as all tasks do.
+    """
+    from imagematrix.integrations.slurm.step_catalog import catalog_of
+    from imagematrix.selection.gang.select import select_gang
+    from imagematrix.selection.select import select
+    from imagematrix.selection.selection import NothingFits
+
+    hosts = _hosts(step, agreed.folder)
+    _require_same(step.node, hosts[step.node], host)
+    known = catalog_of(step, agreed.folder, catalog)
+    # The GPUs of other tasks are not known here; a variant that fits all GPUs of a node fits any of them.
+    everywhere = NONE if gpus == NONE else None
+    gang = select_gang(hosts, known, gpus=everywhere, where=where, allow_cpu=allow_cpu, alike=agreed.alike)
+    chosen = known.named(gang.by_name[step.node].variant.reference)
+    assert chosen is not None  # noqa: S101 - it is from this catalog; for the type checker
+    try:
+        return select(host, chosen, gpus=gpus, allow_cpu=True)
+    except NothingFits as error:
+        raise ProbeError(f"{step.node} {UNLIKE}: {error}", remedy=_again(step.node)) from error
+
+
+def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
+    """Return the saved Hosts of the step's nodes; raise ProbeError if one has none."""
+    from imagematrix.hardware.host.host import Host
+
+    found: dict[str, Host] = {}
+    missing = []
+    for node in step.nodes:
+        path = os.path.join(folder, f"{node}.json")  # noqa: PTH118 - pathlib is slow to load
+        if os.path.exists(path):  # noqa: PTH110
+            found[node] = Host.load(path)
+        else:
+            missing.append(node)
+    if missing:
+        raise ProbeError(
+            f"{folder} has no entry for {shortened(missing, SHOWN)}",
+            remedy=_again("each of them"),
+        )
+    return found
+
+
+def _require_same(node: str, saved: Host, own: Host) -> None:
+    """Raise ProbeError if a node is not what its entry says: the other tasks decide by the entry."""
+    differing = [
+        f"{what} {now} instead of {then}"
+        for what, now, then in (
+            ("the architecture", own.arch, saved.arch),
+            ("driver", own.driver and own.driver.version, saved.driver and saved.driver.version),
+        )
+        if now != then
+    ]
+    lacking = sorted(own.cpu.flags - saved.cpu.flags)
+    if lacking:
+        differing.append(f"the CPU flags {shortened(lacking, SHOWN)}")
+    kinds = set(map(_described, saved.gpus))
+    differing += [f"a GPU {gpu.label}" for gpu in own.gpus if _described(gpu) not in kinds]
+    if differing:
+        raise ProbeError(f"{node} {UNLIKE}: it has {', '.join(differing)}", remedy=_again(node))
+
+
+def _again(node: str) -> str:
+    return f"run `imagematrix slurm node-config --save` on {node}"
+
+
+def _described(gpu: Gpu) -> tuple[str | None, ...]:
+    return gpu.name, gpu.compute, gpu.pci_device_id

@@ -1,0 +1,225 @@
+"""What in Slurm's configuration would keep containers of tasks from working, and what differs from ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+from imagematrix.common.programs import find_program
+from imagematrix.common.record import Record
+from imagematrix.integrations.slurm.configuration import node_options, options, read, settings
+from imagematrix.integrations.slurm.features import PREFIX
+from imagematrix.launcher.daemonless.start import OF_USER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from imagematrix.integrations.slurm.node_config import NodeLines
+
+__all__ = ["OLDEST", "SlurmFinding", "findings", "release"]
+
+OLDEST = (23, 2)  # the first release with IgnoreFileConfigJson
+PATIENCE_S = 10.0
+RELEASE = re.compile(r"\b(\d{2})\.(\d{2})\b", re.ASCII)
+YES = frozenset({"yes", "true", "1", "y"})
+OTHER_STARTS = ("runtimecreate", "runtimestart", "runtimequery")  # other ways of starting than RunTimeRun
+SPOOL = "/var/spool/slurmd"
+NETWORKED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "cifs", "beegfs", "fuse.sshfs", "9p"})
+MOUNTS = "/proc/self/mounts"
+
+
+class SlurmFinding(Record):
+    """A difference or a problem, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+def findings(
+    folder: Path, node: str, oci: str, lines: NodeLines, *, shards: bool, version: tuple[int, int] | None
+) -> list[SlurmFinding]:
+    """Return what differs in the files of `folder`, and what there would not work; raise UsageError.
+
+    `oci` and `lines` are what the files should say; `version` is the release of slurmd, None if unknown.
+    """
+    slurm = read(str(folder / "slurm.conf"))
+    values = settings(slurm)
+    found = [*_release(version), *_oci(folder / "oci.conf", oci)]
+    found += _gres(folder / "gres.conf", lines.gres)
+    found += _node(node_options(slurm, node), node, lines.slurm)
+    found += _settings(values, shards=shards)
+    found += _cgroup(folder / "cgroup.conf", values)
+    found += _spool(values.get("slurmdspooldir", SPOOL))
+    found += _ranks(values)
+    return found
+
+
+def release() -> tuple[int, int] | None:
+    """Return the release of slurmd on this node, None if there is none or it does not say."""
+    try:
+        done = subprocess.run(
+            ["slurmd", "-V"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = RELEASE.search(done.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _release(version: tuple[int, int] | None) -> Iterator[SlurmFinding]:
+    if version is not None and version < OLDEST:
+        yield SlurmFinding(
+            what=f"slurmd is {version[0]}.{version[1]:02}, which has no IgnoreFileConfigJson",
+            remedy="use Slurm 23.02 or newer",
+        )
+
+
+def _oci(path: Path, ours: str) -> Iterator[SlurmFinding]:
+    wanted = [text.replace("\\#", "#") for text in ours.splitlines() if not text.startswith("#")]
+    present = settings(_lines(path))
+    differing = [text for text in wanted if not options(text).items() <= present.items()]
+    others = [key for key in OTHER_STARTS if key in present]
+    if not path.is_file():
+        yield SlurmFinding(what=f"{path} not found", remedy="write it, on all nodes, with --to")
+    elif differing:
+        yield SlurmFinding(what=f"{path} differs", remedy=f"it needs {'; '.join(differing)}")
+    if others:
+        yield SlurmFinding(
+            what=f"{path} sets {', '.join(others)}", remedy="remove that: RunTimeRun is enough"
+        )
+
+
+def _gres(path: Path, ours: str) -> Iterator[SlurmFinding]:
+    present = [options(line) for line in _lines(path)]
+    if any(values.get("autodetect", "off").lower() != "off" for values in present):
+        return
+    missing = [line for line in ours.splitlines() if not _has(present, options(line))]
+    if missing:
+        yield SlurmFinding(what=f"{path} lacks GPUs of this node", remedy=f"add {'; '.join(missing)}")
+
+
+def _has(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
+    """Whether a line says the same; one without a node is for all."""
+    for values in present:
+        nodes = values.get("nodename", wanted.get("nodename"))
+        if {**values, "nodename": nodes} == wanted:
+            return True
+    return False
+
+
+def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[SlurmFinding]:
+    wanted = options(ours)
+    if present is None:
+        yield SlurmFinding(
+            what=f"slurm.conf does not name {node}", remedy=f"add {ours.strip()}, with its CPUs"
+        )
+        return
+    told, own = _features(present), _features(wanted)
+    missing = [feature for feature in own if feature not in told]
+    stale = [feature for feature in told if feature.startswith(PREFIX) and feature not in own]
+    if missing or stale:
+        yield SlurmFinding(
+            what=f"the features of {node} are not what it has: {', '.join([*stale, *missing])}",
+            remedy=f"set Features={wanted.get('features', '')}, besides those of the site",
+        )
+    if wanted.get("gres", "") != present.get("gres", ""):
+        yield SlurmFinding(
+            what=f"{node} has Gres={present.get('gres', '')}", remedy=f"set Gres={wanted.get('gres', '')}"
+        )
+
+
+def _features(values: Mapping[str, str]) -> list[str]:
+    return values.get("features", "").split(",")
+
+
+def _settings(values: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
+    if values.get("killonbadexit") != "1":
+        yield SlurmFinding(
+            what="a task that ends with an error leaves the others of its step waiting",
+            remedy="set KillOnBadExit=1 in slurm.conf",
+        )
+    types = values.get("grestypes", "").lower().split(",")
+    for wanted in ("gpu", *(("shard",) if shards else ())):
+        if wanted not in types:
+            yield SlurmFinding(
+                what=f"GresTypes lacks {wanted}", remedy=f"add {wanted} to GresTypes in slurm.conf"
+            )
+
+
+def _cgroup(path: Path, values: Mapping[str, str]) -> Iterator[SlurmFinding]:
+    if "task/cgroup" not in values.get("taskplugin", "").lower().split(","):
+        yield SlurmFinding(
+            what="no task plugin restricts the GPUs of a job",
+            remedy="add task/cgroup to TaskPlugin in slurm.conf",
+        )
+    if settings(_lines(path)).get("constraindevices", "no").lower() not in YES:
+        yield SlurmFinding(
+            what="jobs can open GPUs of others: the variables alone say which are theirs",
+            remedy=f"set ConstrainDevices=yes in {path}",
+        )
+
+
+def _spool(spool: str) -> Iterator[SlurmFinding]:
+    """Yield problems of the folder with a job's script, its variables and the server of PMIx."""
+    if re.search("%[nh]", spool):
+        yield SlurmFinding(
+            what=f"SlurmdSpoolDir={spool} differs between nodes, and PMIx expects one path",
+            remedy=f"set SlurmdSpoolDir={SPOOL}, local to each node",
+        )
+        return
+    path = Path(spool)
+    kind = _file_system(path)
+    if kind in NETWORKED:
+        yield SlurmFinding(
+            what=f"SlurmdSpoolDir={spool} is on {kind}, and must not be shared by nodes",
+            remedy="set it to a folder of the node's own disk",
+        )
+    for folder in (path, *path.parents):
+        try:
+            mode = folder.stat().st_mode
+        except OSError as error:
+            yield SlurmFinding(
+                what=f"SlurmdSpoolDir: {folder}: {error.strerror}", remedy="slurmd creates it: start it"
+            )
+            return
+        if not mode & stat.S_IXOTH:
+            yield SlurmFinding(
+                what=f"SlurmdSpoolDir: users cannot reach files in {folder}, where batch scripts are",
+                remedy=f"chmod o+x {folder}",
+            )
+
+
+def _ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
+    if values.get("mpidefault", "").lower().startswith("pmix") and find_program(*OF_USER) is None:
+        yield SlurmFinding(
+            what="MpiDefault is PMIx, and images with MPI need a runtime other than runc and crun",
+            remedy="install bubblewrap or charliecloud on the nodes",
+        )
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of the file system that a path is on."""
+    real, found, kind = os.path.realpath(path), "", ""
+    try:
+        text = Path(MOUNTS).read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+    for entry in text.splitlines():
+        _, point, own, *_ = [*entry.split(" "), "", ""]
+        if f"{real}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(found):
+            found, kind = point, own
+    return kind
+
+
+def _lines(path: Path) -> list[str]:
+    return read(str(path)) if path.is_file() else []

@@ -1,0 +1,51 @@
+"""Containers that a job of Slurm has an engine start: by a label with the job's number they are found again.
+
+They are no processes of the job, so Slurm cannot end them: with scancel and at the time limit, it ends
+docker's command, which passes the signal on unless it is killed.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+
+from imagematrix.errors import UsageError
+from imagematrix.images.engine import transport
+from imagematrix.images.engine.containers import labelled
+from imagematrix.images.engine.removal import remove_container
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LABEL", "job_of", "labels_of", "remove"]
+
+LABEL = "io.imagematrix.slurm-job"
+VARIABLE = "SLURM_JOB_ID"
+NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+def labels_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a container that a process with these variables starts; none outside of a job."""
+    job = environment.get(VARIABLE, "")
+    return {LABEL: job} if NUMBER.fullmatch(job) else {}
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """Return the number of the job that an Epilog is for; raise UsageError if its variable has none."""
+    job = environment.get(VARIABLE, "")
+    if not NUMBER.fullmatch(job):
+        raise UsageError(
+            f"{VARIABLE} {job!r:.40} is not the number of a job", remedy="let Slurm start it, as Epilog"
+        )
+    return job
+
+
+def remove(job: str) -> tuple[str, ...]:
+    """Remove the containers of a job, also running ones; return their names. Raises EngineError."""
+    found = labelled(f"{LABEL}={job}")
+    if found:  # after most jobs there are none, so docker-py is not loaded
+        with closing(transport.client()) as client:
+            for identifier in found:
+                remove_container(client, identifier, running=True)
+    return tuple(sorted(name for name in found.values() if name))

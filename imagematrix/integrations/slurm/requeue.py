@@ -1,0 +1,50 @@
+"""Giving a batch job back to Slurm's queue, once, from a node on which it cannot run."""
+
+from __future__ import annotations
+
+import subprocess
+
+from imagematrix.common.json_documents import natural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["requeue", "requeueable"]
+
+PATIENCE_S = 20.0
+FIRST = "0"
+
+
+def requeueable(environment: Mapping[str, str]) -> bool:
+    """Whether this is the first task here of a batch job that was not requeued before.
+
+    An interactive job has someone who waits for it, and decides. sbatch sets ENVIRONMENT, which steps get
+    from the batch script.
+    """
+    batch = environment.get("ENVIRONMENT") == "BATCH"
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return batch and natural(restarts) == 0 and environment.get("SLURM_LOCALID", FIRST) == FIRST
+
+
+def requeue(environment: Mapping[str, str]) -> str:
+    """Requeue the job of these variables; return what became of it, as a sentence for its user."""
+    job = environment.get("SLURM_JOB_ID", "")
+    if natural(job) is None:
+        return "the job was not requeued: its number is unknown"
+    try:
+        done = subprocess.run(
+            ["scontrol", "requeue", job],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no answer in {PATIENCE_S:g} seconds"
+        return f"the job was not requeued: scontrol: {reason}"
+    if done.returncode:
+        return f"the job was not requeued: {done.stderr.strip()[:200]}"
+    return f"job {job} was requeued, once"

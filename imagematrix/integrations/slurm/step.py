@@ -1,0 +1,97 @@
+"""A step of Slurm on several nodes, as the variables of its tasks describe it."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.common.record import Record
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["SlurmStep", "step_of"]
+
+NODES = 100_000  # more than any cluster has
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
+NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+# A part of a list of nodes, such as "gpu[01-04,7]-ib": up to a comma that is not in brackets.
+LISTED = re.compile(r"(?:[^\[\],]|\[[0-9,-]*\])+", re.ASCII)
+BRACKETS = re.compile(r"\[([0-9,-]*)\]", re.ASCII)
+RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+
+
+class SlurmStep(Record):
+    """A step on several nodes: one image, one run of a job, with its nodes, and the task's own one.
+
+    When Slurm requeues a job, it counts the steps from 0 again, and the jobs when it has lost its state. The
+    number of restarts, and the second in which this run of the job began, tell such steps apart.
+    """
+
+    image: str
+    job: str
+    restart: str
+    start: str
+    number: str
+    nodes: tuple[str, ...]
+    node: str
+
+
+def step_of(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
+    """Return the step of a task with these variables, None if it has one node only; raise UsageError.
+
+    slurmstepd tells every task when this run of its job began. Where it tells none, `start` is empty in all
+    tasks of the step, so that they agree all the same. In a first run there is no number of restarts.
+    """
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    if environment.get("SLURM_STEP_NUM_NODES", "1") in ("", "1") and not re.search(r"[\[,]", nodes):
+        return None
+    node = environment.get("SLURMD_NODENAME", "")
+    job, number = _number("SLURM_JOB_ID", environment), _number("SLURM_STEP_ID", environment)
+    restart = _number("SLURM_RESTART_COUNT", {"SLURM_RESTART_COUNT": "0", **environment})
+    start = _number("SLURM_JOB_START_TIME", environment) if "SLURM_JOB_START_TIME" in environment else ""
+    names = tuple(dict.fromkeys(_expanded(nodes)))
+    if node not in names:
+        raise UsageError(f"SLURMD_NODENAME {node!r:.80} is not in SLURM_STEP_NODELIST {nodes!r:.80}")
+    if len(names) == 1:
+        return None
+    return SlurmStep(
+        image=image, job=job, restart=restart, start=start, number=number, nodes=names, node=node
+    )
+
+
+def _number(name: str, environment: Mapping[str, str]) -> str:
+    """Return a variable that Slurm sets to a number; raise UsageError if it is none."""
+    value = environment.get(name, "")
+    if not NUMBER.fullmatch(value):
+        raise UsageError(f"{name} {value!r:.40}: not that of a step")
+    return value
+
+
+def _expanded(nodes: str) -> Iterator[str]:
+    """Yield the names in a list of nodes as Slurm writes it: "a,gpu[01-03,7]"; raise UsageError."""
+    wrong = UsageError(f"SLURM_STEP_NODELIST {nodes!r:.80} is not a list of nodes")
+    if LISTED.sub("", nodes).strip(","):
+        raise wrong
+    for number, name in enumerate(name for part in LISTED.findall(nodes) for name in _names(part)):
+        if number == NODES or not NODE.fullmatch(name):
+            raise wrong
+        yield name
+
+
+def _names(part: str) -> Iterator[str]:
+    brackets = BRACKETS.search(part)
+    if brackets is None:
+        yield part
+        return
+    start, rest = part[: brackets.start()], part[brackets.end() :]
+    for word in brackets[1].split(","):
+        span = RANGE.fullmatch(word)
+        if span is None:
+            yield ""  # which is no name
+            return
+        first, last = span[1], span[2] or span[1]
+        for number in range(int(first), min(int(last), int(first) + NODES) + 1):
+            for end in _names(rest):
+                yield f"{start}{number:0{len(first)}}{end}"

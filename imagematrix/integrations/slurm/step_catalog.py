@@ -1,0 +1,173 @@
+"""The catalog of a step of Slurm, in the shared folder, where all tasks of the step find the same.
+
+In the subfolder `steps` every user may create files, as in /tmp. Each user has a folder of his own there, in
+which the first task of a step puts the catalog, by a link that fails if there is one. Its name, and what it
+says of itself, are that of one image, in one step of one run of a job.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH101, PTH102, PTH108, PTH116, PTH118
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+
+from imagematrix.common import json_documents
+from imagematrix.common.user_folder import existing_user_folders, user_folder
+from imagematrix.errors import ProbeError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.integrations.slurm.step import SlurmStep
+
+__all__ = ["catalog_of", "prepare"]
+
+SCHEMA = "imagematrix.step-catalog/v1"
+STEPS = "steps"  # the subfolder
+OPEN = 0o1777  # its mode: everybody may create files, and remove their own
+KEPT = 7 * 24 * 3600  # seconds; tasks read the catalog of their step when it starts
+HASHED = 16  # digits of the hash in a name
+# A catalog, or a draft of one that a killed task has left.
+OF_A_STEP = re.compile(r"[0-9]+\.[0-9]+-[0-9a-f]{16}\.json(?:\.[0-9a-f]{12})?", re.ASCII)
+
+
+def prepare(folder: str) -> None:
+    """Create the subfolder of the catalogs of steps in the shared folder; raise OSError.
+
+    For the administrator, when a node's Host is saved.
+    """
+    steps = os.path.join(folder, STEPS)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(steps)
+        os.chmod(steps, OPEN)
+
+
+def catalog_of(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
+    """Return the catalog of a step, which is the same for all of its tasks.
+
+    `catalog` opens it for the first of them, which stores it in the shared folder. Raises UsageError if that
+    is not possible, or if something else is in its place, and ProbeError if the step has two catalogs.
+    """
+    from imagematrix.images.catalog.catalog import Catalog
+
+    steps = os.path.join(folder, STEPS)
+    try:
+        if not _found(step, steps):
+            _store(step, steps, catalog())
+        # While somebody else creates and removes folders with this user's name, two tasks may come to have
+        # folders of different names, and each writes into its own. So a task looks everywhere once more after
+        # the catalog that it takes was there: of two tasks with different ones, the second sees both.
+        found = _found(step, steps)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{steps}: others have taken all names that this user's folder can have, from {_user()} on",
+            remedy="the administrator removes what is there",
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or steps}: {error.strerror}",
+            remedy="the administrator prepares this folder with `imagematrix slurm node-config --save`",
+        ) from error
+    if not found:
+        raise UsageError(f"{steps}: somebody has removed the catalog of step {step.job}.{step.number}")
+    if len({*found.values()}) > 1:
+        raise ProbeError(
+            f"step {step.job}.{step.number} has different catalogs, {' and '.join(found)}, so that its tasks "
+            "could run different images",
+            remedy="start the step again",
+        )
+    path, raw = found.popitem()
+    return Catalog.from_json(_content(step, path, raw), path)
+
+
+def _name(step: SlurmStep) -> str:
+    """Return the name of the file, the same for all tasks of a step and for no other step."""
+    digest = hashlib.sha256(json_documents.dump(_described(step)).encode()).hexdigest()
+    return f"{step.job}.{step.number}-{digest[:HASHED]}.json"
+
+
+def _described(step: SlurmStep) -> dict[str, str]:
+    """Return what the file says of its step."""
+    return {
+        "image": step.image,
+        "job": step.job,
+        "restart": step.restart,
+        "start": step.start,
+        "step": step.number,
+    }
+
+
+def _found(step: SlurmStep, steps: str) -> dict[str, bytes]:
+    """Return the catalog of a step by its path, in all folders of this user; raise OSError and UsageError."""
+    found = {}
+    for own in existing_user_folders(steps, _user()):
+        path = os.path.join(own, _name(step))
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = _read(path)
+    return found
+
+
+def _user() -> str:
+    return str(os.geteuid())
+
+
+def _store(step: SlurmStep, steps: str, catalog: Catalog) -> None:
+    """Store the catalog of a step unless another task has stored one; raise OSError."""
+    path = os.path.join(user_folder(steps, _user()), _name(step))
+    content = {"schema": SCHEMA, **_described(step), "catalog": catalog.to_json()}
+    draft = f"{path}.{os.urandom(6).hex()}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json_documents.dump(content))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)
+    _remove_old(steps, os.stat(path).st_mtime)
+
+
+def _remove_old(steps: str, now: float) -> None:
+    """Remove this user's files of steps of long ago, which root may not do on NFS.
+
+    `now` is by the clock of the file system, as that of a node may be wrong.
+    """
+    for own in existing_user_folders(steps, _user()):
+        with os.scandir(own) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # another task removes it, too
+                    old = entry.stat(follow_symlinks=False).st_mtime < now - KEPT
+                    if old and OF_A_STEP.fullmatch(entry.name):
+                        os.unlink(entry.path)
+
+
+def _read(path: str) -> bytes:
+    """Return the bytes of a file of this user's own; raise OSError, and UsageError for anything else."""
+    with open(path, "rb", opener=_open) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+            raise UsageError(f"{path} is not a file of this user")
+        raw = file.read(json_documents.LIMIT + 1)
+    if len(raw) > json_documents.LIMIT:
+        raise UsageError(f"{path}: exceeds {json_documents.LIMIT // 2**20} MiB, too large for a catalog")
+    return raw
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _content(step: SlurmStep, path: str, raw: bytes) -> object:
+    """Return the Catalog document in a file; raise UsageError if it is not that of the step."""
+    fields = json_documents.Fields(json_documents.parse(raw, path), path)
+    fields.schema(SCHEMA)
+    for key, value in _described(step).items():
+        if fields.text(key) != value:
+            raise fields.fail(key, f"{fields.text(key)!r:.80} instead of {value!r}: it is of another step")
+    return fields.object_or_empty("catalog").data

@@ -1,0 +1,176 @@
+"""The engine's configuration file, and the running engine that uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.common import files
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
+
+__all__ = ["DEFAULT", "Daemon", "content", "diff", "indent", "read", "replace", "started_with", "write"]
+
+DEFAULT = Path("/etc/docker/daemon.json")
+DATA_ROOT = "/var/lib/docker"
+SOCKET = "unix:///var/run/docker.sock"
+BACKUP = ".bak"
+VALIDATE_S = 30.0
+NO_SUCH_FLAG = "unknown flag"  # engines before 23.0 cannot validate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """An engine, described by the flags of its command line in order: (name without dashes, value)."""
+
+    flags: tuple[tuple[str, str], ...] = ()
+
+    def data_root(self, config: Mapping[str, Any]) -> str:
+        """Return the folder of its data; `config` is the content of its file."""
+        return [str(config.get("data-root") or DATA_ROOT), *self.values("data-root", "g")][-1]
+
+    def address(self, config: Mapping[str, Any]) -> str:
+        """Return the address of its local socket; raise UsageError if it has none."""
+        hosts = [*self.values("host", "H"), *config.get("hosts", ())] or [SOCKET]
+        # With fd:// systemd passes the socket, which is SOCKET unless the unit was changed.
+        local = [SOCKET if host.startswith("fd://") else host for host in hosts]
+        for host in local:
+            if host.startswith("unix://"):
+                return host
+        raise UsageError("the engine has no local socket", remedy=f"add {SOCKET} to its hosts")
+
+    def refuse(self, flags: Iterable[str]) -> None:
+        """Raise UsageError if the engine was started with one of these flags."""
+        given = [f"--{name}" for name in flags if self.values(name)]
+        if given:
+            raise UsageError(
+                f"the engine was started with {', '.join(given)}, and refuses the same settings in its file",
+                remedy="move them from the command line (`systemctl cat docker`) to the file",
+            )
+
+    def values(self, *names: str) -> list[str]:
+        """Return the values of a flag, in order, under any of its names."""
+        return [value for name, value in self.flags if name in names]
+
+
+def read(path: Path) -> str:
+    """Return the text of the file, empty if it does not exist; raise UsageError if it cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def content(path: Path) -> bytes | None:
+    """Return the bytes of a file, None if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def indent(text: str) -> int:
+    """Return the number of spaces by which a JSON text is indented, 2 if it shows none."""
+    match = re.search(r'^( +)"', text, re.MULTILINE)
+    return len(match[1]) if match else 2
+
+
+def diff(path: Path, before: str, after: str) -> str:
+    """Return the change as a unified diff, empty if nothing changes."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), str(path), f"{path} (new)", lineterm=""
+    )
+    return "\n".join(lines)
+
+
+def started_with(path: Path, proc: Path = Path("/proc")) -> Daemon:
+    """Return the running engine whose configuration is the file `path`; without flags if none runs."""
+    for folder in sorted(proc.glob("[0-9]*")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended, or is another program's
+            program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
+            if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path
+                continue
+            engine = Daemon(flags=tuple(_flags(words)))
+            if Path([str(DEFAULT), *engine.values("config-file")][-1]) == path:
+                return engine
+    return Daemon()
+
+
+def write(path: Path, text: str) -> str | None:
+    """Replace the file atomically once dockerd has validated the text; keep a copy of the old file beside it.
+
+    Returns the reason if dockerd could not validate the text, else None. Raises UsageError if the text is
+    invalid, or if the file cannot be written.
+    """
+    target, reasons = path.resolve(), []
+
+    def check(draft: Path) -> None:
+        reasons.append(_validate(draft, path))
+        if target.exists():
+            status = target.stat()
+            os.chown(draft, status.st_uid, status.st_gid)
+            draft.chmod(stat.S_IMODE(status.st_mode))
+            # After the validation, so that an invalid text leaves the last copy as it is.
+            shutil.copy2(target, f"{target}{BACKUP}")
+
+    replace(target, text.encode(), 0o644, check)
+    return reasons[0]
+
+
+def replace(path: Path, content: bytes, mode: int, check: Callable[[Path], None] = lambda _: None) -> None:
+    """Replace a file as `files.replace` does, and create its folder; raise UsageError if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, content, mode, check)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error
+
+
+def _validate(draft: Path, path: Path) -> str | None:
+    try:
+        done = subprocess.run(
+            ["dockerd", "--validate", "--config-file", str(draft)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VALIDATE_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "dockerd not found"
+    except subprocess.TimeoutExpired:
+        return f"`dockerd --validate` took over {VALIDATE_S:g} seconds"
+    if done.returncode == 0:
+        return None
+    output = done.stderr.strip()
+    if NO_SUCH_FLAG in output:
+        return "this dockerd cannot validate a file"
+    raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")
+
+
+def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a command line of dockerd; the value of a flag without one is "true"."""
+    rest = iter(words)
+    following = next(rest, None)
+    while following is not None:
+        word, following = following, next(rest, None)
+        if not word.startswith("-"):
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        # dockerd takes no plain arguments, so that a word after a flag is its value.
+        if not equals and following is not None and not following.startswith("-"):
+            value, following = following, next(rest, None)
+        yield name, value if value or equals else "true"

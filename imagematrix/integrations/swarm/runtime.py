@@ -1,0 +1,204 @@
+"""The part of the OCI runtime that creates a container: it gives GPUs to Swarm's tasks, then becomes runc.
+
+All other commands go to runc directly (imagematrix.integrations.swarm.program). Callers see the interface of
+runc: the same command line and exit code, and errors as lines of JSON in the file of --log, from which
+containerd takes the text for `docker service ps`. See
+https://github.com/opencontainers/runc/blob/main/man/runc.8.md.
+"""
+# pathlib costs more to import than the file takes to read.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from zipimport import zipimporter
+
+from imagematrix.common.record import Record
+from imagematrix.errors import ImagematrixError, ProbeError
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, names
+from imagematrix.hardware.host.host import Host
+from imagematrix.hardware.host.tree import Tree
+from imagematrix.images.engine import endpoint, images
+from imagematrix.integrations.swarm import container, node
+from imagematrix.launcher.docker.devices import nodes, require
+from imagematrix.launcher.docker.share import Share
+from imagematrix.launcher.gpu_claims import grants
+from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.containers import usage
+from imagematrix.launcher.gpu_claims.locks import Locks
+from imagematrix.launcher.gpu_claims.survey import query_nvml, running_containers, survey, survey_quickly
+from imagematrix.launcher.gpu_claims.usage import combined, keys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from imagematrix.images.engine.containers import Attended
+    from imagematrix.integrations.swarm.container import Assigned
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = ["SETTINGS", "Call", "RuntimeSettings", "main"]
+
+SETTINGS = "settings.json"  # in the archive
+CREATE = "create"
+VALUED = frozenset({"bundle", "console-socket", "criu", "log", "log-format", "pid-file", "pidfd-socket"})
+VALUED |= {"b", "preserve-fds", "root", "rootless"}
+# Swarm gives a GPU to the next task when the container of the last has ended, while its bundle is removed.
+WAIT_S = 5.0
+FAILED = 1
+
+
+class RuntimeSettings(Record):
+    """The settings with which the runtime was installed: the engine's data root and address, and the node.
+
+    `locks` is the folder of the GPU locks. The engine's environment, which the runtime has, is not that of
+    launches.
+    """
+
+    data_root: str
+    address: str
+    host: Host
+    locks: str
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RuntimeSettings:
+        """Return the settings in a document of `to_json`."""
+        return cls(
+            data_root=document["data_root"],
+            address=document["address"],
+            host=Host.from_json(document["host"], SETTINGS),
+            locks=document["locks"],
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the document that the archive contains."""
+        return {
+            "data_root": self.data_root,
+            "address": self.address,
+            "host": self.host.to_json(),
+            "locks": self.locks,
+        }
+
+
+class Call(Record):
+    """A command line of the runtime: the command, the bundle, the container's id, and the log file."""
+
+    command: str | None = None
+    container: str | None = None
+    bundle: str = "."
+    log: str | None = None
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Call:
+        """Return the parsed words; each flag has one or two dashes, as in runc."""
+        flags: dict[str, str] = {}
+        plain = []
+        rest = iter(words)
+        for word in rest:
+            if not word.startswith("-"):
+                plain.append(word)
+                continue
+            name, equals, value = word.lstrip("-").partition("=")
+            if name in VALUED:
+                flags[name] = value if equals else next(rest, "")
+        command, container = (*plain, None, None)[:2]
+        where = flags.get("bundle") or flags.get("b") or "."
+        return cls(command=command, container=container, bundle=where, log=flags.get("log"))
+
+
+def main() -> None:
+    """Give GPUs to the container that is created, then become runc.
+
+    The arguments are the archive, the path of runc, and the arguments of runc.
+    """
+    archive, runc, *words = sys.argv[1:]
+    call = Call.parse(words)
+    try:
+        if call.command == CREATE and call.container:
+            settings = RuntimeSettings.from_json(json.loads(zipimporter(archive).get_data(SETTINGS)))
+            os.environ["DOCKER_HOST"] = settings.address
+            give(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
+    except ImagematrixError as error:
+        _fail(call.log, str(error))
+    except Exception as error:  # noqa: BLE001 - the container must not start, and its user has to see why
+        _fail(call.log, f"unexpected {type(error).__name__}: {error}")
+    os.execv(runc, [runc, *words])  # noqa: S606 - runc replaces this process
+
+
+def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
+    """Give a task the GPUs that Swarm assigned to it: claim them, record them, add them to the bundle.
+
+    A container that belongs to no task, or to a task without GPUs, stays as it is. Raises ImagematrixError.
+    """
+    created = container.read(settings.data_root, container_id)
+    if created is None:
+        return
+    wanted = container.assigned(created.environment, images.environment(created.image_id))
+    if not wanted:
+        return
+    group = endpoint.group()
+    host = node.present(settings.host, Tree("/"))
+    with Locks(settings.locks, group) as locks:
+        grants.sweep(locks)
+        grants.remove(locks, container_id)  # of an earlier start
+        with claim(
+            [_choice(host, wanted)],
+            lambda attended: _usage(host, locks, attended),
+            vram_mib=wanted.vram_mib,
+            wait_s=WAIT_S,
+            path=locks.path,
+            group=group,
+        ) as claimed:
+            devices = nodes(host, claimed.gpus)
+            require(devices)
+            environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
+            # The engine's own variable for them has a dash in its name, with which shells drop it.
+            environment[GPUS_VARIABLE] = ",".join(names(claimed.gpus))
+            grant = grants.GpuGrant(
+                container=container_id,
+                bundle=bundle,
+                name=f"{created.name} ({created.image})",
+                keys=tuple(key for gpu in claimed.gpus for key in keys(gpu)),
+                vram_mib=wanted.vram_mib,
+            )
+            # The record first: if the rest fails, the engine removes the bundle, and with it the grant ends.
+            grants.write(locks, grant)
+            container.rewrite(bundle, devices, environment)
+
+
+def _choice(host: Host, wanted: Assigned) -> Choice:
+    gpus = node.offered(host)
+    if wanted.uuids:
+        chosen = node.named(gpus, wanted.uuids)
+        return Choice(gpus=chosen, count=len(chosen))
+    if not gpus:
+        raise ProbeError(
+            f"Swarm assigned {wanted.vram_mib} MiB, but this node has no GPU", remedy=node.REMEDY
+        )
+    return Choice(gpus=gpus, count=1)
+
+
+def _usage(host: Host, locks: Locks, attended: Attended) -> Usage:
+    running = running_containers(host.gpus, attended, pods=True)
+
+    def given() -> Usage:
+        return combined(usage(running, host.gpus), grants.grants(locks))
+
+    if host.driver is None:  # without it no process uses a GPU
+        return given()
+    return survey_quickly(host.gpus, given, lambda: survey(host.gpus, lambda: running, query_nvml))
+
+
+def _fail(log: str | None, message: str) -> None:
+    text = f"imagematrix: {message}"
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if log:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"level": "error", "msg": text, "time": now}) + "\n")
+    sys.stderr.write(f"{text}\n")
+    raise SystemExit(FAILED)

@@ -1,0 +1,103 @@
+"""Starting a container with bubblewrap (bwrap(1)), where there is no OCI runtime."""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.errors import UsageError
+from imagematrix.launcher.daemonless.gate import BubblewrapGate
+from imagematrix.launcher.daemonless.places import fitted
+from imagematrix.launcher.daemonless.runtime import RuntimeCommand
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.launcher.daemonless.container import ContainerSpec
+    from imagematrix.launcher.daemonless.runtime import Place
+
+__all__ = ["Bubblewrap"]
+
+MOST_WORDS = 9000  # that bwrap takes (MAX_ARGS of bubblewrap.c), those of this program's own among them
+RESERVED = 1000
+
+
+class Bubblewrap:
+    """bwrap: the process is the caller, with its own numbers of user and group."""
+
+    name = "bwrap"
+    as_root = False
+    becomes_process = False
+    ends_with_keeper = True
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def require_possible(self, container: ContainerSpec) -> None:
+        """See `Runtime`."""
+        words = 3 * (len(container.environment) + len(container.binds) + len(container.devices))
+        if words > MOST_WORDS - RESERVED - len(container.args):
+            raise UsageError(
+                f"bwrap cannot pass {len(container.environment)} variables and as many paths to a container",
+                remedy="use another runtime, such as by IMAGEMATRIX_RUNTIME=runc",
+            )
+
+    def isolates(self, container: ContainerSpec) -> bool:
+        """See `Runtime`."""
+        return container.own_processes
+
+    def gate(self) -> BubblewrapGate:
+        """See `Runtime`."""
+        self._gate = BubblewrapGate()
+        return self._gate
+
+    def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
+        """See `Runtime`."""
+        return fitted(container, root)
+
+    def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
+        """See `Runtime`: the variables are in a file without a name, since everybody sees command lines."""
+        arguments = os.memfd_create("variables")
+        words = ["--clearenv"]
+        for name, value in container.environment.items():
+            words += ["--setenv", name, value]
+        with os.fdopen(os.dup(arguments), "wb") as file:
+            file.write(b"".join(os.fsencode(word) + b"\0" for word in words))
+            file.flush()
+            os.lseek(arguments, 0, os.SEEK_SET)
+        given = (
+            *("--args", str(arguments)),
+            *("--info-fd", str(self._gate.info), "--seccomp", str(self._gate.filter)),
+        )
+        return RuntimeCommand(
+            words=[self.program, *given, *_options(container, place.root, place.user, place.group)],
+            environment=place.environment,
+            descriptors=(arguments, *self._gate.inherited),
+        )
+
+    def shown(self, container: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        names = [word for name in container.environment for word in ("--setenv", name, "...")]
+        options = _options(container, "ROOT", os.geteuid(), os.getegid())
+        return [self.program, "--clearenv", *names, *options]
+
+
+def _options(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
+    own = container.own_processes
+    return [
+        *("--ro-bind" if container.read_only else "--bind", root, "/"),
+        *(("--proc", "/proc") if own else ("--bind", "/proc", "/proc")),
+        *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
+        *("--ro-bind", "/sys", "/sys"),
+        *(word for path in container.devices for word in ("--dev-bind", path, path)),
+        *_binds(container),
+        *("--unshare-user", "--uid", str(user), "--gid", str(group)),
+        *(("--unshare-pid", "--as-pid-1") if own else ()),
+        "--die-with-parent",
+        *("--chdir", container.folder, "--", *container.args),
+    ]
+
+
+def _binds(container: ContainerSpec) -> Iterator[str]:
+    for bind in container.binds:
+        yield from ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)

@@ -1,0 +1,182 @@
+"""The places in an image's files that a container needs: of its mounts, and of its working folder.
+
+Runtimes differ in what they make, and in whether they follow links of an image out of it. So all places are
+found and made here, before a runtime starts, and it gets paths without links.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH102, PTH112
+
+from __future__ import annotations
+
+import os
+import stat
+
+from imagematrix.common.record import replace
+from imagematrix.errors import UsageError
+from imagematrix.launcher.daemonless import namespace
+from imagematrix.launcher.daemonless.container import NETWORK
+from imagematrix.launcher.daemonless.inside import ImageFiles, InMountError, LinkLoopError
+from imagematrix.launcher.daemonless.options import Bind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from imagematrix.launcher.daemonless.container import ContainerSpec
+
+__all__ = ["SYSTEM", "create", "fitted", "read_only_sources"]
+
+SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
+WRITABLE = "leave out --read-only"
+
+
+def fitted(
+    container: ContainerSpec, root: str, files: Collection[str] = (), folders: Collection[str] = ()
+) -> ContainerSpec:
+    """Return a container whose places are in the folder `root` of the image's files, as paths without links.
+
+    `files` and `folders` are those on which a runtime mounts the node's by itself, and follows links out of
+    the image. What is missing is made, unless the image is read-only: then it needs all of them but for
+    the files of the network, which are left out. Raises UsageError for a place that cannot be.
+    """
+    try:
+        with ImageFiles(root, SYSTEM) as image:
+            for path in (*SYSTEM, *folders):
+                _plain(image, path, stat.S_IFDIR, container)
+            for path in files:
+                if image.kind(path) is not None or path in (bind.target for bind in container.binds):
+                    _plain(image, path, stat.S_IFREG, container)
+            mounted = [Bind(source=path, target=path) for path in folders]
+            for path in folders:
+                image.mount(path)
+            for bind in container.binds:
+                target = _place(image, bind, mounted, container)
+                if target is not None:
+                    mounted.append(replace(bind, target=target))
+                    image.mount(target)
+            binds = tuple(mounted[len(folders) :])
+            return replace(container, binds=binds, folder=_working_folder(image, container))
+    except InMountError as error:
+        raise UsageError(f"a link of the image leads to {error.where}, where it has no place") from error
+    except OSError as error:
+        raise UsageError(f"the image has no place for {error.filename}: {error.strerror}") from error
+
+
+def read_only_sources(container: ContainerSpec, at: str) -> ContainerSpec:
+    """Return a container whose read-only folders are mounted so in the folder `at`; raise OSError.
+
+    For runtimes that do not make all of a folder read-only, with what is mounted in it.
+    """
+    binds = [
+        replace(bind, source=namespace.bound(bind.source, f"{at}/{number}"))
+        if bind.read_only and bind.source not in NETWORK
+        else bind
+        for number, bind in enumerate(container.binds)
+    ]
+    return replace(container, binds=tuple(binds))
+
+
+def create(path: str) -> None:
+    """Make an empty file to mount something on; raise OSError."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+
+def _plain(image: ImageFiles, path: str, kind: int, container: ContainerSpec) -> None:
+    """Have a file or folder at a path itself, and no link, which is replaced; raise UsageError, OSError."""
+    name = "folder" if kind == stat.S_IFDIR else "file"
+    found = image.kind(path)
+    if container.read_only:
+        if found not in (kind, None) or (found is None and path not in NETWORK):
+            raise UsageError(f"--read-only: the image has no {name} {path}", remedy=WRITABLE)
+        return
+    parent = path.rpartition("/")[0]
+    if parent and image.make_folder(parent) != parent:
+        raise UsageError(f"the image's {parent} is a link, so that nothing can be mounted on {path}")
+    image.replace(path, kind)
+
+
+def _place(image: ImageFiles, bind: Bind, before: Sequence[Bind], container: ContainerSpec) -> str | None:
+    """Return the path without links where a file or folder is mounted, None if it is left out."""
+    folder = os.path.isdir(bind.source)
+    try:
+        if container.read_only:
+            found = image.find(bind.target)
+            if found is None and bind.source not in NETWORK:
+                raise UsageError(
+                    f"--read-only: the image has no {bind.target} to mount {_named(folder)} on",
+                    remedy=f"{WRITABLE}, or mount it where the image has a folder",
+                )
+        else:
+            found = image.make_place(bind.target, folder=folder)
+    except LinkLoopError as error:
+        raise UsageError(f"cannot mount {bind.target}: {error.filename}: {error.strerror}") from error
+    except InMountError as error:
+        return _place_in_mount(image, bind, error, before, container)
+    if found is not None and os.path.isdir(f"{image.root}{found}") != folder:
+        raise UsageError(f"cannot mount {_named(folder)} on {bind.target}, which is {_named(not folder)}")
+    return found
+
+
+def _place_in_mount(
+    image: ImageFiles, bind: Bind, error: InMountError, before: Sequence[Bind], container: ContainerSpec
+) -> str | None:
+    """Return the place of a mount in what is mounted already: a folder of the node, or the system's."""
+    target = f"{error.where}/{error.beyond}".rstrip("/")
+    if not error.beyond:
+        return target
+    outer = next((one for one in reversed(before) if one.target == error.where), None)
+    if outer is not None:
+        _make_in_bind(outer, error.beyond, bind)
+        return target
+    if target == bind.target:
+        return target  # the runtime makes it in its own /dev, or there is none
+    if bind.source in NETWORK:  # such as a link to a file in /proc
+        if container.read_only:
+            return None
+        image.replace(bind.target, stat.S_IFREG)
+        return bind.target
+    raise UsageError(f"cannot mount {bind.target}: a link of the image leads to {target}")
+
+
+def _make_in_bind(outer: Bind, path: str, bind: Bind) -> None:
+    """Make a place in a folder of the node that is mounted, in which no link is followed."""
+    place = outer.source
+    names = path.split("/")
+    for number, name in enumerate(names, 1):
+        place = f"{place}/{name}"
+        last = number == len(names)
+        try:
+            mode = os.lstat(place).st_mode
+        except FileNotFoundError:
+            if outer.read_only:
+                raise UsageError(
+                    f"cannot mount {bind.target}: {place} not found", remedy="create it first"
+                ) from None
+            if last and not os.path.isdir(bind.source):
+                create(place)
+            else:
+                os.mkdir(place)
+            continue
+        if name == ".." or stat.S_ISLNK(mode) or not (last or stat.S_ISDIR(mode)):
+            raise UsageError(
+                f"cannot mount {bind.target}: {place} is no folder itself", remedy="mount it elsewhere"
+            )
+
+
+def _working_folder(image: ImageFiles, container: ContainerSpec) -> str:
+    """Return the folder in which a container starts, which is made as docker does."""
+    try:
+        if not container.read_only:
+            return image.make_folder(container.folder)
+        found = image.find(container.folder)
+    except InMountError:
+        return container.folder
+    except LinkLoopError as error:
+        raise UsageError(f"cannot start in {container.folder}: {error.filename}: {error.strerror}") from error
+    if found is None:
+        raise UsageError(f"--read-only: the image has no {container.folder} to start in", remedy=WRITABLE)
+    return found
+
+
+def _named(folder: bool) -> str:  # noqa: FBT001
+    return "a folder" if folder else "a file"

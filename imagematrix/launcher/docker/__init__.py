@@ -1,0 +1,1 @@
+"""Start of the selected variant, with device nodes and nothing else."""

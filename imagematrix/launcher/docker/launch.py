@@ -1,0 +1,185 @@
+"""Starting the container of a Selection through the engine's API."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache, partial
+
+from imagematrix.errors import EngineError, ProbeError, UnknownImageError, UsageError
+from imagematrix.hardware.gpu_request.spec import candidates
+from imagematrix.images.catalog.sources import require_signed
+from imagematrix.images.engine import images, transport
+from imagematrix.launcher.docker.devices import nodes, require
+from imagematrix.launcher.docker.injection import through_cdi
+from imagematrix.launcher.docker.passed import passed_by
+from imagematrix.launcher.docker.plan import held_of, plan
+from imagematrix.launcher.docker.pull import ensure
+from imagematrix.launcher.docker.share import Share
+from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.survey import survey_node
+from imagematrix.selection.selection import Selection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
+    from typing import Any
+
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+    from imagematrix.hardware.gpu_request.spec import Wanted
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.launcher.docker.plan import Launch
+
+__all__ = ["arguments", "launch", "start"]
+
+
+def launch(
+    selection: Selection,
+    command: str | Sequence[str] = (),
+    *,
+    gpus: Wanted = None,
+    share: Share | None = None,
+    wait: float = 0.0,
+    policy: str | PathLike[str] | None = None,
+    client: DockerClient | None = None,
+    **options: Any,
+) -> Container:
+    """Start the container of `selection`, made for this machine, and return it while it runs.
+
+    `gpus` narrows the selection's GPUs: a count, a `--gpus` value, or GPUs. The container gets unused GPUs,
+    or the `share` of each; if too few are free, this waits up to `wait` seconds. `options` are those of
+    docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's own, and
+    GPUs that they pass are claimed too. An image that the engine lacks is pulled by digest from its registry.
+    Before, its signatures are checked as the site's policy and the user's require: the file `policy`, or else
+    the one that the environment names. Raises SignatureError if one is missing or wrong, GpusBusyError if
+    GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError if neither engine nor
+    registry has the image, AuditError if its name now stands for an image built on it, and EngineError if the
+    engine refuses or does not respond.
+    """
+    _check_types(selection, share, wait)
+    if selection.variant:
+        require_signed(selection.variant, policy, version=selection.version)
+    return start(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
+
+
+def start(
+    selection: Selection,
+    command: str | Sequence[str] = (),
+    *,
+    gpus: Wanted = None,
+    share: Share | None = None,
+    wait: float = 0.0,
+    client: DockerClient | None = None,
+    **options: Any,
+) -> Container:
+    """Start a container as `launch` does, whose image nobody can have signed yet, or is checked."""
+    from docker.errors import DockerException, NotFound
+    from requests.exceptions import RequestException
+
+    if isinstance(command, str):  # as docker-py takes it
+        command = shlex.split(command)
+    try:
+        docker = client or transport.client()
+        over, info = transport.DockerPy(docker), cache(docker.info)
+        held = held_of(selection, partial(images.inspect, over=over))
+
+        def planned(spec: Wanted, part: Share | None = None) -> Launch:
+            launch = plan(selection, command, gpus=spec, share=part, held=held)
+            require(launch.devices)
+            return launch
+
+        # Before the claim: what cannot be started at all must not wait for GPUs.
+        first = planned(gpus)
+        if "@" in first.reference:
+            # Before the claim, too: it may take minutes.
+            ensure(first.reference, first.digest, first.platform, client=docker)
+        passed = passed_by(options, selection.host.gpus, info)
+        if not (first.gpus or passed):
+            return _start(docker, first, options)
+        # Once the container runs, its own devices show that it uses these GPUs.
+        with claim(
+            [candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
+            partial(survey_node, selection.host.gpus, over=over),
+            also=passed,
+            vram_mib=share.vram_mib if share else None,
+            mps=bool(share and share.mps),
+            wait_s=wait,
+            faults=partial(_faults, selection),
+        ) as claimed:
+            same = share is None and claimed.gpus == first.gpus
+            second = first if same else planned(claimed.gpus or gpus, share)
+            if options.get("privileged"):  # its list of devices shows other launches which GPUs it uses
+                second = second.with_devices(nodes(selection.host, passed))
+            if second.injected:
+                second = through_cdi(second, info().get("CDISpecDirs") or ())
+            return _start(docker, second.with_labels(claimed.labels), options)
+    except NotFound as error:
+        name = str(selection.selected)
+        raise UnknownImageError(
+            f"image not found in the engine: {name}", remedy=f"docker pull {name}"
+        ) from error
+    except (DockerException, RequestException) as error:
+        raise EngineError(f"cannot start {selection.selected}: {error}") from error
+
+
+def _check_types(selection: object, share: object, wait: object) -> None:
+    if not isinstance(selection, Selection):
+        raise UsageError(f"{selection!r:.80} is not a Selection", remedy="launch what im.select returns")
+    if not (share is None or isinstance(share, Share)):
+        raise UsageError(f"{share!r:.80} is not a Share", remedy="write im.Share(vram_mib=4096)")
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
+
+
+def _faults(selection: Selection, gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
+    """Return why device nodes of some of these GPUs cannot be passed now."""
+    why = {}
+    for gpu in gpus:
+        try:
+            require(plan(selection, gpus=(gpu,)).devices)
+        except ProbeError as error:
+            why[gpu] = str(error)
+    return why
+
+
+def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of docker-py's `containers.create` for `launch`, with the caller's `options`."""
+    from docker.types import DeviceRequest, Mount
+
+    defaults: dict[str, Any] = {"image": launch.reference, "command": list(launch.command) or None}
+    if launch.variant_platform:
+        defaults["platform"] = launch.variant_platform
+    if launch.injected:
+        source = {"driver": "cdi"} if launch.cdi else {"capabilities": [["gpu"]]}
+        defaults["device_requests"] = [DeviceRequest(device_ids=list(launch.injected), **source)]
+    if launch.ipc:
+        defaults["ipc_mode"] = launch.ipc
+    merged: dict[str, Any] = {
+        "devices": [f"{path}:{path}:rwm" for path in launch.devices] + list(options.get("devices") or ()),
+        "environment": {**launch.environment, **_mapping(options.get("environment"))},
+        # Not overridden, unlike the variables: other launches read from them what the container holds.
+        "labels": {**_mapping(options.get("labels")), **launch.labels},
+    }
+    if launch.mounts:
+        mounts = [Mount(path, path, type="bind") for path in launch.mounts]
+        merged["mounts"] = mounts + list(options.get("mounts") or ())
+    return defaults | dict(options) | merged
+
+
+def _start(client: DockerClient, launch: Launch, options: Mapping[str, Any]) -> Container:
+    container = client.containers.create(**arguments(launch, options))
+    try:
+        container.start()
+    except BaseException:
+        container.remove(force=True)  # it never ran, and the caller has no handle of it
+        raise
+    return container
+
+
+def _mapping(pairs: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Return a mapping; docker-py also takes a list of NAME=VALUE."""
+    if isinstance(pairs, dict):
+        return pairs
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs or ())}

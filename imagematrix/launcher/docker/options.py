@@ -1,0 +1,367 @@
+"""The arguments of `imagematrix run`: its own options, those for `docker run`, the image, the command."""
+
+from __future__ import annotations
+
+from imagematrix.common.json_documents import natural
+from imagematrix.common.record import Record
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["OWN", "RunArgs", "mib", "seconds", "split"]
+
+USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
+
+# imagematrix's own options: the placeholder of the value, None for flags, and the help text.
+OWN: dict[str, tuple[str | None, str]] = {
+    "--gpus": ("SPEC", "all, none, a number, indices, UUIDs, MIG profiles or conditions such as memory>=40G"),
+    "--wait": ("TIME", "wait for GPUs that are in use: 90s, 10m, 2h"),
+    "--vram": ("AMOUNT", "a share of each GPU's memory: 4g, 4G, 4Gi; without --gpus, of one GPU"),
+    "--mps": (None, "use the node's MPS daemon"),
+    "--mps-threads": ("PERCENT", "fraction of each GPU's threads to request from MPS"),
+    "--measure": (None, "report the peak GPU memory when the container has ended"),
+    "--where": ("EXPR", "only variants that match, such as 'python=3.13' (syntax of --only); repeatable"),
+    "--allow-cpu": (None, "if no GPU image fits, use a CPU-only one"),
+    "--dry-run": (None, "print the command, start nothing"),
+    "--print": ("FORM", "print the launch as command or json, start nothing"),
+    "--host": ("FILE", "select for a saved Host instead of this node"),
+    "--catalog": ("FILE|REF", "select from a saved Catalog, or from a registry"),
+    "--policy": ("FILE", "start only an image with the signatures that FILE requires"),
+    "--engine": (
+        "NAME",
+        "what starts the container: docker, or without a daemon oci, charliecloud or apptainer",
+    ),
+    "--store": ("FOLDER", "the folder of images of engines without a daemon"),
+    "--unpacked": (
+        None,
+        "keep an image that is pulled there in a folder, not in one squashfs",
+    ),
+    "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
+}
+OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
+OWN_FLAGS = OWN.keys() - OWN_VALUES
+
+# The options of `docker run` (29) without a value. All others, and those of later engines, take a value.
+FLAGS = frozenset(
+    {
+        "--detach",
+        "--disable-content-trust",
+        "--help",
+        "--init",
+        "--interactive",
+        "--no-healthcheck",
+        "--oom-kill-disable",
+        "--privileged",
+        "--publish-all",
+        "--quiet",
+        "--read-only",
+        "--rm",
+        "--sig-proxy",
+        "--tty",
+        "--use-api-socket",
+    }
+)
+SHORT_FLAGS = "diPqt"
+FALSE = frozenset({"0", "f", "F", "false", "False", "FALSE"})  # Go's strconv.ParseBool
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
+MIB = 1024 * 1024
+DOCKER_KEYS = ("count", "driver", "capabilities", "options")  # keys of docker's --gpus besides device
+COMMAND, JSON = "command", "json"
+
+
+class RunArgs(Record):
+    """The parsed arguments of `imagematrix run`.
+
+    `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`
+    is None only with `help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
+    driver capabilities from a `--gpus` value in docker's form, for images without a driver. `where` are
+    conditions on axes. `engine` starts the container, and `store` is its folder of images, where one that is
+    pulled is a squashfs or `unpacked`. `vram_mib` is the share of each GPU's memory, `mps_threads` is in
+    percent. `shown` is "command" or "json" if the launch is printed instead of started.
+    """
+
+    options: tuple[tuple[str, ...], ...]
+    image: str | None
+    command: tuple[str, ...]
+    host: str | None = None
+    catalog: str | None = None
+    policy: str | None = None
+    gpus: str | None = None
+    capabilities: str | None = None
+    where: Mapping[str, Sequence[str]] | None = None
+    nvidia_smi: str | None = None
+    engine: str | None = None
+    store: str | None = None
+    wait_s: float = 0.0
+    vram_mib: int | None = None
+    mps_threads: int | None = None
+    shown: str | None = None
+    mps: bool = False
+    measure: bool = False
+    unpacked: bool = False
+    allow_cpu: bool = False
+
+    @property
+    def docker(self) -> tuple[str, ...]:
+        """The options for `docker run`."""
+        return tuple(word for option in self.options for word in option)
+
+    @property
+    def help(self) -> bool:
+        """Whether help is requested."""
+        return ("--help",) in self.options
+
+    @property
+    def detached(self) -> bool:
+        """Whether docker's command ends once the container runs."""
+        return self._is_set("--detach", "d")
+
+    @property
+    def privileged(self) -> bool:
+        """Whether the container may use all devices."""
+        return self._is_set("--privileged")
+
+    @property
+    def removed(self) -> bool:
+        """Whether the engine removes the container, with its log, when it has ended."""
+        return self._is_set("--rm")
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the progress of a pull is not shown."""
+        return self._is_set("--quiet", "q")
+
+    @property
+    def pulls(self) -> bool:
+        """Whether an image that the engine lacks is pulled first: docker's command treats other policies."""
+        return self.values("--pull")[-1:] in ((), ("missing",))
+
+    @property
+    def may_pull(self) -> bool:
+        """Whether an image can be pulled, by this program or by docker's command."""
+        return self.values("--pull")[-1:] != ("never",)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the container gets this command's stdin."""
+        return self._is_set("--interactive", "i")
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the container gets a terminal."""
+        return self._is_set("--tty", "t")
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the image's files cannot be changed in the container."""
+        return self._is_set("--read-only")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the options for docker as they are written: "--env", or "-e"."""
+        return tuple(name for option in self.options for name in _names(option[0]))
+
+    def values(self, name: str, short: str = "") -> tuple[str, ...]:
+        """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
+        values = (_value(option, name, short) for option in self.options)
+        return tuple(value for value in values if value is not None)
+
+    def _is_set(self, name: str, short: str = "-") -> bool:
+        """Whether one of docker's flags is set; the last occurrence counts."""
+        values = [_flag(option[0], name, short) for option in self.options]
+        return next((value for value in reversed(values) if value is not None), False)
+
+
+def split(words: Sequence[str]) -> RunArgs:
+    """Parse the words after `imagematrix run`; raise UsageError if they are invalid or name no image.
+
+    Options end at the first word that is not an option, which is the image, or after "--". Everything after
+    the image is the command. If an option of imagematrix is repeated, the last one counts, except that
+    `--where` accumulates.
+    """
+    values: dict[str, str] = {}
+    flags: dict[str, bool] = {}
+    where: list[str] = []
+    docker: list[tuple[str, ...]] = []
+    left = list(words)
+    option: list[str] = []
+    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+        option, left = _first(left)
+        name, equals, value = option[0].partition("=")
+        if name == "--where":
+            where.append(value if equals else option[1])
+        elif name in OWN_VALUES:
+            values[name] = value if equals else option[1]
+        elif name in OWN_FLAGS:
+            flags[name] = _boolean(name, value) if equals else True
+        else:
+            docker.append(tuple(option))
+    if left[:1] == ["--"]:
+        del left[0]
+    if ("--help",) not in docker and not any(left[:1]):
+        raise UsageError("missing argument: IMAGE", remedy=_remedy(option))
+    gpus, capabilities = _gpus(values["--gpus"]) if "--gpus" in values else (None, None)
+    dry_run = COMMAND if flags.get("--dry-run") else None
+    return RunArgs(
+        options=tuple(docker),
+        image=left[0] if left else None,
+        command=tuple(left[1:]),
+        host=values.get("--host"),
+        catalog=values.get("--catalog"),
+        policy=values.get("--policy"),
+        gpus=gpus,
+        capabilities=capabilities,
+        where=_where(where) if where else None,
+        nvidia_smi=values.get("--nvidia-smi"),
+        engine=values.get("--engine"),
+        store=values.get("--store"),
+        wait_s=seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
+        vram_mib=mib(values["--vram"]) if "--vram" in values else None,
+        mps_threads=_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
+        shown=_form(values["--print"]) if "--print" in values else dry_run,
+        mps=flags.get("--mps", False) or "--mps-threads" in values,
+        measure=flags.get("--measure", False),
+        unpacked=flags.get("--unpacked", False),
+        allow_cpu=flags.get("--allow-cpu", False),
+    )
+
+
+def _first(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the first option of `words`, with its value if that is the next word, and the rest."""
+    count = 2 if _takes_next(words[0]) else 1
+    if len(words) < count:
+        raise UsageError(f"missing value of {words[0]}", remedy=f"usage: {USAGE}")
+    return words[:count], words[count:]
+
+
+def _takes_next(word: str) -> bool:
+    if word.startswith("--"):
+        return "=" not in word and word not in FLAGS and word not in OWN_FLAGS
+    # Of combined short options ("-itp80:80") the first that takes a value takes the rest of the word.
+    return len(word[1:].lstrip(SHORT_FLAGS)) == 1
+
+
+def _boolean(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise UsageError(f"invalid value of {name}: expected true or false, got {value!r}")
+    return value == "true"
+
+
+def _gpus(text: str) -> tuple[str, str | None]:
+    """Return the value of `--gpus` in imagematrix's syntax, and driver capabilities from docker's syntax.
+
+    Docker parses the value as one line of CSV (opts/gpus.go of docker/cli): a count, "all" or -1, or fields
+    such as "device=0,1" in quotes, count=2, driver=nvidia and "capabilities=compute,utility".
+    """
+    # Our own syntax has neither quotes nor docker's keys.
+    if text != "-1" and '"' not in text and not any(f"{key}=" in text for key in DOCKER_KEYS):
+        return text, None
+    import csv
+
+    try:
+        fields = [field.partition("=") for field in next(csv.reader([text], strict=True))]
+    except csv.Error as error:
+        raise UsageError(f"invalid --gpus {text}: {error}") from error
+    by_key = {key if equals else "count": value if equals else key for key, equals, value in fields}
+    unknown = by_key.keys() - {*DOCKER_KEYS, "device"}
+    if unknown or len(by_key) < len(fields) or by_key.get("driver", "nvidia") != "nvidia":
+        raise UsageError(
+            f"invalid --gpus {text}: expected docker's syntax for NVIDIA GPUs",
+            remedy="""use a value such as all, 2, '"device=0,1"' or 'all,"capabilities=compute,utility"'""",
+        )
+    if "device" in by_key and "count" in by_key:
+        raise UsageError(f"invalid --gpus {text}: count and device are mutually exclusive")
+    spec = f"device={by_key['device']}" if "device" in by_key else by_key.get("count", "1")
+    return "all" if spec == "-1" else spec, by_key.get("capabilities")
+
+
+def _where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    from imagematrix.selection.question import parse
+
+    return parse(texts)
+
+
+def seconds(text: str, option: str) -> float:
+    """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is invalid."""
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
+    count = natural(digits)
+    if count is None:
+        raise UsageError(f"invalid {option} {text}: expected a time such as 90s, 10m or 2h")
+    return float(count * UNITS[unit])
+
+
+def mib(text: str) -> int:
+    """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is invalid."""
+    from imagematrix.common import units
+
+    amount = units.parse(text) or _docker_size(text)
+    if amount is None or amount < MIB:
+        raise UsageError(f"invalid --vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
+    return int(amount // MIB)
+
+
+def _docker_size(text: str) -> float | None:
+    """Return the bytes of an amount in the syntax of docker's --memory, 4g or 500m: powers of 1024."""
+    from imagematrix.common import units
+
+    unit = text.removesuffix("b")[-1:]
+    return units.parse(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
+
+
+def _percent(text: str) -> int:
+    percent = natural(text.removesuffix("%"))
+    if percent is None or not 0 < percent <= 100:  # noqa: PLR2004 - percent
+        raise UsageError(f"invalid --mps-threads {text}: expected a percentage from 1 to 100")
+    return percent
+
+
+def _form(text: str) -> str:
+    if text not in (COMMAND, JSON):
+        raise UsageError(f"invalid --print {text}: expected {COMMAND} or {JSON}")
+    return text
+
+
+def _flag(word: str, name: str, short: str = "-") -> bool | None:
+    """Return the value of one of docker's flags in a word, None if the word does not set it."""
+    if word.startswith("--"):
+        option, _, value = word.partition("=")
+        return value not in FALSE if option == name else None
+    letters, _, value = word[1:].partition("=")
+    flags = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
+    if short not in flags:
+        return None
+    return not (letters.endswith(short) and value in FALSE)  # in -it=false the value is that of the last
+
+
+def _names(word: str) -> Iterator[str]:
+    """Yield the names of the options in a word: of several in one word (-itp80:80), each."""
+    if word.startswith("--"):
+        yield word.partition("=")[0]
+        return
+    rest = word[1:].lstrip(SHORT_FLAGS)
+    flags = word[1 : len(word) - len(rest)]
+    for letter in flags + rest[:1].replace("=", ""):
+        yield f"-{letter}"
+
+
+def _value(option: tuple[str, ...], name: str, short: str) -> str | None:
+    """Return the value of one of docker's options, None if `option` is another."""
+    word = option[0]
+    if word.startswith("--"):
+        given, equals, value = word.partition("=")
+        attached = value if equals else None
+    else:
+        # Flags may precede it in the same word, and its value may follow: -itp80:80, -p=80:80.
+        letters = word[1:].lstrip(SHORT_FLAGS)
+        given, attached = letters[:1], letters[1:].removeprefix("=") if letters[1:] else None
+    if given not in (name, short or name):
+        return None
+    return option[-1] if attached is None else attached
+
+
+def _remedy(last: list[str]) -> str:
+    if len(last) > 1 and last[0] not in OWN_VALUES:
+        return f"usage: {USAGE}; if {last[0]} takes no value, write {last[0]}=true"
+    return f"usage: {USAGE}"

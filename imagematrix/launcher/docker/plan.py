@@ -1,0 +1,235 @@
+"""The Launch: the container to start for a Selection, as data and as the exact `docker run` command."""
+
+from __future__ import annotations
+
+from imagematrix.common.record import Record, replace
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.hardware.gpu_request.choice import label
+from imagematrix.hardware.gpu_request.spec import among, names
+from imagematrix.hardware.vendors import runtime
+from imagematrix.images.catalog.engine import require_own
+from imagematrix.images.engine.images import digests_in
+from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.share import Share
+from imagematrix.launcher.gpu_claims.containers import GPUS, VRAM, WHOLE
+from imagematrix.selection.drivers import mode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping, Sequence
+    from typing import Any
+
+    from imagematrix.hardware.gpu_request.spec import Wanted
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.selection.selection import Selection
+
+__all__ = [
+    "GPUS",
+    "LAUNCH",
+    "NO_INJECTION",
+    "SCHEMA",
+    "SELECTED",
+    "Launch",
+    "docker_run",
+    "held_of",
+    "named",
+    "plan",
+]
+
+SCHEMA = "imagematrix.launch/v1"
+SELECTED = "io.imagematrix.selected"
+LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container
+
+# If the node's default runtime is NVIDIA's and the image's base sets this variable to "all", the runtime adds
+# every GPU of the node and the node's driver; with "void" it leaves the container alone.
+NO_INJECTION = {runtime.VISIBLE: runtime.VOID}
+# The rules have compared the image with the host. NVIDIA's runtime would do so by its NVIDIA_REQUIRE_CUDA,
+# without minor-version compatibility: it refuses CUDA 12.9 on a driver of 12.8.
+NO_REQUIREMENT = {"NVIDIA_DISABLE_REQUIRE": "true"}
+
+
+class Launch(Record):
+    """A container to start.
+
+    `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime injects
+    along with the driver, which is only for images without a driver: then there are no `devices`. With `cdi`
+    they are names of CDI devices. `gpus` are the container's GPUs in either case. `mounts` are folders of the
+    node, each mounted at the same path, and `ipc` is the IPC namespace; both are set only for MPS. `digest`
+    is the image's, None if the catalog has none.
+    """
+
+    reference: str
+    platform: str
+    devices: tuple[str, ...]
+    environment: Mapping[str, str]
+    labels: Mapping[str, str]
+    command: tuple[str, ...]
+    digest: str | None = None
+    injected: tuple[str, ...] = ()
+    cdi: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    mounts: tuple[str, ...] = ()
+    ipc: str | None = None
+
+    def with_labels(self, labels: Mapping[str, str]) -> Launch:
+        """Return the same launch with additional labels."""
+        return replace(self, labels={**self.labels, **labels})
+
+    def with_devices(self, devices: Sequence[str]) -> Launch:
+        """Return the same launch with additional device nodes."""
+        return replace(self, devices=tuple(dict.fromkeys([*self.devices, *devices])))
+
+    def with_environment(self, environment: Mapping[str, str]) -> Launch:
+        """Return the same launch with additional variables."""
+        return replace(self, environment={**self.environment, **environment})
+
+    def to_json(self, options: Sequence[str] = ()) -> dict[str, object]:
+        """Return the Launch document; `options` are the user's own for `docker run`."""
+        return {
+            "schema": SCHEMA,
+            "reference": self.reference,
+            "digest": self.digest,
+            "platform": self.platform,
+            "gpus": list(names(self.gpus)),
+            "devices": list(self.devices),
+            "injected": list(self.injected),
+            "cdi": self.cdi,
+            "environment": dict(self.environment),
+            "labels": dict(self.labels),
+            "mounts": list(self.mounts),
+            "ipc": self.ipc,
+            "options": list(options),
+            "command": list(self.command),
+            "docker": docker_run(self, options),
+        }
+
+    @property
+    def variant_platform(self) -> str | None:
+        """The platform if it names a CPU variant (linux/amd64/v3): engines need it as an option."""
+        return self.platform if self.platform.count("/") > 1 else None
+
+
+def plan(
+    selection: Selection,
+    command: Sequence[str] = (),
+    *,
+    gpus: Wanted = None,
+    share: Share | None = None,
+    held: Container[str] | None = None,
+) -> Launch:
+    """Return the launch for `selection`.
+
+    `held` are the digests of the engine's image with the selected name, None if unknown.
+    If the variant's digest is not among them, the launch names the image by digest, and the engine pulls it.
+    `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each. `share`
+    is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the host
+    lacks a fact that is needed to pass a GPU.
+    """
+    variant = selection.variant
+    if variant is None:
+        raise UsageError("cannot launch: nothing was selected")
+    chosen = among(selection.chosen_gpus, gpus)
+    driver = mode(variant)
+    used = chosen if driver else ()
+    part = share or Share()
+    mps = part.mps if used else None
+    labels = {SELECTED: variant.reference, VRAM: str(part.vram_mib or WHOLE)}
+    if chosen:
+        labels[GPUS] = ",".join(names(chosen))
+    passed = driver in ("exact", "compat")
+    injected = _runtime_names(selection.host, chosen) if driver == "host" else ()
+    return Launch(
+        reference=named(variant, held),
+        digest=variant.digest,
+        platform=variant.platform,
+        devices=nodes(selection.host, chosen) if passed else (),
+        environment={**(NO_REQUIREMENT if injected else NO_INJECTION), **part.environment(used)},
+        labels=labels,
+        command=tuple(command),
+        injected=injected,
+        gpus=used,
+        mounts=(mps.pipes,) if mps else (),
+        ipc="host" if mps else None,  # daemon and clients share memory in /dev/shm
+    )
+
+
+def held_of(selection: Selection, image: Callable[[str], Mapping[str, Any] | None]) -> frozenset[str] | None:
+    """Return the digests of the engine's image with the selected name, None if it is not from a registry.
+
+    `image` inspects an image by its name. Raises AuditError if the container would be started from an image
+    that was built on the selected one.
+    """
+    variant = selection.variant
+    if variant is None:
+        return None
+    found = image(variant.reference)
+    held = digests_in(found) if "/" in variant.reference else None
+    if found and named(variant, held) == variant.reference:
+        require_own(found, variant.reference)
+    return held
+
+
+def named(variant: Variant, held: Container[str] | None) -> str:
+    """Return the name by which to start a variant: with its digest if that is not among those `held`.
+
+    `held` are the digests of the engine's image with the variant's name, None if unknown.
+    """
+    if held is None or variant.digest is None or variant.digest in held or "@" in variant.reference:
+        return variant.reference
+    return f"{variant.reference}@{variant.digest}"
+
+
+def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line that starts `launch`, with the user's own `options`.
+
+    The launch's labels follow the options: of two labels with the same name, docker takes the last.
+    """
+    words = ["docker", "run"]
+    if launch.variant_platform:
+        words += ["--platform", launch.variant_platform]
+    for device in launch.devices:
+        words += ["--device", device]
+    for name in launch.injected if launch.cdi else ():
+        words += ["--device", name]
+    if launch.injected and not launch.cdi:
+        words += ["--gpus", _gpus_option(launch.injected)]
+    for path in launch.mounts:
+        words += ["--volume", f"{path}:{path}"]
+    if launch.ipc:
+        words += ["--ipc", launch.ipc]
+    # Before the user's options, whose variables docker then takes.
+    for name, value in launch.environment.items():
+        words += ["--env", f"{name}={value}"]
+    words += options
+    for name, value in launch.labels.items():
+        words += ["--label", f"{name}={value}"]
+    return [*words, launch.reference, *launch.command]
+
+
+def _runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """Return the names by which NVIDIA's runtime knows `gpus`: UUIDs, or indices if the UUID is unknown.
+
+    The runtime counts only GPUs that it sees, so indices agree up to the first unusable GPU. It numbers
+    MIG devices by position, which is unknown here. Raises ProbeError for a GPU that has no such name.
+    """
+    seen = 0
+    while any(gpu.index == seen and gpu.usable for gpu in host.gpus):
+        seen += 1
+    unknown = [
+        gpu
+        for gpu in gpus
+        if (any(part.uuid is None for part in gpu.mig) if gpu.mig else gpu.uuid is None and gpu.index >= seen)
+    ]
+    if unknown:
+        raise ProbeError(
+            f"UUID of {', '.join(map(label, unknown))} unknown: NVIDIA's runtime could take another device",
+            remedy="probe the node with NVML, or use an image with a driver of its own",
+        )
+    return names(gpus)
+
+
+def _gpus_option(gpus: tuple[str, ...]) -> str:
+    # Docker parses the value as one line of CSV: a field with commas needs quotes.
+    value = f"device={','.join(gpus)}"
+    return f'"{value}"' if len(gpus) > 1 else value

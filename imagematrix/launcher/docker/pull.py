@@ -1,0 +1,85 @@
+"""Bringing the image of a Selection into the engine: by digest, and under the variant's name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from imagematrix.common.image_reference import split
+from imagematrix.errors import UsageError
+from imagematrix.images.catalog.engine import repository_digest
+from imagematrix.images.catalog.sources import require_signed
+from imagematrix.images.engine import images, transport
+from imagematrix.images.engine.pull import pull as pull_into_engine
+from imagematrix.images.engine.pull import silent
+from imagematrix.launcher.docker.plan import held_of, named
+from imagematrix.launcher.docker.unpacking import require_unpackable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+    import docker
+
+    from imagematrix.images.engine.pull import PullProgress
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["ensure", "pull"]
+
+
+def pull(
+    selection: Selection,
+    *,
+    policy: str | PathLike[str] | None = None,
+    report: Callable[[PullProgress], object] = silent,
+    client: docker.DockerClient | None = None,
+) -> str:
+    """Pull the image of `selection` unless the engine has it, and return REFERENCE@DIGEST.
+
+    Its signatures are checked first, as the site's policy and the user's require: the file `policy`, or else
+    the one that the environment names. An image that only the engine has stays as it is; the answer has no
+    digest if the engine keeps no manifests. Raises what `ensure` does, UsageError if nothing was selected,
+    AuditError if the name now stands for an image that was built on the variant, and SignatureError if a
+    signature is missing or wrong.
+    """
+    variant = selection.variant
+    if variant is None:
+        raise UsageError("cannot pull: nothing was selected")
+    require_signed(variant, policy, version=selection.version)
+    over = transport.DockerPy(client) if client else None
+    reference = named(variant, held_of(selection, partial(images.inspect, over=over)))
+    ensure(reference, variant.digest, variant.platform, report=report, client=client)
+    if "@" in reference:
+        return reference
+    found = images.require(reference, over)
+    digest = repository_digest(found, split(reference)[0])
+    known = any(str(name).endswith(f"@{digest}") for name in found.get("RepoDigests") or ())
+    return f"{reference}@{digest}" if known else reference
+
+
+def ensure(
+    reference: str,
+    digest: str | None,
+    platform: str | None,
+    *,
+    report: Callable[[PullProgress], object] = silent,
+    client: docker.DockerClient | None = None,
+) -> None:
+    """Pull an image by digest unless the engine has it, and give it its name unless another image has that.
+
+    `reference` is the name of a Launch: with a digest, the image of that digest is needed, else the image of
+    that name is. `digest` is the image's, None if its catalog has none: it is then pulled by its name. Raises
+    UnknownImageError if neither engine nor registry has the image, and EngineError if one of them cannot be
+    reached or the pull fails.
+    """
+    over = transport.DockerPy(client) if client else None
+    name = reference.partition("@")[0]
+    if name == reference and images.inspect(name, over):
+        return
+    image, tag = split(name)
+    exact = f"{image}@{digest}" if digest else name
+    if images.inspect(exact, over) is None:
+        require_unpackable(exact, over)
+        pull_into_engine(exact, platform=platform, report=report, client=client)
+    if exact != name and images.inspect(name, over) is None:
+        images.tag(exact, image, str(tag), client)

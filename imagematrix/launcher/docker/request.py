@@ -1,0 +1,280 @@
+"""A requested launch: what to start on which GPUs, and how to claim them."""
+
+from __future__ import annotations
+
+import os
+from functools import cache, partial
+
+from imagematrix.common.record import Record, replace
+from imagematrix.errors import EngineError, ProbeError, UsageError
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.hardware.gpu_request.spec import among, candidates, exactly
+from imagematrix.images.engine import endpoint, images, system
+from imagematrix.launcher.docker.devices import check, nodes, require
+from imagematrix.launcher.docker.injection import second_driver, through_cdi
+from imagematrix.launcher.docker.machine import engine_machine
+from imagematrix.launcher.docker.passed import passed
+from imagematrix.launcher.docker.plan import held_of, plan
+from imagematrix.launcher.docker.share import Mps, Share, mps
+from imagematrix.launcher.gpu_claims import pods
+from imagematrix.launcher.gpu_claims.usage import keys
+from imagematrix.selection.drivers import mode
+from imagematrix.selection.select import select, serving
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, TypeVar
+
+    from imagematrix.hardware.gpu_request.spec import Wanted
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.launcher.docker.plan import Launch
+    from imagematrix.launcher.gpu_claims.claim import Claim
+    from imagematrix.launcher.gpu_claims.usage import Usage
+    from imagematrix.selection.selection import Selection
+
+    T = TypeVar("T")
+
+__all__ = ["Engine", "LaunchRequest", "docker_engine", "remote_machine", "request"]
+
+
+class Engine(Record):
+    """What is asked of the engine that starts the container.
+
+    `info` and `image` return what it tells of itself, and of an image by its name. `survey` returns the usage
+    of GPUs. `any_user`: every user may start containers, not only members of a group.
+    """
+
+    info: Callable[[], Mapping[str, Any]]
+    image: Callable[[str], Mapping[str, Any] | None]
+    survey: Callable[..., Usage]
+    any_user: bool = False
+
+
+def docker_engine(*, remote: bool = False) -> Engine:
+    """Return the engine of docker's command, which is asked each question once."""
+    from imagematrix.launcher.gpu_claims.survey import survey_containers, survey_node
+
+    # Of a remote machine only the containers are visible.
+    survey = survey_containers if remote else survey_node
+    return Engine(info=cache(system.info), image=cache(images.inspect), survey=survey)
+
+
+class LaunchRequest(Record):
+    """What `args` request on `host`, from `catalog`.
+
+    Any of `choices` can serve the request; `wanted` is the requested `--gpus` value. `passed` are the GPUs
+    that the user's own options for docker pass. `remote` is the name of the engine's machine if it is not
+    this one. `asking` returns the engine, with no answers yet; `engine` is the one that is asked.
+    """
+
+    args: RunArgs
+    host: Host
+    catalog: Catalog
+    share: Share
+    remote: str | None
+    choices: tuple[Choice, ...]
+    wanted: str | None
+    asking: Callable[[], Engine]
+    engine: Engine
+    passed: tuple[Gpu, ...] = ()
+
+    def first(self) -> tuple[Selection, Launch]:
+        """Return what would be started if all GPUs were free.
+
+        Raises NothingFits; DevicesError if a device node cannot be used, unless the launch is only printed.
+        """
+        return self.planned(self.choices[0].first or self.wanted)
+
+    def on(
+        self, claimed: Claim, chosen: Selection, launch: Launch, now: Host | None = None
+    ) -> tuple[Selection, Launch]:
+        """Return what to start on the claimed GPUs; raises what `first` does.
+
+        It is `chosen` and `launch`, as `first` returned them, if the claim is on their GPUs and the host is
+        the same. `now` is the host after the wait, if it was probed again: its driver may have changed.
+        Raises UsageError or ProbeError if it no longer has these GPUs or MIG devices.
+        """
+        if now is not None and now != self.host:
+            gpus = _refreshed(claimed.gpus, now) or self.choices[0].first or self.wanted
+            # The engine may have other images now.
+            later = replace(self, host=now, engine=self.asking())
+            chosen, launch = later.planned(gpus)
+        elif claimed.gpus != launch.gpus:
+            chosen, launch = self.planned(claimed.gpus)
+        if self.args.privileged:  # its list of devices shows other launches which GPUs it uses
+            launch = launch.with_devices(nodes(now or self.host, self.passed))
+        return chosen, launch.with_labels(claimed.labels)
+
+    def planned(self, gpus: Wanted) -> tuple[Selection, Launch]:
+        """Return what to start on `gpus`; raises what `first` does."""
+        args, needed = self.args, self.args.shown is None  # a launch that is only printed needs no engine
+        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        nothing: frozenset[str] | None = frozenset() if "/" in str(chosen.selected) else None
+        held = _answer(lambda: held_of(chosen, self.engine.image), nothing, needed=needed)
+        launch = plan(chosen, args.command, share=self.share, held=held)
+        if launch.injected and args.host is None:
+            info: Mapping[str, Any] = _answer(self.engine.info, {}, needed=needed)
+            launch = through_cdi(launch, info.get("CDISpecDirs") or ())
+        if launch.injected and args.capabilities:
+            # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
+            launch = launch.with_environment({"NVIDIA_DRIVER_CAPABILITIES": args.capabilities})
+        if args.shown is None and self.remote is None:
+            require(launch.devices)
+        return chosen, launch
+
+    def doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
+        """Yield warnings about the launch, each with its remedy."""
+        for warning in chosen.warnings:
+            yield warning.text, None
+        if self.remote is None and (launch.gpus or self.passed) and pods.access() is False:
+            yield pods.denied(), "run this as root"
+        if self.remote is None and os.geteuid() != 0 and not endpoint.runs_as_root():
+            groups: dict[tuple[str, str], list[str]] = {}
+            for problem in check(launch.devices):
+                groups.setdefault((problem.what, problem.remedy), []).append(problem.path)
+            for (what, remedy), paths in groups.items():
+                yield f"{', '.join(paths)}: {what}; the engine may still have access", remedy
+        if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
+            option = second_driver(self.args, self.engine.info)
+            if option:
+                yield f"the image has its own driver, and {option} injects the node's as well", None
+        daemon = self.share.mps
+        if daemon and daemon.user and not self.args.values("--user", "u"):
+            yield "the MPS daemon serves only its own user", f"pass --user {daemon.user}"
+
+    def claim(
+        self,
+        launch: Launch,
+        report: Callable[[str], None],
+        now: Callable[[], Host | None] = lambda: None,
+    ) -> Claim:
+        """Return a claim on unused GPUs, or on shares of GPUs; `report` gets the reason for waiting.
+
+        If `launch`, the first plan, has no GPUs, the claim is on those that the user's own options pass.
+        `now` returns the host as it is after a wait, in which GPUs may have failed; None before a wait, or if
+        the host was given.
+        """
+        from imagematrix.launcher.gpu_claims.claim import claim
+
+        def faults(gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
+            host = now() or self.host
+            why = {gpu: self._fault(gpu, host, passed=bool(launch.devices)) for gpu in gpus}
+            return {gpu: text for gpu, text in why.items() if text is not None}
+
+        return claim(
+            self.choices if launch.gpus else (Choice(gpus=(), count=0),),
+            partial(self.engine.survey, self.host.gpus),
+            also=self.passed,
+            vram_mib=self.share.vram_mib,
+            mps=self.share.mps is not None,
+            wait_s=self.args.wait_s,
+            report=report,
+            faults=faults,
+            machine=self.remote,
+            any_user=self.engine.any_user,
+        )
+
+    def _fault(self, gpu: Gpu, host: Host, *, passed: bool) -> str | None:
+        """Return why a GPU does not work on `host`, None if it does; `passed` if its nodes are passed."""
+        try:
+            (current,) = (gpu,) if host == self.host else _refreshed((gpu,), host)
+            if not current.usable:
+                return f"it is in state {current.state}"
+            if passed and self.args.shown is None and self.remote is None:
+                require(nodes(host, (current,)))
+        except (ProbeError, UsageError) as error:
+            return str(error)
+        return None
+
+
+def remote_machine(args: RunArgs) -> str | None:
+    """Return the name of the machine that the engine runs on, or None if it is this machine.
+
+    Raises UsageError for another machine whose Host is not given: a probe would describe this machine.
+    """
+    if args.host and args.shown:
+        return None
+    return _answer(lambda: engine_machine(described=args.host is not None), None, needed=args.shown is None)
+
+
+def request(
+    args: RunArgs,
+    host: Host,
+    catalog: Catalog,
+    wanted: str | None,
+    remote: str | None,
+    asking: Callable[[], Engine] | None = None,
+) -> LaunchRequest:
+    """Return the request; `wanted` is the `--gpus` value.
+
+    `asking` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs,
+    ProbeError if the MPS daemon is not running.
+    """
+    asking = asking or partial(docker_engine, remote=remote is not None)
+    engine = asking()
+    nothing: dict[str, Any] = {}
+    # Without an engine, starting the launch fails later.
+    given = passed(args, host.gpus, lambda: _answer(engine.info, nothing, needed=False))
+    minors = {gpu.minor for gpu in host.gpus}
+    if given.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in given.gpus):
+        wanted = exactly(given.gpus)
+    choice = candidates(host.gpus, wanted)
+    if args.vram_mib is not None and args.gpus is None:  # for a share, one GPU is the default
+        choice = candidates(choice.first, 1)
+    choices = serving(host, catalog, choice, args.where)
+    if args.vram_mib is not None:
+        choices = _large_enough(choices, args.vram_mib)
+    share = Share(vram_mib=args.vram_mib, mps=_mps(args))
+    return LaunchRequest(
+        args=args,
+        host=host,
+        catalog=catalog,
+        share=share,
+        remote=remote,
+        choices=choices,
+        wanted=wanted,
+        asking=asking,
+        engine=engine,
+        passed=given.gpus,
+    )
+
+
+def _answer(query: Callable[[], T], default: T, *, needed: bool) -> T:
+    """Return what the engine answers, or the default if it does not and the answer is not `needed`."""
+    try:
+        return query()
+    except EngineError:
+        if needed:
+            raise
+        return default
+
+
+def _refreshed(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
+    """Return the claimed GPUs as `host` has them now."""
+    current = among(host.gpus, exactly(gpus)) if gpus else ()
+    if [keys(gpu) for gpu in current] != [keys(gpu) for gpu in gpus]:
+        raise ProbeError(
+            f"the devices of {', '.join(gpu.label for gpu in gpus)} changed during the wait",
+            remedy="run the command again",
+        )
+    return current
+
+
+def _large_enough(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
+    """Return the choices without GPUs known to be too small; unchanged if no choice has enough GPUs left.
+
+    GPUs with unknown memory stay: this only prefers images, and the claim refuses such GPUs.
+    """
+    large = (choice.with_memory(vram_mib) for choice in choices)
+    return tuple(choice for choice in large if choice.enough) or choices
+
+
+def _mps(args: RunArgs) -> Mps | None:
+    if not args.mps:
+        return None
+    if args.host and args.shown:  # the daemon of another node cannot be reached
+        return Mps(threads=args.mps_threads)
+    return mps(os.environ, args.mps_threads)

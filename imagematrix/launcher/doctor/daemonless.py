@@ -1,0 +1,123 @@
+"""What a node needs to start containers without a daemon, and what of it is missing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.common.programs import find_program
+from imagematrix.common.settings import DOCKER, Site, read_site
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.images.local_store.folder import store_folder
+from imagematrix.launcher.daemonless import apptainer, image_root, namespace
+from imagematrix.launcher.daemonless.launch_folder import launch_folder
+from imagematrix.launcher.daemonless.start import runtime_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DaemonlessFacts", "gather"]
+
+PIPE = 1 << 16  # bytes of an answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonlessFacts:
+    """The engine that this user's launches take by default, and what a launch without a daemon would find.
+
+    `runtime` starts containers, None with `errors` if none can. `squashfs` is the reason why images have to
+    be unpacked in folders, None if they need not. `store` is the folder of images. `driver_added` tells the
+    setting by which Apptainer, where it is installed, mounts a driver of the node in every container.
+    """
+
+    engine: str = DOCKER
+    runtime: str | None = None
+    squashfs: EngineError | None = None
+    store: str | None = None
+    errors: tuple[ImagematrixError, ...] = ()
+    driver_added: str | None = None
+
+
+def gather() -> DaemonlessFacts:
+    """Return the facts about this node for this user."""
+    errors: list[ImagematrixError] = []
+
+    def tried(call: Callable[[], str | None]) -> str | None:
+        try:
+            return call()
+        except ImagematrixError as error:
+            errors.append(error)
+            return None
+
+    site = Site()
+    try:
+        site = read_site()
+    except UsageError as error:
+        errors.append(error)
+    engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
+    runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
+    tried(_mounts)
+    store = tried(lambda: _store(store_folder(site)))
+    return DaemonlessFacts(
+        engine=engine,
+        runtime=runtime,
+        squashfs=_squashfs(),
+        store=store,
+        errors=tuple(errors),
+        driver_added=_driver_added(),
+    )
+
+
+def _driver_added() -> str | None:
+    program = find_program(apptainer.PROGRAM)
+    if program is None:
+        return None
+    path = apptainer.settings_file(program)
+    try:
+        setting = apptainer.adds_drivers(path)
+    except EngineError:  # a launch with Apptainer tells
+        return None
+    return setting and f"{path}: {setting}"
+
+
+def _squashfs() -> EngineError | None:
+    if find_program(*image_root.PROGRAMS) is None:
+        return image_root.no_program()
+    return None if image_root.fuse_works() else image_root.no_fuse()
+
+
+def _store(path: str) -> str:
+    """Return the folder of images; raise UsageError if this user cannot write to it."""
+    there = next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"the store {path}: this user may not write to {there}", remedy="set IMAGEMATRIX_STORE"
+        )
+    return path
+
+
+def _mounts() -> None:
+    """Mount something as a launch does, in another process; raise what stops it."""
+    reader, writer = os.pipe()
+    with launch_folder() as folder:
+        child = os.fork()
+        if child == 0:
+            error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
+            try:
+                namespace.enter()
+                image_root.prepare(folder)
+                error = None
+            except EngineError as caught:
+                error = caught
+            finally:
+                os.write(writer, pickle.dumps(error))
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            found = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
+        os.waitpid(child, 0)
+    if found:
+        raise found

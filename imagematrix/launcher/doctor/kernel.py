@@ -1,0 +1,180 @@
+"""Facts of the kernel that the probe does not read: log, bound drivers, Secure Boot, NVSwitches, SELinux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imagematrix.hardware.host import fabric, pci, signs
+from imagematrix.hardware.host.tree import Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from imagematrix.hardware.host.host import Host
+
+__all__ = ["KernelFacts", "read"]
+
+KMSG = "dev/kmsg"
+LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of this
+MESSAGE = 8192  # bytes, the maximum of one read of /dev/kmsg
+# https://docs.nvidia.com/deploy/xid-errors/
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})")
+# Messages about a module without a trusted signature: kernel/module/signing.c and security/lockdown.
+REFUSED = re.compile(
+    r"Loading of (?:unsigned module|module with un\S+ \w+) is rejected|unsigned module loading is restricted"
+    r"|Loading of module with unavailable key is rejected"
+)
+# SELinux shows only the last part of a path if it denies access to an inode.
+DENIED = re.compile(
+    r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\""
+    r"|avc: +denied.* name=\"(nvidia(?:\d+|ctl|-[\w-]+))\".* tclass=chr_file"
+)
+SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+SELINUX = "sys/fs/selinux/booleans/container_use_devices"
+DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
+# For device nodes: the names of their driver in /proc/devices, and the command that creates the nodes again.
+MAJORS = (
+    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), ("nvidia", "nvidia-frontend"), "nvidia-modprobe -c 0"),
+    (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",), "nvidia-modprobe -u -c 0"),
+    (re.compile(r"/dev/nvidia-caps/.*"), ("nvidia-caps",), "nvidia-modprobe -f FILE"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFacts:
+    """The kernel's facts.
+
+    `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies
+    signatures, `refused` is the message about a rejected module. `xids` counts errors by bus address and
+    number, `denied` are device nodes to which a security module denied access; these three are empty if the
+    log cannot be read. `stale` are device nodes whose major number is not their driver's, each with the
+    command that creates it again. `switches` are the NVSwitches, `fabric_manager` states whether the fabric
+    manager runs, None if the node's processes are hidden. `uncomputed` are the MIG GPU instances without a
+    compute instance, by the GPU's minor. `selinux` states that SELinux denies device nodes to the containers
+    that the engine labels.
+    """
+
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    secure_boot: bool = False
+    refused: str | None = None
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    denied: tuple[str, ...] = ()
+    stale: tuple[tuple[str, str], ...] = ()
+    switches: tuple[str, ...] = ()
+    fabric_manager: bool | None = None
+    uncomputed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    selinux: bool = False
+
+
+def read(host: Host, root: str = "/") -> KernelFacts:
+    """Return the facts of this machine's kernel about `host`'s GPUs, without those that cannot be read."""
+    top, tree = Path(root), Tree(root)
+    functions = signs.find(tree).functions
+    log = list(_log(top / KMSG))
+    xids: dict[tuple[str, int], int] = {}
+    for message in log:
+        if match := XID.search(message):
+            key = match[1].lower(), int(match[2])
+            xids[key] = xids.get(key, 0) + 1
+    return KernelFacts(
+        drivers={
+            gpu.pci_bus_id: driver
+            for gpu in host.gpus
+            if gpu.pci_bus_id and (driver := _driver(top / pci.PCI_DEVICES.lstrip("/") / gpu.pci_bus_id))
+        },
+        secure_boot=_bytes(top / SECURE_BOOT)[-1:] == b"\1",
+        refused=next((message for message in log if REFUSED.search(message)), None),
+        xids=xids,
+        denied=tuple(dict.fromkeys(filter(None, map(_denied, log)))),
+        stale=tuple(_stale(host, top)),
+        switches=tuple(function.bus_id for function in pci.scan(tree, functions) if function.switch),
+        fabric_manager=fabric.is_managed(tree),
+        uncomputed={
+            gpu.minor: instances
+            for gpu in host.gpus
+            if gpu.minor is not None and (instances := _uncomputed(gpu.minor, top))
+        },
+        selinux=_text(top / SELINUX).startswith("0"),
+    )
+
+
+def _denied(message: str) -> str | None:
+    """Return the device node to which a message says that access was denied."""
+    match = DENIED.search(message)
+    if match is None:
+        return None
+    name = match[2]
+    folder = "/dev/nvidia-caps" if name and name.startswith("nvidia-cap") else "/dev"
+    return f"{folder}/{name}" if name else match[1]
+
+
+def _log(path: Path) -> Iterator[str]:
+    """Yield the messages in the kernel's buffer; none if this user may not read them."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for _ in range(LOG_LIMIT):
+            try:
+                raw = os.read(descriptor, MESSAGE)
+            except BrokenPipeError:  # the message was overwritten meanwhile; read the next one
+                continue
+            except OSError:  # EAGAIN: no more messages
+                return
+            if not raw:
+                return
+            # "6,1234,5678,-;TEXT", then lines about the device (Documentation/ABI/testing/dev-kmsg)
+            yield raw.decode("utf-8", "replace").partition("\n")[0].partition(";")[2]
+    finally:
+        os.close(descriptor)
+
+
+def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
+    """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
+    majors = {name: int(number) for number, name in DEVICE.findall(_text(top / "proc/devices"))}
+    for path in host.devices:
+        names, remedy = next(
+            ((names, remedy) for form, names, remedy in MAJORS if form.fullmatch(path)), ((), "")
+        )
+        expected = {majors[name] for name in names if name in majors}
+        with contextlib.suppress(OSError):
+            node = (top / path.lstrip("/")).stat()
+            if expected and stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) not in expected:
+                yield path, remedy
+
+
+def _uncomputed(minor: int, top: Path) -> tuple[int, ...]:
+    instances = (top / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").glob("gi[0-9]*")
+    return tuple(
+        sorted(
+            int(instance.name[2:])
+            for instance in instances
+            if instance.name[2:].isdecimal() and not list(instance.glob("ci[0-9]*"))
+        )
+    )
+
+
+def _driver(function: Path) -> str | None:
+    try:
+        return (function / "driver").readlink().name
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str:
+    return _bytes(path).decode("utf-8", "replace")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(1024 * 1024)
+    except OSError:
+        return b""

@@ -1,0 +1,125 @@
+"""The GPUs of containers without a daemon: who has them when the process that held their locks is dead.
+
+The process that started a container, its keeper, holds the locks of its GPUs, and frees them. A file in the
+lock folder says besides which process the container's first is: when the locks of a GPU are free, but that
+process lives, its keeper was killed.
+
+Any user can write such a file. So it counts only if it belongs to the user of the process that it names: for
+GPUs of others, it says no more than a process of the same user does that has them open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from imagematrix.common.json_documents import Fields
+from imagematrix.common.record import Record, replace
+from imagematrix.errors import UsageError
+from imagematrix.images.local_store.holder import Holder, parse_holder
+from imagematrix.launcher.gpu_claims.processes import describe
+from imagematrix.launcher.gpu_claims.usage import combined, overlap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from imagematrix.launcher.gpu_claims.locks import Locks
+    from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
+
+__all__ = [
+    "ContainerLease",
+    "ContainerLeases",
+    "hold_container_lease",
+    "live_container_leases",
+    "usage_by_containers",
+]
+
+PREFIX = "container-"
+ContainerLeases = list[tuple["ContainerLease", "Holder"]]
+
+
+class ContainerLease(Record):
+    """What a container has: GPUs by their `keys`, whole, or with `vram_mib` a share of each.
+
+    With `common`, containers of the same batch job have them together. `share` is the lock of a share.
+    """
+
+    keys: tuple[str, ...]
+    common: bool = False
+    vram_mib: int | None = None
+    share: str | None = None
+
+    def excludes(self, keys: Sequence[str], *, common: bool = False) -> bool:
+        """Whether nothing else may have the whole GPU with these keys, or with `common` together with it."""
+        return self.vram_mib is None and not (common and self.common) and overlap(self.keys, keys)
+
+    def is_held(self, holders: Container[str], shares: Usage) -> bool:
+        """Whether its keeper holds the lock, of which `holders` are the held ones, or one of `shares`."""
+        if self.share is None:
+            return any(key in holders for key in self.keys)
+        return any(self.share in consumer.marks for using in shares.values() for consumer in using)
+
+
+def hold_container_lease(locks: Locks, lease: ContainerLease, holder: Holder) -> tuple[str, tuple[int, ...]]:
+    """Write the lease of a container whose first process is `holder`; return its name, and what holds it."""
+    name = f"{PREFIX}{os.urandom(8).hex()}"
+    gpus = {
+        "keys": list(lease.keys),
+        "common": lease.common,
+        "vram_mib": lease.vram_mib,
+        "share": lease.share,
+    }
+    return name, locks.hold(name, json.dumps({"holder": holder.to_bytes().decode(), "gpus": gpus}))
+
+
+def live_container_leases(locks: Locks) -> ContainerLeases:
+    """Return the leases of containers that live, each with the container's first process.
+
+    Files of containers that have ended are removed, as far as this user may.
+    """
+    found = []
+    for name in locks.names():
+        file = locks.file(name) if name.startswith(PREFIX) else None
+        if file is None:
+            continue
+        lease, holder = _parsed(file.text)
+        # Of a container on another machine or in another PID namespace, only its keeper is known to live.
+        kept = file.held and holder is not None and not holder.is_here
+        if lease and holder and (kept or holder.alive(file.quiet_s, owner=file.owner)):
+            found.append((lease, holder))
+        elif not file.held:
+            locks.remove(name)
+    return found
+
+
+def usage_by_containers(left: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
+    """Return the usage by such containers."""
+    return combined(*(dict.fromkeys(lease.keys, (_consumer(lease, holder),)) for lease, holder in left))
+
+
+def _consumer(lease: ContainerLease, holder: Holder) -> Consumer:
+    process = describe(holder.pid, kind="lease")
+    return replace(
+        process,
+        name=str(holder) if holder.process.is_hidden else process.name,
+        vram_mib=lease.vram_mib,
+        marks=frozenset({lease.share} if lease.share else ()),
+    )
+
+
+def _parsed(text: str) -> tuple[ContainerLease | None, Holder | None]:
+    """Return the content of a file, with None for what is damaged."""
+    try:
+        fields = Fields(json.loads(text), "lease")
+        gpus = fields.object_or_empty("gpus")
+        vram_mib = gpus.integer_or_none("vram_mib")
+        lease = ContainerLease(
+            keys=gpus.texts("keys"),
+            common=gpus.boolean("common"),
+            vram_mib=vram_mib if vram_mib is not None and vram_mib > 0 else None,
+            share=gpus.text_or_none("share"),
+        )
+        return lease, parse_holder(fields.text("holder"))
+    except (ValueError, RecursionError, UsageError):
+        return None, None

@@ -1,0 +1,407 @@
+"""Named locks shared by all users of a node; the kernel releases a lock when its last holder ends.
+
+A lock is an flock(2) on a file in one folder. It belongs to the open file description, and so to every
+process that inherits the descriptor: it survives exec and needs no clean-up. Lock files are never removed
+while another process might lock them, or two processes could hold the lock of one name.
+
+If the engine's socket belongs to a group, the folder belongs to it too, and only members of the group can
+hold locks. Otherwise any user may write to the folder. Its contents are not trusted: links are not followed,
+only regular files are opened, and the holder of a lock is the process that the kernel reports.
+"""
+# Names are opened relative to the checked folder, which pathlib cannot do.
+# ruff: noqa: PTH102, PTH103, PTH106, PTH120, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+
+from imagematrix.common.record import Record
+from imagematrix.common.text import word
+from imagematrix.errors import GpusBusyError, ProbeError
+from imagematrix.launcher.gpu_claims.processes import describe, proc_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+    from typing import Self
+
+__all__ = ["NAMED", "SHARED", "LockFile", "Locks", "folder", "inherit", "release"]
+
+SHARED = "/run/lock/imagematrix"
+NAMED = "IMAGEMATRIX_LOCKS"  # the variable that names another folder
+WORLD_MODE = 0o1777  # any user may write, and remove only their own files
+GROUP_MODE = 0o3770  # the same for a group, which the files inherit
+TURN = "turn"
+TURN_S = 60.0  # a survey of the GPUs takes about 0.1 s, and 20 s with a faulty driver
+RETRY_S = 0.02
+SETTLE_S = 0.5  # from the creation of the folder to its mode
+TEXT_LIMIT = 64 * 1024  # bytes
+
+
+def folder(machine: str | None = None) -> str:
+    """Return the folder of this node's locks, or of those for the GPUs of another machine.
+
+    It is the one that IMAGEMATRIX_LOCKS names, or a folder in /run/lock. If that folder is missing and this
+    user may not create it, it is a folder in XDG_RUNTIME_DIR: only this user's processes share these locks.
+    """
+    if machine is not None:
+        return f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', machine)}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if named := os.environ.get(NAMED):
+        return named
+    if runtime and not os.path.lexists(SHARED) and not os.access(os.path.dirname(SHARED), os.W_OK):
+        return f"{runtime}/imagematrix"
+    return SHARED
+
+
+class LockFile(Record):
+    """The text in a lock file, its owner, the seconds since it was touched, and whether its lock is held."""
+
+    text: str
+    owner: int
+    quiet_s: float
+    held: bool
+
+
+class Locks:
+    """The locks in one folder, which is created if missing; close it after use.
+
+    `group` is the id of the group whose members may start containers, None if there is none or it is unknown.
+    """
+
+    def __init__(self, path: str, group: int | None = None) -> None:
+        self.path = path
+        self._folder = _open_folder(path, group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._folder)
+
+    def take(self, *names: str, shared: bool = False) -> tuple[int, ...] | None:
+        """Return descriptors that hold the locks of all `names`, or None if another process holds one.
+
+        Processes that take a lock as `shared` hold it together.
+        """
+        taken: list[int] = []
+        with contextlib.ExitStack() as undo:
+            undo.callback(release, taken)
+            for name in names:
+                taken.append(self._open(name))
+                if not _try_lock(taken[-1], fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+                    return None
+            undo.pop_all()
+        return tuple(taken)
+
+    @contextlib.contextmanager
+    def turn(self, wait_s: float | None = None) -> Iterator[None]:
+        """Hold the lock under which GPUs are surveyed and claimed.
+
+        Raises GpusBusyError after `wait_s` seconds, by default once one process has held it for TURN_S.
+        """
+        descriptors = self._take_turn(wait_s)
+        try:
+            yield
+        finally:
+            release(descriptors)
+
+    def holders(self) -> dict[str, int]:
+        """Return the process id of the holder by lock, for the locks whose holder this process can see."""
+        pids = _kernel_locks()
+        holders = {}
+        for name in self.names():
+            with contextlib.suppress(OSError):  # removed meanwhile
+                file = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                inode = (os.major(file.st_dev), os.minor(file.st_dev), file.st_ino)
+                if inode in pids:
+                    holders[name] = pids[inode]
+        return holders
+
+    def names(self) -> list[str]:
+        """Return the names of all lock files, held or not."""
+        return sorted(os.listdir(self._folder))
+
+    def create(self, name: str) -> None:
+        """Create an unlocked lock file; an existing one stays as it is."""
+        with contextlib.suppress(FileExistsError):
+            os.close(self._create(name, "", held=False))
+
+    def hold(self, name: str, text: str) -> tuple[int, ...]:
+        """Create a lock file with `text` in it and return a descriptor that holds its lock.
+
+        The file appears with its lock held: if the lock is free, the holder has ended.
+        """
+        with self._usable(name):
+            return (self._create(name, text, held=True),)
+
+    def write(self, name: str, text: str) -> None:
+        """Create an unlocked file with `text` in it."""
+        with self._usable(name):
+            os.close(self._create(name, text, held=False))
+
+    def text_of(self, name: str, owners: Collection[int]) -> str | None:
+        """Return the text of a file if it belongs to one of these users, else None."""
+        return self._text(name, lambda descriptor: os.fstat(descriptor).st_uid in owners)
+
+    def text_if_held(self, name: str) -> str | None:
+        """Return the text in a lock file whose lock is held, else None."""
+        # A shared lock, so that two readers do not mistake each other for the holder.
+        return self._text(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
+
+    def file(self, name: str) -> LockFile | None:
+        """Return a lock file, None if there is none."""
+        found: list[tuple[bool, os.stat_result]] = []
+
+        def note(descriptor: int) -> bool:
+            found.append((not _try_lock(descriptor, fcntl.LOCK_SH), os.fstat(descriptor)))
+            return True
+
+        text = self._text(name, note)
+        if text is None:
+            return None
+        ((held, state),) = found
+        return LockFile(text=text, owner=state.st_uid, quiet_s=abs(time.time() - state.st_mtime), held=held)
+
+    def age(self, name: str) -> float:
+        """Return the seconds since a lock file was touched; infinite if it is gone."""
+        try:
+            touched = os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime
+        except OSError:
+            return float("inf")
+        return abs(time.time() - touched)  # a time in the future was set by hand and proves nothing
+
+    def remove(self, name: str) -> None:
+        """Remove a lock file, if this user may."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._folder)
+
+    def require_writable(self) -> None:
+        """Raise ProbeError if no file can be written: a launch then cannot wait, or record what it holds."""
+        name = f".check-{os.urandom(8).hex()}"
+        self.write(name, "check")
+        self.remove(name)
+
+    def _take_turn(self, wait_s: float | None) -> tuple[int, ...]:
+        if descriptors := self.take(TURN):
+            return descriptors
+        while True:
+            holder = self.holders().get(TURN)
+            deadline = time.monotonic() + (TURN_S if wait_s is None else wait_s)
+            while True:
+                if descriptors := self.take(TURN):
+                    return descriptors
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(RETRY_S)
+            last = self.holders().get(TURN)
+            # Many quick turns of different holders are no reason to give up.
+            if last == holder or wait_s is not None:
+                by = describe(last) if last else "a process that is not visible from here"
+                patience_s = round(TURN_S if wait_s is None else wait_s, 2)
+                raise GpusBusyError(
+                    f"another launch has been choosing its GPUs for {patience_s:g} seconds: {by}",
+                    remedy="check why that process waits; if it hangs, end it",
+                )
+
+    def _open(self, name: str) -> int:
+        with self._usable(name):
+            try:
+                return self._open_existing(name)
+            except FileNotFoundError:
+                self.create(name)
+                return self._open_existing(name)
+
+    @contextlib.contextmanager
+    def _usable(self, name: str) -> Iterator[None]:
+        """Raise ProbeError in place of OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise _unusable(f"{self.path}/{name}", error) from error
+
+    def _text(self, name: str, counts: Callable[[int], bool]) -> str | None:
+        """Return the text of a file whose descriptor `counts`, else None."""
+        try:
+            descriptor = self._open_existing(name)
+        except (OSError, ProbeError):  # removed, or not a regular file
+            return None
+        try:
+            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace") if counts(descriptor) else None
+        finally:
+            os.close(descriptor)
+
+    def _create(self, name: str, text: str, *, held: bool) -> int:
+        # The file appears complete, and readable for all users whatever the umask.
+        draft = f".{os.urandom(8).hex()}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, 0o600, dir_fd=self._folder)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            try:
+                os.write(descriptor, text.encode())
+                os.fchmod(descriptor, 0o444)
+                if held:
+                    _try_lock(descriptor)
+                os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            finally:
+                os.unlink(draft, dir_fd=self._folder)
+            undo.pop_all()
+        return descriptor
+
+    def _open_existing(self, name: str) -> int:
+        # These flags prevent blocking on a pipe, or following a link, that another user created.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(name, flags, dir_fd=self._folder)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # of a link
+                raise
+        raise ProbeError(f"{self.path}/{name} is not a regular file", remedy="remove it")
+
+
+def release(descriptors: Iterable[int]) -> None:
+    """Release locks."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def inherit(descriptors: Iterable[int]) -> None:
+    """Keep locks across the exec of another program in this process."""
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+
+
+def _open_folder(path: str, group: int | None) -> int:
+    with contextlib.ExitStack() as undo:
+        try:
+            if path == SHARED:
+                os.makedirs(os.path.dirname(SHARED), exist_ok=True)  # minimal systems lack /run/lock
+            created = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+                created = True
+                undo.callback(_remove, path)  # nobody else could use it
+            descriptor = _settled(path)
+            undo.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+            # A folder that was created for all users, before there was a group: restrict it to the group.
+            if created or (
+                path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007
+            ):
+                _set_mode(descriptor, group)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        _check(path, os.fstat(descriptor), group)
+        undo.pop_all()
+    return descriptor
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):  # another process of this user may have a lock in it by now
+        os.rmdir(path)
+
+
+def _settled(path: str) -> int:
+    """Open the folder, with retries: another user's process may have created it and not set its mode yet."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_S)
+
+
+def _set_mode(descriptor: int, group: int | None) -> None:
+    """Give the folder to the group, or to all users, whatever the umask."""
+    if group is not None:
+        try:
+            os.fchown(descriptor, -1, group)
+        except PermissionError as error:
+            why = "it has to belong to the group that may start containers, and this user is not in it"
+            raise PermissionError(error.errno, why) from error
+    os.fchmod(descriptor, WORLD_MODE if group is None else GROUP_MODE)
+
+
+def _is_ours(folder: os.stat_result) -> bool:
+    return os.geteuid() in (0, folder.st_uid)
+
+
+def _check(path: str, folder: os.stat_result, group: int | None) -> None:
+    """Raise ProbeError if an unprivileged user could break or block the locks."""
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        raise ProbeError(
+            f"unsafe permissions of {path}: any user can remove the locks of others",
+            remedy=f"chmod {WORLD_MODE:o} {path}",
+        )
+    if group is None or folder.st_uid in (0, os.geteuid()):
+        return
+    import grp
+    import pwd
+
+    try:
+        owner = pwd.getpwuid(folder.st_uid)
+        name, trusted = owner.pw_name, group == owner.pw_gid or owner.pw_name in grp.getgrgid(group).gr_mem
+    except KeyError:
+        name, trusted = str(folder.st_uid), False
+    if not trusted:
+        raise ProbeError(
+            f"the folder of the GPU locks, {path}, is owned by user {name}, who may not start containers",
+            remedy=f"as root, run `chown root:{word(group)} {word(path)}` and "
+            f"`chmod {GROUP_MODE:o} {word(path)}`",
+        )
+
+
+def _unusable(path: str, error: OSError) -> ProbeError:
+    return ProbeError(
+        f"cannot use the GPU locks: {path}: {error.strerror}", remedy=_remedy(path, error.errno)
+    )
+
+
+def _remedy(path: str, code: int | None) -> str:
+    """Return the remedy for an error; it never removes the folder, which has the GPUs of running tasks."""
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return f"free space there, or inodes: see `df {word(path)}` and `df -i {word(path)}`"
+    if code == errno.EROFS:
+        return f"remount it read-write: `findmnt -T {word(path)}` shows what is mounted"
+    create = (
+        f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
+        "group may start containers"
+    )
+    if code in (errno.ENOTDIR, errno.ELOOP):
+        return f"it is not a folder: as root, move it away and run {create}"
+    return f"as root, run {create}"
+
+
+def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _kernel_locks() -> dict[tuple[int, int, int], int]:
+    """Return the process id of each flock's holder by device and inode; see proc_locks(5).
+
+    Holders outside this PID namespace are left out. It takes 7 to 15 ms on a kernel 6.18: the kernel stops
+    all changes of locks meanwhile, and waits until every processor has noticed (locks_start in fs/locks.c).
+    """
+    pids = {}
+    for words in map(str.split, proc_lines("/proc/locks")):
+        # The line of a blocked request has one word more: "->".
+        if len(words) == 8 and words[1] == "FLOCK" and words[4].isdecimal() and words[4] != "0":  # noqa: PLR2004
+            major, minor, inode = words[5].split(":")
+            pids[int(major, 16), int(minor, 16), int(inode)] = int(words[4])
+    return pids

@@ -1,0 +1,74 @@
+"""The status of a node's GPUs as metrics in Prometheus' text format: `imagematrix gpus --metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from imagematrix.hardware.gpu_request.choice import instance, memory_mib
+from imagematrix.launcher.gpu_claims.shares import counted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from imagematrix.launcher.gpu_claims.report import GpuStatus
+
+__all__ = ["text"]
+
+MIB = 1024**2
+LABELS = ("gpu", "uuid", "name", "profile")
+# Unknown values have no sample.
+METRICS = {
+    "usable": "Whether the GPU or MIG device works: 1 or 0.",
+    "free": "Whether it works and nothing uses it: 1 or 0.",
+    "users": "Number of containers, processes and leases that use it; those of one launch count once.",
+    "shares": "Number of its users that declared a share of its memory.",
+    "memory_bytes": "Total memory.",
+    "memory_used_bytes": "Memory in use, as the driver reports it.",
+    "memory_shareable_bytes": "Memory left for further shares; no sample if it is used whole.",
+    "utilization_ratio": "Load from 0 to 1, as the driver reports it.",
+    "temperature_celsius": "Temperature.",
+}
+
+
+def text(statuses: Iterable[GpuStatus]) -> str:
+    """Return the metrics of GPUs, and of the MIG devices of those in MIG mode."""
+    registry = CollectorRegistry()
+    gauges = {
+        name: Gauge(f"imagematrix_gpu_{name}", meaning, LABELS, registry=registry)
+        for name, meaning in METRICS.items()
+    }
+    for status in statuses:
+        for device in (status, *status.parts):
+            for name, value in _values(device):
+                if value is not None:
+                    gauges[name].labels(*_labels(device)).set(value)
+    return generate_latest(registry).decode()
+
+
+def _labels(status: GpuStatus) -> tuple[str, str, str, str]:
+    gpu = status.gpu
+    if status.parts or not gpu.mig:
+        return str(gpu.index), gpu.uuid or "", gpu.name or "", ""
+    (device,) = gpu.mig
+    return instance(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
+
+
+def _values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
+    gpu, live = status.gpu, status.live
+    yield "usable", gpu.usable
+    if not status.parts:  # else its MIG devices have these values
+        users = counted(status.used_by, mps=True) if status.complete else None
+        yield "free", status.free
+        yield "users", len(users) if users is not None else None
+        yield "shares", sum(user.vram_mib is not None for user in users) if users is not None else None
+        yield "memory_shareable_bytes", _bytes(status.free_mib)
+    yield "memory_bytes", _bytes(gpu.memory_mib if status.parts else memory_mib(gpu))
+    if live is not None:
+        yield "memory_used_bytes", _bytes(live.memory_used_mib)
+        yield "utilization_ratio", None if live.utilization is None else live.utilization / 100
+        yield "temperature_celsius", live.temperature
+
+
+def _bytes(mib: int | None) -> int | None:
+    return None if mib is None else mib * MIB

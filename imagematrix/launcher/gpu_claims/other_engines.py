@@ -1,0 +1,152 @@
+"""Containers of engines other than the one that is asked, found by their processes.
+
+An engine lists only its own containers, and podman without a service has no engine to ask. The device nodes
+in a container's /dev show which GPUs it has; a container that has the machine's whole /dev shows nothing.
+"""
+# os scans /proc faster than pathlib does.
+# ruff: noqa: PTH116, PTH208
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.launcher.gpu_claims.containers import CAPABILITY, NODE, minor_of
+from imagematrix.launcher.gpu_claims.processes import CONTAINER, cgroup, describe, is_in_pod, proc_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from typing import Any
+
+    from imagematrix.hardware.host.host import Gpu
+
+__all__ = ["containers"]
+
+ENTRIES = 4096  # of one folder; what is beyond was not put there by an engine
+
+
+def containers(
+    gpus: tuple[Gpu, ...],
+    listed: Callable[[], Collection[str]],
+    *,
+    pods: bool,
+    proc: str = "/proc",
+) -> list[dict[str, Any]]:
+    """Return containers with nodes of GPUs that the engine does not know, as the engine would.
+
+    `listed` returns the ids of all containers of the engine, running or not; it is called only if needed.
+    Without `pods`, containers of pods are left out, because the kubelet lists them. Left out are privileged
+    containers, too: they have every node, but seldom use it. An ordinary user sees only containers that got
+    the nodes by mounts, as those of rootless podman.
+    """
+    if all(gpu.minor is None for gpu in gpus):
+        return []
+    found = [
+        (container_id, pid, paths)
+        for container_id, pid, paths in _containers(proc, pods=pods)
+        if not _is_privileged(pid, paths, proc)
+    ]
+    known = listed() if found else ()
+    return [
+        _described(container_id, pid, paths, proc)
+        for container_id, pid, paths in found
+        if container_id not in known and os.path.exists(f"{proc}/{pid}")  # noqa: PTH110 - it may have ended
+    ]
+
+
+def _containers(proc: str, *, pods: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Yield the id, a process and the nodes of GPUs in it, for each container that has some."""
+    seen = {_identity(f"{proc}/self/root/dev")}
+    reported: set[str] = set()
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        folder = f"{proc}/{pid}/root/dev"
+        identity = _identity(folder)  # one request for each process, and most have the machine's /dev
+        if identity is not None and identity in seen:
+            continue
+        container_id = _container(pid, proc, pods=pods)
+        if container_id is None or container_id in reported:
+            continue
+        if identity is not None:
+            seen.add(identity)
+        paths = tuple(_mounted(f"{proc}/{pid}/mountinfo") if identity is None else _nodes(folder))
+        if paths:
+            reported.add(container_id)
+            yield container_id, pid, paths
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what distinguishes a folder from all others, None if this user may not see it."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _container(pid: int, proc: str, *, pods: bool) -> str | None:
+    """Return the id of the innermost container that a process runs in, None without one."""
+    container_ids = CONTAINER.findall(cgroup(pid, proc))
+    if not container_ids or (is_in_pod(pid, proc) and not pods):
+        return None
+    return str(container_ids[-1])
+
+
+def _nodes(folder: str) -> Iterator[str]:
+    """Yield the nodes of GPUs and MIG devices in a container's /dev, by the names they have on the host."""
+    for path, entry in (
+        *_entries(folder, "/dev"),
+        *_entries(f"{folder}/nvidia-caps", "/dev/nvidia-caps"),
+    ):
+        if CAPABILITY.fullmatch(path):
+            yield path
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        minor = minor_of(status)
+        if minor is not None:
+            yield f"/dev/nvidia{minor}"
+
+
+def _entries(folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (
+                (f"{name}/{entry.name}", entry) for entry, _ in zip(entries, range(ENTRIES), strict=False)
+            )
+    except OSError:
+        return
+
+
+def _mounted(path: str) -> Iterator[str]:
+    """Yield the nodes that are mounted into a container, from /proc/PID/mountinfo: see proc(5)."""
+    for line in proc_lines(path):
+        words = line.split(" ", 5)
+        if len(words) > 5 and words[4].startswith("/dev/"):  # noqa: PLR2004 - root and mount point
+            node = f"/dev{words[3]}"
+            if NODE.fullmatch(node) or CAPABILITY.fullmatch(node):
+                yield node
+
+
+def _is_privileged(pid: int, paths: Collection[str], proc: str) -> bool:
+    """Whether a process's container has all of the machine's nodes, and may gain all of its capabilities."""
+    # The first process has all that this machine grants, and `--privileged` gives a container the same.
+    capabilities = _capabilities(pid, proc)
+    if capabilities is None or capabilities != _capabilities(1, proc):
+        return False
+    return set(_nodes(f"{proc}/self/root/dev")) <= set(paths)
+
+
+def _capabilities(pid: int, proc: str) -> str | None:
+    lines = proc_lines(f"{proc}/{pid}/status")
+    return next((line for line in lines if line.startswith("CapBnd:")), None)
+
+
+def _described(container_id: str, pid: int, paths: tuple[str, ...], proc: str) -> dict[str, Any]:
+    return {
+        "Id": container_id,
+        "Name": container_id[:12],
+        "Config": {"Image": f"{describe(pid, proc).name}, pid {pid}, of another engine"},
+        "HostConfig": {"Devices": [{"PathOnHost": path} for path in paths]},
+    }

@@ -1,0 +1,110 @@
+"""Usage of GPUs by pods of Kubernetes, as the kubelet of this node lists them.
+
+See https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins, "Monitoring
+device plugin resources".
+"""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.launcher.gpu_claims.usage import Consumer, combined, keys
+from imagematrix.launcher.kubelet import sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.common.json_documents import Fields
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = ["GIB", "SHARE", "VRAM", "access", "denied", "named", "socket", "usage"]
+
+VRAM = "imagematrix.io/vram-gib"  # the resource of shares
+CHECK = "check `systemctl status kubelet`; if this node has no kubelet any more, remove the socket"
+GIB = 1024  # MiB
+SHARE = "::"  # in a device id, between a UUID and the number of a share of that device
+TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
+
+
+def socket() -> str:
+    """Return the path of the socket at which the kubelet of this node lists its pods."""
+    return sockets.pods(sockets.root_dir())
+
+
+def denied() -> str:
+    """Return the message for a user who may not ask the kubelet of this node."""
+    return f"{socket()}: permission denied: GPU usage by pods unknown"
+
+
+def access() -> bool | None:
+    """Return whether this user may ask the kubelet of this node; None if there is no kubelet."""
+    path = socket()
+    try:
+        os.stat(path)  # noqa: PTH116 - pathlib is slow to import
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)
+
+
+def named(devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs and MIG devices in device ids, without duplicates.
+
+    Ids of device plugins for other hardware are not UUIDs.
+    """
+    return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
+
+
+def usage(gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of `gpus` by containers of pods that got them from any device plugin.
+
+    It is empty unless `access` returns true. Containers with imagematrix.io/vram-gib use a share. Raises
+    EngineError if kubelet does not answer.
+    """
+    if not access():
+        return {}
+    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.minor is not None}
+    by_uuid |= {part.mig[0].uuid: part for gpu in by_uuid.values() for part in parts(gpu) if part.mig}
+    used_by: Usage = {}
+    for devices in _listed():
+        ids = devices.texts("ids")
+        # Each id is one GiB: Kubernetes counts whole devices only.
+        share = len(ids) * GIB if devices.text("resource") == VRAM else None
+        user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
+        for name in named(ids):
+            if name in by_uuid:
+                used_by = combined(used_by, dict.fromkeys(keys(by_uuid[name]), (user,)))
+    return used_by
+
+
+def _listed() -> tuple[Fields, ...]:
+    """Return what kubelet lists, read by a separate process.
+
+    gRPC starts threads. They would receive the signals that a launch waits for, and a process with threads
+    must not fork.
+    """
+    import subprocess
+
+    from imagematrix.common.child_modules import child_command
+    from imagematrix.common.json_documents import Fields, parse
+
+    remedy, path = None, socket()
+    command = [*child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
+        )
+        answer = Fields(parse(done.stdout, "kubelet"), "kubelet")
+        if (error := answer.text_or_none("error")) is None:
+            return tuple(answer.objects("devices"))
+        remedy = answer.text_or_none("remedy")
+    except subprocess.TimeoutExpired:
+        error = f"kubelet does not answer within {TIMEOUT_S:g} seconds"
+    except (OSError, UsageError) as failure:
+        error = f"the query process failed: {failure}"
+    raise EngineError(f"{path}: {error}", remedy=remedy or CHECK)

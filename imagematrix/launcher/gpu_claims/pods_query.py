@@ -1,0 +1,50 @@
+"""Asks a kubelet what its pods hold, and prints the answer as one JSON object.
+
+imagematrix.launcher.gpu_claims.pods runs this in a separate process, because gRPC starts threads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+__all__ = ["main", "query"]
+
+ANSWER_S = 5.0  # less than TIMEOUT_S of `pods`, so that kubelet is blamed, and not this process
+
+
+def query(socket: str) -> dict[str, object]:
+    """Return the devices of each container under "devices", or the reason why they are unknown under "error".
+
+    A "remedy" is added if the cause is not kubelet.
+    """
+    try:
+        import grpc
+
+        from imagematrix.launcher.kubelet.messages import PODS, call, message
+    except ModuleNotFoundError as error:  # the file of `make zipapp` has no gRPC
+        from imagematrix.common.zipapp_writer import WHOLE_PACKAGE
+
+        return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": WHOLE_PACKAGE}
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+        try:
+            answer = ask(message("Empty")(), timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            return {"error": f"kubelet does not answer: {error.details()}"}
+    devices = [
+        {
+            "container": f"{pod.namespace}/{pod.name} ({container.name})",
+            "resource": devices.resource_name,
+            "ids": list(devices.device_ids),
+        }
+        for pod in answer.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+    ]
+    return {"devices": devices}
+
+
+def main() -> None:
+    """Print the answer of the kubelet at the socket that the argument names."""
+    sys.stdout.write(json.dumps(query(sys.argv[1])))

@@ -1,0 +1,138 @@
+"""Usage of GPUs by processes: from NVML, or from the open device nodes in /proc where NVML lists none."""
+# os scans /proc faster than pathlib does.
+# ruff: noqa: PTH116, PTH123, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from imagematrix.common.record import replace
+from imagematrix.launcher.gpu_claims.usage import Consumer, combined, mig_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from imagematrix.hardware.host.nvml import Nvml, Process
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = [
+    "CONTAINER",
+    "MAJOR",
+    "cgroup",
+    "computing",
+    "container_ids",
+    "describe",
+    "is_in_pod",
+    "proc_lines",
+    "with_open_nodes",
+]
+
+MAJOR = 195  # of /dev/nvidia*: see the kernel's list of device numbers (admin-guide/devices.txt)
+# The id in the cgroup names of any engine: docker-ID.scope, libpod-ID.scope, /docker/ID.
+CONTAINER = re.compile(r"[0-9a-f]{64}")
+# The cgroup of all pods, as kubelet's drivers name it, and one in which any user can give any name.
+PODS = re.compile(r"/kubepods(?:(?:-[^/]+)?\.slice)?/")
+OF_USERS = "/user.slice/"
+# Daemons and monitors that open GPUs but compute nothing. /proc/PID/comm has at most 15 characters.
+WATCHERS = frozenset({"nvidia-persiste", "nvidia-smi", "nv-hostengine", "dcgm-exporter", "nvidia-powerd"})
+
+
+def computing(nvml: Nvml) -> tuple[Usage, frozenset[int]]:
+    """Return the usage by compute processes, and the minors of the GPUs whose processes NVML listed."""
+    usages, covered = [], set()
+    for gpu in nvml.gpus:
+        if gpu.minor is not None and gpu.processes is not None:
+            covered.add(gpu.minor)
+            usages += [{_key(gpu.minor, process): (_process(process.pid),)} for process in gpu.processes]
+    return combined(*usages), frozenset(covered)
+
+
+def with_open_nodes(minors: Collection[int], proc: str = "/proc") -> Usage:
+    """Return the usage by processes that have a GPU's node open, as far as this user may read /proc.
+
+    A program opens the nodes of all GPUs that it could use, so this reports more than NVML would.
+    """
+    devices = {os.makedev(MAJOR, minor): f"nvidia{minor}" for minor in minors}
+    return with_open_devices(devices, proc)
+
+
+def with_open_devices(keys: Mapping[int, str], proc: str = "/proc") -> Usage:
+    """Return the usage by processes that have a device open; `keys` maps device numbers to keys."""
+    usages = []
+    for pid in (int(name) for name in os.listdir(proc) if name.isdecimal()):
+        opened = keys.keys() & set(_devices(f"{proc}/{pid}/fd"))
+        if opened and (process := _process(pid, proc)).name not in WATCHERS:
+            usages += [{keys[device]: (process,)} for device in sorted(opened)]
+    return combined(*usages)
+
+
+def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Consumer:
+    """Return a process with its command and user, as far as they can be read."""
+    # A process can set any name, even with line breaks.
+    name = " ".join(word for line in proc_lines(f"{proc}/{pid}/comm") for word in line.split())
+    user = None
+    with contextlib.suppress(OSError):
+        user = _user(os.stat(f"{proc}/{pid}").st_uid)
+    return Consumer(kind=kind, name=name or "unknown", pid=pid, user=user)
+
+
+def container_ids(pid: int, proc: str = "/proc") -> frozenset[str]:
+    """Return the ids of the containers that a process runs in."""
+    return frozenset(CONTAINER.findall(cgroup(pid, proc)))
+
+
+def is_in_pod(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process runs in a pod of Kubernetes."""
+    path = cgroup(pid, proc)
+    return PODS.search(path) is not None and OF_USERS not in path
+
+
+def cgroup(pid: int, proc: str = "/proc") -> str:
+    """Return the cgroups of a process as the kernel lists them; empty if it has ended."""
+    return "\n".join(proc_lines(f"{proc}/{pid}/cgroup"))
+
+
+def proc_lines(path: str) -> list[str]:
+    """Return the lines of a file in /proc; none if the process has ended, or this user may not read it."""
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            return [line.removesuffix("\n") for line in file]
+    except OSError:
+        return []
+
+
+def _process(pid: int, proc: str = "/proc") -> Consumer:
+    """Return a process, marked with the containers that it runs in."""
+    return replace(describe(pid, proc), marks=container_ids(pid, proc))
+
+
+def _key(minor: int, process: Process) -> str:
+    if process.gpu_instance is None or process.compute_instance is None:
+        return f"nvidia{minor}"
+    return mig_key(minor, process.gpu_instance, process.compute_instance)
+
+
+def _devices(folder: str) -> Iterable[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:  # owned by another user, or ended
+        return
+    for name in names:
+        try:  # noqa: SIM105 - thousands of times, where each suppress() takes as long as the call
+            # The entries are links to the open files themselves, whatever the process sees at their paths
+            # (proc(5)).
+            yield os.stat(f"{folder}/{name}").st_rdev
+        except OSError:
+            pass
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)  # a user of a container, or of another node

@@ -1,0 +1,107 @@
+"""The queue of launches that wait for GPUs: first come, first served.
+
+A waiting launch holds a ticket: a numbered lock whose file states how many GPUs it needs and which are
+eligible. Later launches leave that many of these GPUs free and take the rest, so that no launch starves. A
+ticket counts only while its process holds the lock, and while it is fresh: a waiting launch retries about
+once a second and touches its ticket each time.
+"""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.common.record import Record
+from imagematrix.launcher.gpu_claims.locks import release
+from imagematrix.launcher.gpu_claims.processes import describe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.launcher.gpu_claims.locks import Locks
+
+__all__ = ["Queue", "Ticket"]
+
+TICKET = "wait-"
+DIGITS = 18  # tickets have no longer numbers
+STALE_S = 60.0  # with many launches in the queue, a launch waits seconds for its turn
+
+
+class Ticket(Record):
+    """What one launch waits for: `count` of `gpus`, each given by its keys.
+
+    `holder` describes the process; it is empty if unknown.
+    """
+
+    count: int
+    gpus: tuple[tuple[str, ...], ...]
+    holder: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([str(self.count), *map(",".join, self.gpus)])
+
+
+class Queue:
+    """The queue in one folder of locks, and this launch's position in it once it has joined.
+
+    Call everything except `leave` while holding `Locks.turn`.
+    """
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self._number: int | None = None
+        self._descriptors: tuple[int, ...] = ()
+
+    @property
+    def joined(self) -> bool:
+        """Whether this launch is in the queue."""
+        return self._number is not None
+
+    def join(self, ticket: Ticket) -> None:
+        """Append this launch to the queue."""
+        self._number = max((_number(name) for name in self._tickets()), default=0) + 1
+        self._descriptors = self._locks.hold(f"{TICKET}{self._number:09d}", str(ticket))
+
+    def ahead(self) -> list[Ticket]:
+        """Return the live tickets ahead of this launch, in order, and touch its own."""
+        for descriptor in self._descriptors:
+            os.utime(descriptor)
+        tickets: list[Ticket] = []
+        names = self._tickets()
+        holders = self._locks.holders() if names else {}
+        for name in names:
+            if self._number is not None and _number(name) >= self._number:
+                break
+            text = self._locks.text_if_held(name)
+            if text is None:
+                # Its process has ended without leaving the queue.
+                self._locks.remove(name)
+            # A process that was stopped keeps its lock, and must not stop the queue.
+            elif self._locks.age(name) < STALE_S:
+                tickets += _parse(text, str(describe(holders[name])) if name in holders else "")
+        return tickets
+
+    def leave(self) -> None:
+        """Remove this launch from the queue."""
+        if self._number is not None:
+            self._locks.remove(f"{TICKET}{self._number:09d}")
+            release(self._descriptors)
+            self._number, self._descriptors = None, ()
+
+    def _tickets(self) -> list[str]:
+        return sorted((name for name in self._locks.names() if _is_ticket(name)), key=_number)
+
+
+def _is_ticket(name: str) -> bool:
+    number = name.removeprefix(TICKET)
+    return number != name and number.isascii() and number.isdecimal() and len(number) <= DIGITS
+
+
+def _parse(text: str, holder: str) -> list[Ticket]:
+    count, *gpus = text.split() or [""]
+    # Any user can write a malformed ticket, or one that nothing could ever satisfy.
+    if not (count.isascii() and count.isdecimal() and len(count) <= DIGITS and 0 < int(count) <= len(gpus)):
+        return []
+    return [Ticket(count=int(count), gpus=tuple(tuple(gpu.split(",")) for gpu in gpus), holder=holder)]
+
+
+def _number(name: str) -> int:
+    return int(name[len(TICKET) :])

@@ -1,0 +1,111 @@
+"""The status of a node's GPUs, with usage and load: the output of `imagematrix gpus`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.launcher.gpu_claims import shares
+from imagematrix.launcher.gpu_claims.usage import consumers, keys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
+    from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
+
+__all__ = ["SCHEMA", "GpuStatus", "statuses", "to_json"]
+
+SCHEMA = "imagematrix.gpus/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStatus:
+    """One GPU, or a GPU with a single MIG device in its `mig`, and its consumers.
+
+    `live` is NVML's current reading, None if there is none. `parts` are its MIG devices. `complete` is false
+    if a source of usage did not answer, so that consumers may be missing from `used_by`.
+    """
+
+    gpu: Gpu
+    used_by: tuple[Consumer, ...]
+    complete: bool = True
+    live: NvmlGpu | None = None
+    parts: tuple[GpuStatus, ...] = ()
+
+    @property
+    def free(self) -> bool | None:
+        """Whether it is usable and unused; None if unknown."""
+        if not self.gpu.usable or self.used_by:
+            return False
+        return True if self.complete else None
+
+    @property
+    def free_mib(self) -> int | None:
+        """The MiB that further shares can get, None if the whole GPU is in use or the usage is unknown.
+
+        A running MPS server does not count: the memory is then for shares that use MPS.
+        """
+        complete = self.complete and self.gpu.usable
+        return shares.remaining(self.gpu, self.used_by, mps=True) if complete else None
+
+
+def statuses(
+    gpus: Iterable[Gpu], usage: Usage, nvml: Nvml | None, *, complete: bool = True
+) -> tuple[GpuStatus, ...]:
+    """Return the status of each of `gpus`; `complete` states whether `usage` covers all sources."""
+    live = {gpu.minor: gpu for gpu in nvml.gpus} if nvml else {}
+    return tuple(
+        _status(gpu, usage, live.get(gpu.minor) if gpu.minor is not None else None, complete=complete)
+        for gpu in gpus
+    )
+
+
+def to_json(gpus: Iterable[GpuStatus], warnings: Iterable[str]) -> dict[str, object]:
+    """Return the Gpus document."""
+    return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in gpus], "warnings": list(warnings)}
+
+
+def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> GpuStatus:
+    devices = (GpuStatus(gpu=part, used_by=_consumers(part, usage), complete=complete) for part in parts(gpu))
+    return GpuStatus(
+        gpu=gpu, used_by=_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices)
+    )
+
+
+def _consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
+    if gpu.minor is None:  # nothing can use a GPU without a device node
+        return ()
+    return consumers(usage, keys(gpu))
+
+
+def _gpu_json(status: GpuStatus) -> dict[str, object]:
+    gpu, live = status.gpu, status.live
+    return {
+        "index": gpu.index,
+        "minor": gpu.minor,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "state": gpu.state,
+        **_usage_json(status),
+        "utilization_percent": live.utilization if live else None,
+        "memory_used_mib": live.memory_used_mib if live else None,
+        "memory_mib": gpu.memory_mib,
+        "temperature_c": live.temperature if live else None,
+        "mig": None if gpu.mig is None else [_mig_json(part) for part in status.parts],
+    }
+
+
+def _mig_json(status: GpuStatus) -> dict[str, object]:
+    (device,) = status.gpu.mig or ()
+    return {**device.to_json(), **_usage_json(status)}
+
+
+def _usage_json(status: GpuStatus) -> dict[str, object]:
+    return {
+        "free": status.free,
+        "used_by": [consumer.to_json() for consumer in status.used_by],
+        "vram_free_mib": status.free_mib,
+    }

@@ -1,0 +1,51 @@
+"""Shares: declared parts of a GPU's memory, with which several launches can use one GPU."""
+
+from __future__ import annotations
+
+from imagematrix.common.json_documents import natural
+from imagematrix.hardware.gpu_request.choice import memory_mib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.launcher.gpu_claims.usage import Consumer
+
+__all__ = ["MPS", "counted", "parse_mib", "remaining"]
+
+MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to the 15 characters of /proc/PID/comm
+
+
+def parse_mib(text: str) -> int | None:
+    """Return the MiB that a label or a lease declares, None if the text is not a positive integer."""
+    return natural(text) or None
+
+
+def remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
+    """Return the MiB of `gpu` that its `consumers` leave; None if unknown or if one uses the whole GPU."""
+    memory = memory_mib(gpu)
+    declared = [consumer.vram_mib for consumer in counted(tuple(consumers), mps=mps)]
+    if memory is None or None in declared:
+        return None
+    return max(0, memory - sum(share for share in declared if share is not None))
+
+
+def counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
+    """Return the consumers that count as users of a GPU.
+
+    A lease or a process counts as part of its container while the container runs. With `mps` the MPS server
+    does not count, because it works on behalf of the shares.
+    """
+    containers = [consumer for consumer in consumers if consumer.kind == "container"]
+    marks = frozenset[str]().union(*(container.marks for container in containers))
+    others = [
+        consumer
+        for consumer in consumers
+        if consumer.kind != "container" and marks.isdisjoint(consumer.marks)
+    ]
+    return containers + [consumer for consumer in others if not (mps and _is_mps(consumer))]
+
+
+def _is_mps(consumer: Consumer) -> bool:
+    return consumer.kind == "process" and consumer.name == MPS

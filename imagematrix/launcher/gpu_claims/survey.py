@@ -1,0 +1,256 @@
+"""Surveys of the usage of this node's GPUs by running containers, processes and leases."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from imagematrix.common.record import replace
+from imagematrix.errors import EngineError
+from imagematrix.hardware.gpu_request.spec import names
+from imagematrix.images.engine import containers as engine
+from imagematrix.images.engine import endpoint
+from imagematrix.launcher.gpu_claims import containers, other_engines, processes
+from imagematrix.launcher.gpu_claims.container_leases import live_container_leases, usage_by_containers
+from imagematrix.launcher.gpu_claims.containers import GPUS, LEASE
+from imagematrix.launcher.gpu_claims.grants import grants
+from imagematrix.launcher.gpu_claims.locks import TURN, Locks, folder
+from imagematrix.launcher.gpu_claims.shares import parse_mib
+from imagematrix.launcher.gpu_claims.usage import Consumer, combined, consumers, keys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import Any
+
+    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.nvml import Nvml
+    from imagematrix.images.engine.containers import Attended
+    from imagematrix.images.engine.transport import Transport
+    from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
+    from imagematrix.launcher.gpu_claims.usage import Usage
+
+__all__ = [
+    "SHARE",
+    "attendance",
+    "attended",
+    "leases",
+    "node_leases",
+    "opened_outside_pods",
+    "query_nvml",
+    "running_containers",
+    "survey",
+    "survey_containers",
+    "survey_node",
+    "survey_outside_pods",
+    "survey_quickly",
+    "survey_without_daemon",
+]
+
+PODS = "kubepods"  # in the names of the cgroups of pods
+# Prefix of the locks that are leases of a share: the file contains the MiB and the keys of the GPUs.
+SHARE = "share-"
+
+
+def survey_node(
+    gpus: tuple[Gpu, ...], is_attended: Attended = lambda _: True, over: Transport | None = None
+) -> Usage:
+    """Return the usage of this node's `gpus` by anything but leases; raise EngineError.
+
+    `is_attended` and `over` are those of `running_containers`.
+    """
+    from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
+
+    def running() -> list[dict[str, Any]]:
+        return running_containers(gpus, is_attended, over, pods=not pods.access())
+
+    return combined(pods.usage(gpus), survey(gpus, running, query_nvml))
+
+
+def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
+    """Return the usage of this node's `gpus` by anything but leases, as far as this user may know it.
+
+    The node may have no engine, or one that this user has no access to: containers of such engines are found
+    by their processes.
+    """
+    try:
+        return survey_node(gpus, is_attended)
+    except EngineError:
+        return survey(gpus, lambda: other_engines.containers(gpus, tuple, pods=True), query_nvml)
+
+
+def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
+    """Return the usage of `gpus` by the engine's containers only; raise EngineError."""
+    return containers.usage(engine.running_or_starting(is_attended), gpus)
+
+
+def running_containers(
+    gpus: tuple[Gpu, ...], is_attended: Attended, over: Transport | None = None, *, pods: bool
+) -> list[dict[str, Any]]:
+    """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
+
+    Left out are containers whose lease counts: `is_attended` tells that from the labels of a launch. `over`
+    is the transport to the engine, by default to the one that docker's command uses. Without `pods`,
+    containers of pods that the engine does not know are left out, too.
+    """
+    # The engine comes last: a launch that it does not list yet holds its lease.
+    others = other_engines.containers(gpus, partial(engine.ids, over), pods=pods)
+    return [*others, *engine.running_or_starting(is_attended, over)]
+
+
+def survey(
+    gpus: tuple[Gpu, ...],
+    running: Callable[[], Iterable[Mapping[str, Any]]],
+    query: Callable[[], Nvml | None],
+) -> Usage:
+    """Return the usage of `gpus` by containers and processes.
+
+    `running` returns the containers as an engine describes them. `query` returns the state from NVML, or None
+    if no driver is loaded, so that no process can use a GPU. Raises what `running` raises.
+    """
+    # Containers come last: if a launch released its lease before the survey, its container runs by then.
+    nvml = query()
+    computing: Usage = {}
+    if nvml is not None:
+        computing, covered = processes.computing(nvml)
+        uncovered = {gpu.minor for gpu in gpus if gpu.minor is not None} - covered
+        computing = combined(computing, processes.with_open_nodes(uncovered)) if uncovered else computing
+    return combined(computing, containers.usage(running(), gpus))
+
+
+def survey_quickly(
+    gpus: tuple[Gpu, ...],
+    given: Callable[[], Usage],
+    survey: Callable[[], Usage],
+) -> Usage:
+    """Return the usage of `gpus`, from `survey` only if a process has a GPU open that it was not given.
+
+    `given` returns the usage by containers. A query of NVML takes longer than starting a container, and adds
+    nothing if only containers use GPUs.
+    """
+    opened = processes.with_open_nodes({gpu.minor for gpu in gpus if gpu.minor is not None})
+    usage = given()
+    for key, using in opened.items():
+        marks = frozenset[str]().union(*(consumer.marks for consumer in consumers(usage, [key])))
+        if any(marks.isdisjoint(process.marks) for process in using):
+            return survey()
+    return usage
+
+
+def leases(locks: Locks, *, whole: bool = True, containers: ContainerLeases | None = None) -> Usage:
+    """Return the leases in `locks` with their holders, and the grants.
+
+    Without `whole`, leases of whole GPUs are left out, which saves 10 ms if there are no shares. A launch
+    that is still choosing has no lease yet. `containers` are the leases of live containers, if the caller has
+    read them. Removes the files of shares whose process has ended, as far as this user may.
+    """
+    shares = [name for name in locks.names() if name.startswith(SHARE)]
+    holders = locks.holders() if whole or shares else {}
+    chooser = holders.get(TURN)
+    leased = {
+        name: (processes.describe(pid, kind="lease"),)
+        for name, pid in holders.items()
+        if name.startswith("nvidia") and pid != chooser
+    }
+    shared = combined(*(_share(locks, name, holders) for name in shares))
+    # Containers whose keepers were killed: those of others are among the leases already.
+    if containers is None:
+        containers = live_container_leases(locks)
+    left = [(lease, holder) for lease, holder in containers if not lease.is_held(holders, shared)]
+    return combined(leased, shared, usage_by_containers(left), grants(locks))
+
+
+def attended(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:
+    """Whether the lease of a launch still counts, given the labels of its container.
+
+    `leased` are the leases, and `unleased` the names of GPUs that no launch leases as a whole.
+    """
+    share = labels.get(LEASE)
+    if share is not None:
+        return any(share in consumer.marks for using in leased.values() for consumer in using)
+    return set(labels.get(GPUS, "").split(",")).isdisjoint(unleased)
+
+
+def attendance(gpus: Iterable[Gpu], leased: Usage) -> Attended:
+    """Return a function that tells from the labels of a launch's container whether its lease counts."""
+    free = (gpu for gpu in gpus if gpu.minor is not None and not consumers(leased, keys(gpu)))
+    unleased = frozenset(name for gpu in free for name in names([gpu]))
+    return lambda labels: attended(labels, leased, unleased)
+
+
+def node_leases() -> Usage:
+    """Return the leases and grants in the lock folder of this node."""
+    if not os.path.isdir(folder()):  # noqa: PTH112 - pathlib is slow to import
+        return {}
+    with Locks(folder(), endpoint.group()) as locks:
+        return leases(locks)
+
+
+def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of this node's `gpus` by anything but pods: what the kubelet does not tell a plugin.
+
+    Raises EngineError if there is an engine that does not answer.
+    """
+    leased = node_leases()
+    running = _containers_outside_pods(gpus, leased)
+    # Processes of pods have their GPUs open all the time. NVML is asked only if others do.
+    query = query_nvml if opened_outside_pods(gpus) else lambda: None
+    return combined(leased, _without_pods(survey(gpus, lambda: running, query), "/proc"))
+
+
+def opened_outside_pods(gpus: tuple[Gpu, ...], root: str = "/") -> Usage:
+    """Return the usage by processes outside of pods that have a GPU's node open, as `root` shows them.
+
+    In a container, which sees only the node's /proc, nothing else is known.
+    """
+    proc = os.path.join(root, "proc")  # noqa: PTH118 - see above
+    minors = {gpu.minor for gpu in gpus if gpu.minor is not None}
+    return _without_pods(processes.with_open_nodes(minors, proc), proc)
+
+
+def _without_pods(usage: Usage, proc: str) -> Usage:
+    left = {
+        key: tuple(user for user in using if user.pid is None or not processes.is_in_pod(user.pid, proc))
+        for key, using in usage.items()
+    }
+    return {key: using for key, using in left.items() if using}
+
+
+def _containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[str, Any]]:
+    path = endpoint.address().removeprefix("unix://")
+    if path.startswith("/") and not os.path.lexists(path):
+        return other_engines.containers(gpus, tuple, pods=False)  # most nodes of Kubernetes have no engine
+    running = running_containers(gpus, attendance(gpus, leased), pods=False)
+    # With cri-dockerd, kubelet has the engine start the containers of pods.
+    return [
+        container
+        for container in running
+        if PODS not in str((container.get("HostConfig") or {}).get("CgroupParent") or "")
+    ]
+
+
+def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
+    text = locks.text_if_held(name)
+    if text is None:
+        locks.remove(name)
+        return {}
+    declared, *keys = text.split() or [""]
+    holder = (
+        processes.describe(holders[name], kind="lease")
+        if name in holders
+        else Consumer(kind="lease", name="unknown")
+    )
+    # Any user can write a malformed file: without a valid size the lease is for the whole GPU.
+    lease = replace(holder, vram_mib=parse_mib(declared), marks=frozenset({name}))
+    return dict.fromkeys(keys, (lease,))
+
+
+def query_nvml() -> Nvml | None:
+    """Return the state from NVML; None if no driver is loaded, because a query might load it."""
+    from imagematrix.hardware.host import nvml, signs
+    from imagematrix.hardware.host.tree import Tree
+
+    if not signs.find(Tree("/")).driver:
+        return None
+
+    return nvml.read()

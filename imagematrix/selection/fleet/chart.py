@@ -1,0 +1,228 @@
+"""The chart of a Coverage: a row for hosts of one kind of hardware, a column for each variant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors import versions
+from imagematrix.selection.rules.device_code import served
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+    from typing import Any
+
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.selection.fleet.coverage import Coverage, Service
+    from imagematrix.selection.fleet.kinds import Kind
+
+__all__ = ["Chart", "ChartCell", "ChartColumn", "ChartRow", "chart"]
+
+CELLS = 10_000  # of the table; with more, browsers get slow, and nobody finds anything
+COLUMNS = 100  # with more variants, those that fit no host are omitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartColumn:
+    """One variant; `group` is the heading that it shares with its neighbours, perhaps as the `first`."""
+
+    group: str
+    label: str
+    service: Service
+    smallest: bool
+    first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartCell:
+    """How many hosts of a row get a variant, and whether it fits any."""
+
+    hosts: int
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartRow:
+    """Hosts of alike hardware: `kinds`, the one with the most hosts first."""
+
+    kinds: tuple[Kind, ...]
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of all hosts, sorted."""
+        return tuple(sorted(name for kind in self.kinds for name in kind.hosts))
+
+    @property
+    def unserved(self) -> int:
+        """How many hosts get nothing."""
+        return sum(len(kind.hosts) for kind in self.kinds if kind.selected is None)
+
+    @property
+    def gpus(self) -> str:
+        """The hosts' GPUs, without their number if that differs."""
+        return _one(kind.gpus for kind in self.kinds) or self.kinds[0].models
+
+    @property
+    def driver(self) -> str:
+        """The hosts' driver."""
+        return self.kinds[0].driver
+
+    @property
+    def level(self) -> str:
+        """The psABI levels of the hosts' processors, or their architectures."""
+        return ", ".join(sorted({kind.level for kind in self.kinds}))
+
+    @property
+    def cpu(self) -> str:
+        """The hosts' processors, or how many models there are."""
+        models = {kind.cpu for kind in self.kinds}
+        return _one(models) or f"{len(models)} models of CPU"
+
+    @property
+    def selected(self) -> tuple[tuple[str, int], ...]:
+        """The variants that hosts get with the number of these hosts, most first."""
+        hosts: Counter[str] = Counter()
+        for kind in self.kinds:
+            if kind.selected is not None:
+                hosts[kind.selected] += len(kind.hosts)
+        return tuple(sorted(hosts.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def refusals(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        """The rules that variants fail on the first kind, with the reason and the variants, most first.
+
+        Of images for another architecture, the other rules are irrelevant.
+        """
+        answer = self.kinds[0].answer
+        if isinstance(answer, UsageError):
+            return ()
+        refused: dict[tuple[str, str], list[str]] = {}
+        for variant, failing in answer.decision.refusals:
+            foreign = [result for result in failing if result.rule == "platform"]
+            for result in foreign or failing:
+                refused.setdefault((result.rule, result.why), []).append(variant.reference)
+        return tuple(
+            (rule, why, tuple(sorted(some)))
+            for (rule, why), some in sorted(refused.items(), key=lambda item: (-len(item[1]), item[0]))
+        )
+
+    def cells(self, columns: Iterable[ChartColumn]) -> list[ChartCell]:
+        """Return a cell for each column."""
+        hosts, fits = dict(self.selected), frozenset().union(*(kind.fits for kind in self.kinds))
+        references = [column.service.reference for column in columns]
+        return [ChartCell(hosts=hosts.get(name, 0), fits=name in fits) for name in references]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Some columns and rows of a coverage; the `hidden` rows have the fewest hosts."""
+
+    columns: tuple[ChartColumn, ...]
+    rows: tuple[ChartRow, ...]
+    hidden: tuple[ChartRow, ...]
+
+    @property
+    def headlines(self) -> list[tuple[str, int]]:
+        """The headings that columns share, with the number of these columns."""
+        return [(name, len(list(some))) for name, some in groupby(self.columns, lambda one: one.group)]
+
+
+def chart(coverage: Coverage, *, cells: int = CELLS) -> Chart:
+    """Return the chart of a coverage with at most `cells` cells.
+
+    Hosts are as far apart as that allows: by everything that describes them; without the number of their
+    GPUs and the model of their CPU; without the level of their CPU.
+    """
+    columns = _columns(coverage)
+    shown = max(1, cells // max(1, len(columns)))
+    groupings = [_rows(coverage.kinds, look) for look in (_look, _hardware, _device)]
+    rows = next((some for some in groupings if len(some) <= shown), groupings[-1])
+    places = {column.service.reference: place for place, column in enumerate(columns)}
+    # From the upper left to the lower right; those without an image come first.
+    ordered = sorted(rows[:shown], key=lambda row: places[row.selected[0][0]] if row.selected else -1)
+    return Chart(columns=tuple(columns), rows=tuple(ordered), hidden=tuple(rows[shown:]))
+
+
+def _look(kind: Kind) -> Hashable:
+    return kind.gpus, kind.driver, kind.level, kind.cpu, kind.selected, kind.fits
+
+
+def _hardware(kind: Kind) -> Hashable:
+    return kind.models, kind.driver, kind.level
+
+
+def _device(kind: Kind) -> Hashable:
+    return kind.models, kind.driver, kind.sample.arch
+
+
+def _rows(kinds: Iterable[Kind], look: Callable[[Kind], Hashable]) -> list[ChartRow]:
+    """Return kinds that look alike as rows, the most hosts first."""
+    groups: dict[Hashable, list[Kind]] = {}
+    for kind in kinds:
+        groups.setdefault(look(kind), []).append(kind)
+    rows = [
+        ChartRow(kinds=tuple(sorted(some, key=lambda one: (-len(one.hosts), one.hosts))))
+        for some in groups.values()
+    ]
+    return sorted(rows, key=lambda row: (-len(row.hosts), row.hosts))
+
+
+def _columns(coverage: Coverage) -> list[ChartColumn]:
+    """Return the variants, grouped by driver and CUDA release."""
+    smallest = frozenset(coverage.smallest.variants)
+    services = {
+        service.reference: service
+        for service in coverage.variants
+        if service.fits or len(coverage.variants) <= COLUMNS
+    }
+    columns: list[ChartColumn] = []
+    for variant in sorted(coverage.catalog.variants, key=_place):
+        if variant.reference in services:
+            group = _group(variant)
+            columns.append(
+                ChartColumn(
+                    group=group,
+                    label=_label(variant),
+                    service=services[variant.reference],
+                    smallest=variant.reference in smallest,
+                    first=not columns or columns[-1].group != group,
+                )
+            )
+    return columns
+
+
+def _place(variant: Variant) -> tuple[Any, ...]:
+    cuda = versions.order(variant.cuda) if variant.cuda else ()
+    driver = versions.order(variant.driver.version) if variant.driver and variant.driver.version else ()
+    cubins = [(int(cubin.rstrip("af")), cubin) for cubin in served(variant)]
+    # The group comes before the rest, so that it is not split.
+    return not variant.gpu, cuda, driver, _group(variant), cubins, len(variant.cpu_flags), variant.reference
+
+
+def _group(variant: Variant) -> str:
+    if not variant.gpu:
+        return "CPU only"
+    if variant.driver is None or variant.driver.version is None:
+        carried = "the host's driver"
+    elif variant.driver.mode == "compat":
+        carried = f"cuda-compat {variant.driver.version}"
+    else:
+        carried = variant.driver.version
+    return f"CUDA {variant.cuda} \N{MIDDLE DOT} {carried}"
+
+
+def _label(variant: Variant) -> str:
+    codes = [f"sm_{cubin}" for cubin in served(variant)] + [f"PTX {ptx.target}" for ptx in variant.ptx]
+    more = f" +{len(codes) - 1}" if len(codes) > 1 else ""
+    march = variant.march or variant.platform.removeprefix("linux/")
+    return f"{codes[0]}{more} {march}" if codes else march
+
+
+def _one(texts: Iterable[str]) -> str | None:
+    """Return the only text of several, or None if they differ."""
+    first, *others = dict.fromkeys(texts)
+    return None if others else first

@@ -1,0 +1,109 @@
+"""What hosts give up if they get another variant than the one that suits them best."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+
+from imagematrix.hardware.vendors import versions
+from imagematrix.selection.order import BY_NAME
+from imagematrix.selection.rules.cpu import needed_flags
+from imagematrix.selection.rules.device_code import PTX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.selection.decision import Decision
+    from imagematrix.selection.target import Target
+
+__all__ = ["LOSSES", "LossCounts", "losses"]
+
+# The headings of the losses in tables, by their fields.
+LOSSES = {
+    "left_out": "left out",
+    "gpus": "no GPU",
+    "native_code": "PTX",
+    "own_code": "older code",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "cpu_flags": "CPU flags",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class LossCounts:
+    """What hosts give up, summed over them. The fields are compared in their order, the worst loss first.
+
+    `left_out` hosts get nothing. `gpus` hosts get a CPU-only variant instead of one for their GPUs,
+    `native_code` hosts PTX instead of native code, `own_code` hosts native code for an older GPU instead of
+    their own, or for fewer parts of files, `driver` hosts a worse driver mode (exact, compat, host), `cuda`
+    hosts an older CUDA release. `cpu_flags` is the number of CPU flags that code needs in the best variants
+    and not in theirs.
+    """
+
+    left_out: int = 0
+    gpus: int = 0
+    native_code: int = 0
+    own_code: int = 0
+    driver: int = 0
+    cuda: int = 0
+    cpu_flags: int = 0
+
+    def __add__(self, other: LossCounts) -> LossCounts:
+        return LossCounts.of(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, hosts: int) -> LossCounts:
+        """Return the loss of so many hosts that each lose this."""
+        return LossCounts.of(*(amount * hosts for amount in astuple(self)))
+
+    @classmethod
+    def of(cls, *amounts: int) -> LossCounts:
+        """Return the loss with these amounts, in the order of the fields."""
+        return cls(**{field.name: amount for field, amount in zip(fields(cls), amounts, strict=True)})
+
+    def to_json(self) -> dict[str, object]:
+        """Return a `loss` of a document."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
+    """Yield the reference of each variant that fits, best first, with what one host loses if it gets it.
+
+    A host prefers the earlier variants, whatever its image prefers, so that no later one counts as a smaller
+    loss.
+    """
+    target, ranked = decision.target, decision.ranked
+    worst = LossCounts()
+    for variant in ranked:
+        worst = max(worst, _loss(target, ranked[0], variant))
+        yield variant.reference, worst
+
+
+def _loss(target: Target, best: Variant, other: Variant) -> LossCounts:
+    if best.gpu and not other.gpu:
+        return LossCounts(gpus=1, cpu_flags=_flags(best, other))
+    code, instead = (BY_NAME["device-code"].place(target, variant) for variant in (best, other))
+    modes = [BY_NAME["driver"].place(target, variant) for variant in (best, other)]
+    native = _native(code) and not _native(instead)
+    return LossCounts(
+        native_code=int(native),
+        own_code=int(not native and code < instead),
+        driver=int(modes[0] < modes[1]),
+        cuda=int(bool(best.cuda and other.cuda) and _release(other) < _release(best)),
+        cpu_flags=_flags(best, other),
+    )
+
+
+def _native(place: tuple[bool, tuple[int, int, bool] | None]) -> bool:
+    """Whether a place by the criterion device-code is that of native code; unknown code is none."""
+    _, score = place
+    return score is not None and score[0] != PTX
+
+
+def _release(variant: Variant) -> tuple[int, ...]:
+    return versions.order(variant.cuda) if variant.cuda else ()
+
+
+def _flags(best: Variant, other: Variant) -> int:
+    return len(needed_flags(best) - needed_flags(other))

@@ -1,0 +1,160 @@
+"""The page of a fleet: one self-contained HTML file without scripts. What comes from outside is escaped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from os.path import commonprefix
+
+from imagematrix.common.text import visible
+from imagematrix.common.units import megabytes
+from imagematrix.selection.fleet.chart import CELLS, chart
+from imagematrix.selection.fleet.loss import LOSSES
+from imagematrix.selection.fleet.upgrade import Loss
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from jinja2 import Template
+
+    from imagematrix.selection.fleet.aged import Aged
+    from imagematrix.selection.fleet.coverage import Coverage, Unserved
+    from imagematrix.selection.fleet.storage import Storage
+    from imagematrix.selection.miss import Miss
+
+__all__ = ["page"]
+
+TEMPLATE = "page.html"
+LISTED = 40  # reasons or changes in a list, which then says how many were omitted
+OPEN = 8  # of these that are shown at once; the reader opens the others
+NAMED = 12  # hosts or variants in a list, which then says how many were omitted
+FOUND = 500  # hosts of one row, which searching the page finds
+LONGEST = 500  # characters of a text; only hostile ones have more
+SHORT = 19  # characters of a digest
+THOUSAND = 1_000
+MEGABYTE = 1_000_000
+GIGABYTE = 1_000_000_000
+PAPER = 45  # columns of the chart that fit on a sheet of paper
+TALL = 20  # rows of the chart, of which more scroll below its headings; no screen has room for as many
+
+
+def page(
+    coverage: Coverage,
+    *,
+    storage: Storage | None = None,
+    aged: Sequence[Aged] | None = None,
+    cells: int = CELLS,
+) -> str:
+    """Return the page of a fleet; its chart has at most `cells` cells.
+
+    `storage` adds what the variants take, `aged` what is outdated.
+    """
+    return _template().render(
+        short=coverage.short,
+        host=_shortened([name for kind in coverage.kinds for name in kind.hosts]),
+        coverage=coverage,
+        chart=chart(coverage, cells=cells),
+        storage=storage,
+        aged=aged,
+        losses=LOSSES,
+        listed=LISTED,
+        opened=OPEN,
+        found=FOUND,
+        paper=PAPER,
+        tall=TALL,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PageReason:
+    """Hosts without an image, or that would lose their `old` ones; `miss` tells their common reason."""
+
+    hosts: Sequence[str]
+    old: Sequence[str]
+    nearest: Sequence[str]
+    miss: Miss
+
+
+def _reasons(some: Iterable[Unserved | Loss]) -> list[_PageReason]:
+    """Group hosts whose reasons differ only in the nearest variant, the most hosts first."""
+    groups: dict[Hashable, list[Unserved | Loss]] = {}
+    for one in some:
+        miss = one.miss
+        said = None if miss.told else (miss.why, miss.shown)
+        key = said, tuple((rule.rule, rule.why, rule.shown) for rule in miss.relevant)
+        groups.setdefault(key, []).append(one)
+    reasons = [
+        _PageReason(
+            hosts=sorted(host for one in alike for host in one.hosts),
+            old=sorted({one.old for one in alike if isinstance(one, Loss)}),
+            nearest=sorted({one.miss.nearest for one in alike if one.miss.nearest}),
+            miss=alike[0].miss,
+        )
+        for alike in groups.values()
+    ]
+    return sorted(reasons, key=lambda one: (-len(one.hosts), one.hosts))
+
+
+@cache
+def _template() -> Template:
+    from importlib.resources import files
+
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_harmless,
+    )
+    environment.filters |= {
+        "amount": _amount,
+        "brief": _brief,
+        "digest": _digest,
+        "named": _named,
+        "number": "{:,}".format,
+        "reasons": _reasons,
+    }
+    return environment.from_string((files(__package__) / TEMPLATE).read_text("utf-8"))
+
+
+def _harmless(value: object) -> object:
+    """Return text of others without control characters, and not longer than a reader can use."""
+    if type(value) is not str:  # a number, or HTML of a macro
+        return value
+    return visible(value if len(value) <= LONGEST else f"{value[:LONGEST]}\N{HORIZONTAL ELLIPSIS}")
+
+
+def _named(names: Sequence[str], most: int = NAMED) -> tuple[Sequence[str], int]:
+    """Return the first names, and how many there are besides."""
+    return names[:most], max(0, len(names) - most)
+
+
+def _digest(text: str) -> str:
+    """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
+    return text[:SHORT] if text.startswith("sha256:") else text
+
+
+def _shortened(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that takes the folder that all hosts share from a host's name, which is a path."""
+    # commonpath refuses names of which some are absolute; what follows the last slash is no folder.
+    folder, slash, _ = commonprefix(names).rpartition("/")  # noqa: RUF071
+    return lambda name: name.removeprefix(folder + slash)
+
+
+def _amount(size: int | None) -> str:
+    if size is None or MEGABYTE <= size < GIGABYTE:
+        return megabytes(size)
+    if size >= GIGABYTE:
+        return f"{size / GIGABYTE:.2f} GB"
+    return f"{size / THOUSAND:.1f} kB" if size else "0"
+
+
+def _brief(number: int) -> str:
+    """Format a number for a narrow column: 831, 2.6k, 12k."""
+    if number < THOUSAND:
+        return str(number)
+    thousands = number / THOUSAND
+    return f"{thousands:.1f}k" if thousands < 9.95 else f"{thousands:.0f}k"  # noqa: PLR2004 - 9.95 is 10.0

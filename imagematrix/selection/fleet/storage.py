@@ -1,0 +1,103 @@
+"""What the variants of a catalog take in a registry or an engine, read from a Sizes document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from imagematrix.common import json_documents
+from imagematrix.common.text import word
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from imagematrix.images.catalog.catalog import Catalog
+
+__all__ = ["Storage", "load_storage"]
+
+SCHEMA = "imagematrix.sizes/v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """The layers of variants: `variants` has their digests by reference, `layers` the bytes of each.
+
+    The bytes are `compressed`, as in a registry, or not, as in an engine. Variants whose layers are unknown
+    are absent.
+    """
+
+    variants: Mapping[str, frozenset[str]]
+    layers: Mapping[str, int]
+    compressed: bool
+
+    def pulled(self, reference: str) -> int | None:
+        """Return the bytes of a variant, which a node without any of its layers pulls; None if unknown."""
+        return self.taken([reference]) if reference in self.variants else None
+
+    def own(self, reference: str) -> int | None:
+        """Return the bytes of the layers of a variant that no other variant has; None if unknown."""
+        if reference not in self.variants:
+            return None
+        return sum(self.layers[digest] for digest in self.variants[reference] if self._users[digest] == 1)
+
+    def taken(self, references: Iterable[str]) -> int:
+        """Return the bytes of these variants together, each layer counted once."""
+        digests = frozenset().union(*(self.variants.get(reference, ()) for reference in references))
+        return sum(self.layers[digest] for digest in digests)
+
+    @cached_property
+    def total(self) -> int:
+        """The bytes of all variants together, each layer counted once."""
+        return self.taken(self.variants)
+
+    @cached_property
+    def largest(self) -> int:
+        """The bytes of the largest variant."""
+        return max(map(self.taken, ([reference] for reference in self.variants)), default=0)
+
+    @cached_property
+    def unshared(self) -> int:
+        """The bytes of all variants if they shared no layer."""
+        return sum(self.taken([reference]) for reference in self.variants)
+
+    @cached_property
+    def _users(self) -> Counter[str]:
+        return Counter(digest for digests in self.variants.values() for digest in digests)
+
+
+def load_storage(path: Path, catalog: Catalog) -> Storage:
+    """Return what the variants of a catalog take, from the document of `ls --size --json` in `path`.
+
+    Raises UsageError if it is not one, or is about none of these variants.
+    """
+    fields = json_documents.Fields(json_documents.read(path), str(path))
+    fields.schema(SCHEMA)
+    wanted = {variant.reference for variant in catalog.variants}
+    found = {one.text("reference"): one for one in fields.objects("variants")}
+    variants = {
+        reference: frozenset(one.texts("layers"))
+        for reference, one in found.items()
+        if reference in wanted and one.present("size")
+    }
+    if wanted.isdisjoint(found):
+        name = f"{catalog.image}:{catalog.version}"
+        raise UsageError(
+            f"{path} has no variant of {name}",
+            remedy=f"write it with `imagematrix ls {word(name)} --size --json`",
+        )
+    listed = fields.object_or_empty("layers")
+    layers = {}
+    for digest in frozenset().union(*variants.values()):
+        size = listed.object_or_empty(digest).integer("size")
+        if size < 0:
+            raise listed.fail(digest, "expected a size that is not negative")
+        layers[digest] = size
+    return Storage(
+        variants=variants,
+        layers=layers,
+        compressed=all(found[reference].boolean("compressed") for reference in variants),
+    )

@@ -1,0 +1,161 @@
+"""What a driver upgrade would change for a fleet, before it is rolled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.common.record import replace
+from imagematrix.common.suggestions import nearest
+from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors import cuda, versions
+from imagematrix.selection.fleet.kinds import miss
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.selection.fleet.kinds import Answer, Kind
+    from imagematrix.selection.miss import Miss
+
+__all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
+
+AHEAD = 200  # branches after the newest known one, some four years of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Hosts that get `old` now and would get nothing; `hosts` are their names, sorted."""
+
+    old: str
+    hosts: tuple[str, ...]
+    miss: Miss
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of an upgrade's `lost`."""
+        return {"old": self.old, "hosts": list(self.hosts), **self.miss.to_json()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Hosts that get `new` instead of `old`, or instead of nothing if `old` is None, by name."""
+
+    old: str | None
+    new: str
+    hosts: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of an upgrade's `changed` or `gained`."""
+        return {"old": self.old, "new": self.new, "hosts": list(self.hosts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """The effects on hosts with driver `old` of an upgrade to `new`.
+
+    `hosts` is their number. `lost` have an image now and would have none, `changed` would get another,
+    `gained` have none now and would get one; `unchanged` is the number of the others.
+    """
+
+    old: str
+    new: str
+    hosts: int
+    lost: tuple[Loss, ...]
+    changed: tuple[Change, ...]
+    gained: tuple[Change, ...]
+    unchanged: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Coverage document's `upgrades`."""
+        return {
+            "old": self.old,
+            "new": self.new,
+            "hosts": self.hosts,
+            "lost": [loss.to_json() for loss in self.lost],
+            "changed": [change.to_json() for change in self.changed],
+            "gained": [change.to_json() for change in self.gained],
+            "unchanged": self.unchanged,
+        }
+
+
+def parse(texts: Iterable[str]) -> dict[str, str]:
+    """Return the new driver by the old one, from texts such as "535.261.03=580.95.05"."""
+    replacements: dict[str, str] = {}
+    for text in texts:
+        old, _, new = text.partition("=")
+        _check(old)
+        _check(new)
+        if replacements.setdefault(old, new) != new:
+            raise UsageError(f"driver {old} has two replacements: {replacements[old]} and {new}")
+    return replacements
+
+
+def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str, new: str) -> Upgrade:
+    """Return the changes for hosts in `kinds` with driver `old` after an upgrade to `new`.
+
+    Raises UsageError if no host has it: a typo in the version would make a rollout look harmless.
+    """
+    _check(new)
+    current = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
+    if old not in current:
+        available = f"the fleet has {', '.join(sorted(current, key=versions.order)) or 'no driver'}"
+        raise UsageError(f"no host has driver {old}", remedy=nearest(old, current) or available)
+    _check_plausible(old, new)
+    losses: dict[tuple[str, Miss], list[str]] = {}
+    changes: dict[tuple[str | None, str], list[str]] = {}
+    unchanged = hosts = 0
+    for kind in kinds:
+        driver = kind.sample.driver
+        if driver is None or driver.version != old:
+            continue
+        hosts += len(kind.hosts)
+        was, upgraded = kind.selected, answer(_upgraded(kind.sample, new))
+        becomes, why = getattr(upgraded, "selected", None), miss(upgraded)
+        if becomes == was:
+            unchanged += len(kind.hosts)
+        elif becomes is not None:
+            changes.setdefault((was, becomes), []).extend(kind.hosts)
+        elif was is not None and why is not None:
+            losses.setdefault((was, why), []).extend(kind.hosts)
+    lost = [Loss(old=was, hosts=tuple(sorted(names)), miss=why) for (was, why), names in losses.items()]
+    moved = [
+        Change(old=was, new=becomes, hosts=tuple(sorted(names))) for (was, becomes), names in changes.items()
+    ]
+    moved.sort(key=_most_hosts)
+    return Upgrade(
+        old=old,
+        new=new,
+        hosts=hosts,
+        lost=tuple(sorted(lost, key=_most_hosts)),
+        changed=tuple(change for change in moved if change.old is not None),
+        gained=tuple(change for change in moved if change.old is None),
+        unchanged=unchanged,
+    )
+
+
+def _check(version: str) -> None:
+    if not versions.DRIVER.fullmatch(version):
+        raise UsageError(
+            f"invalid driver version {version!r}", remedy="use OLD=NEW, such as 535.261.03=580.95.05"
+        )
+
+
+def _check_plausible(old: str, new: str) -> None:
+    """Raise UsageError if `new` looks like a typo; drivers that are newer than all tables are none."""
+    newest = max(row.branch for row in cuda.releases().values() if row.branch)
+    if versions.branch(new) > newest + AHEAD or versions.is_tegra(new) is not versions.is_tegra(old):
+        raise UsageError(
+            f"{new} cannot follow driver {old}",
+            remedy=f"check the version: the newest known branch is {newest}, and this release of imagematrix "
+            f"accepts up to {newest + AHEAD}",
+        )
+
+
+def _most_hosts(some: Loss | Change) -> tuple[int, tuple[str, ...]]:
+    return -len(some.hosts), some.hosts
+
+
+def _upgraded(host: Host, new: str) -> Host:
+    """Return a host after an upgrade of its driver, in the kernel and in user mode."""
+    own = host.driver and host.driver.user_mode and new
+    return replace(host, driver=host.driver and replace(host.driver, version=new, user_mode=own))

@@ -1,0 +1,227 @@
+"""The verdicts of the selection's rules on sample hosts, for one variant.
+
+What the rules state that they compare decides which samples there are. A sample has only the facts that its
+rule states: a rule that reads another one cannot be expressed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache, partial, reduce
+from itertools import product
+from operator import and_
+
+from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
+from imagematrix.selection.target import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
+    from typing import Any
+
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.selection.needs.atoms import Atom, Vocabulary
+    from imagematrix.selection.needs.grid import Grid
+    from imagematrix.selection.rule import Rule
+
+    Seen = tuple[tuple[str, tuple[Hashable, ...]], ...]  # facts, each with the values that stand for all
+
+__all__ = [
+    "ARCH",
+    "DRIVER",
+    "FLAGS",
+    "GPUS",
+    "AppliedRule",
+    "InexpressibleError",
+    "Judge",
+    "JudgedGrid",
+    "Scope",
+    "applied",
+    "judge",
+]
+
+ARCH, FLAGS = "arch", "cpu.flags"
+CPU, DRIVER, GPUS = "cpu.", "driver.", "gpus."
+
+
+class InexpressibleError(Exception):
+    """A vocabulary cannot express a rule; the text says why, without naming the variant."""
+
+
+class _Sample:
+    """A record of which only some facts are known. Properties are those of the record."""
+
+    def __init__(self, kind: type, owner: str, facts: Mapping[str, object]) -> None:
+        known = {fact.removeprefix(owner): value for fact, value in facts.items() if fact.startswith(owner)}
+        self.__dict__.update(known, _kind=kind, _owner=owner)
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._kind, name, None)
+        if isinstance(found, property) and found.fget:
+            return found.fget(self)
+        raise _UnstatedError(f"{self._owner}{name}")
+
+
+class _UnstatedError(Exception):
+    """A rule read a fact that its sample lacks; the text is the fact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedRule:
+    """A rule that applies to a variant; variants with equal needs are judged alike."""
+
+    rule: Rule
+    need: Hashable
+    variant: Variant = field(compare=False)
+
+    @property
+    def compared(self) -> Mapping[str, frozenset[Hashable]]:
+        """The values of facts that the rule compares, as it states them."""
+        return _compared(self)
+
+
+@lru_cache(maxsize=4096)
+def _compared(applied: AppliedRule) -> Mapping[str, frozenset[Hashable]]:
+    return {fact: frozenset(values) for fact, values in applied.rule.turns(applied.variant).items()}
+
+
+def applied(rules: Iterable[Rule], variant: Variant, vocabulary: Vocabulary) -> tuple[AppliedRule, ...]:
+    """Return the rules that apply; raise InexpressibleError if one compares facts that are not told."""
+    needs = ((rule, rule.need(variant)) for rule in rules)
+    applying = tuple(
+        AppliedRule(rule=rule, need=need, variant=variant) for rule, need in needs if need is not None
+    )
+    for each in applying:
+        for fact in each.compared:
+            if not _told(vocabulary, fact):
+                raise InexpressibleError(_lacking(each.rule, fact, vocabulary))
+    return applying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The nodes to judge, apart from what rules compare: their architecture, and what is told of them."""
+
+    arch: str
+    allow_cpu: bool
+    vocabulary: Vocabulary
+
+
+class Judge:
+    """One rule's verdicts for one variant, and for all others with equal needs."""
+
+    def __init__(self, applied: AppliedRule, scope: Scope) -> None:
+        self.compared = applied.compared
+        self._applied, self._scope = applied, scope
+        # Evaluating rules takes most of the time, and most nodes and GPUs look alike to one rule.
+        self._hosts: dict[Seen, list[_Sample]] = {}
+        self._gpus: dict[Seen, list[tuple[_Sample]]] = {}
+        self._verdicts: dict[tuple[Seen, Seen | None], bool] = {}
+
+    def fits(self, node: Seen, gpu: Seen | None) -> bool:
+        """Return the verdict on all nodes that look like this to the rule, with a GPU or without one."""
+        fits = self._verdicts.get((node, gpu))
+        if fits is None:
+            if node not in self._hosts:
+                self._hosts[node] = [self._host(facts) for facts in _choices(node)]
+            if gpu is not None and gpu not in self._gpus:
+                self._gpus[gpu] = [(_Sample(Gpu, GPUS, facts),) for facts in _choices(gpu)]
+            passed = [()] if gpu is None else self._gpus[gpu]
+            fits = all(self._holds(host, gpus) for host in self._hosts[node] for gpus in passed)
+            self._verdicts[node, gpu] = fits
+        return fits
+
+    def with_flags(self, flags: frozenset[str]) -> bool:
+        """Return the verdict on nodes that have, of the CPU flags that the rule compares, only these."""
+        # With and without a GPU that has no facts, so that a rule which also reads GPUs is found out.
+        host = self._host({FLAGS: flags})
+        return all(self._holds(host, gpus) for gpus in ((), (_Sample(Gpu, GPUS, {}),)))
+
+    def seen(self, fact: str, atom: Atom) -> tuple[Hashable, ...]:
+        """Return the values that stand for an atom in this rule's comparisons."""
+        scale, compared = self._scope.vocabulary.scales[fact], self.compared[fact]
+        return tuple(dict.fromkeys(value for one in atom.samples for value in scale.reduced(compared, one)))
+
+    def _holds(self, host: Any, gpus: tuple[Any, ...]) -> bool:
+        rule, variant = self._applied.rule, self._applied.variant
+        try:
+            return rule.holds(Target(host=host, gpus=gpus, allow_cpu=self._scope.allow_cpu), variant)
+        except _UnstatedError as error:
+            raise InexpressibleError(_lacking(rule, str(error), self._scope.vocabulary)) from None
+
+    def _host(self, facts: Mapping[str, object]) -> _Sample:
+        """Return a host with these facts, and those that are the same for all nodes."""
+        known = {fact: value for fact, value in facts.items() if "." not in fact}
+        if ARCH in self.compared:
+            known[ARCH] = self._scope.arch
+        if any(fact.startswith(DRIVER) for fact in self.compared):
+            loaded = any(fact.startswith(DRIVER) for fact in facts)
+            known["driver"] = _Sample(Driver, DRIVER, facts) if loaded else None
+        if FLAGS in facts:
+            known["cpu"] = _Sample(Cpu, CPU, facts)
+        return _Sample(Host, "", known)
+
+
+@lru_cache(maxsize=256)
+def judge(applied: AppliedRule, scope: Scope) -> Judge:
+    """Return the judge of a rule, which all variants with equal needs share."""
+    return Judge(applied, scope)
+
+
+class JudgedGrid:
+    """One rule's verdicts on a grid of facts of GPUs: the combinations with which a node fits.
+
+    The bit after the last combination is the verdict on a node without GPUs.
+    """
+
+    def __init__(self, judge: Judge, grid: Grid) -> None:
+        self._judge, self._grid = judge, grid
+        self._about_node = [fact for fact in judge.compared if not fact.startswith(GPUS)]
+        self._seen = cache(judge.seen)
+        self._known: dict[Seen, int] = {}
+
+    def fitting(self, node: Mapping[str, Atom]) -> int:
+        """Return the combinations with which a node fits, of which these facts are known.
+
+        Without a driver, it has no facts of one.
+        """
+        judge = self._judge
+        seen = tuple([(fact, self._seen(fact, node[fact])) for fact in self._about_node if fact in node])
+        fits = self._known.get(seen)
+        if fits is None:
+            fits = self._grid.everything + 1 if judge.fits(seen, None) else 0
+            for gpu, members in self._gpus:
+                if judge.fits(seen, gpu):
+                    fits |= members
+            self._known[seen] = fits
+        return fits
+
+    @cached_property
+    def _gpus(self) -> list[tuple[Seen, int]]:
+        """The combinations that the rule does not tell apart, with how it sees them."""
+        facts = [fact for fact in self._grid.atoms if fact in self._judge.compared]
+        sets = [self._grid.sets(fact, partial(self._judge.seen, fact)).items() for fact in facts]
+        return [
+            (
+                tuple(zip(facts, (values for values, _ in choice), strict=True)),
+                reduce(and_, (some for _, some in choice), self._grid.everything),
+            )
+            for choice in product(*sets)
+        ]
+
+
+def _choices(seen: Seen) -> Iterator[dict[str, Hashable]]:
+    """Yield all choices of one value for each fact."""
+    facts = [fact for fact, _ in seen]
+    for some in product(*(values for _, values in seen)):
+        yield dict(zip(facts, some, strict=True))
+
+
+def _told(vocabulary: Vocabulary, fact: str) -> bool:
+    return fact in {ARCH, FLAGS} or fact in vocabulary.scales
+
+
+def _lacking(rule: Rule, fact: str, vocabulary: Vocabulary) -> str:
+    if _told(vocabulary, fact):
+        return f"the rule {rule.name} reads {fact} without stating the values that it compares"
+    return f"the rule {rule.name} compares {fact}, which {vocabulary.carrier} do not have"

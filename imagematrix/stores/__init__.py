@@ -1,1 +1,0 @@
-"""The stores of images, engines and registries, and publishing a version."""

@@ -1,0 +1,138 @@
+"""The CPU flags of AArch64 code, with instruction words from the GNU assembler instead of a compiler."""
+
+import pytest
+from compiling import compiled, scanned
+
+from imagematrix.audit.binaries.cpu.arm import TABLE, Arm
+from imagematrix.audit.binaries.elf import AARCH64
+from imagematrix.hardware.vendors import macros
+
+WORDS = {
+    0xF8210040: "atomics",  # ldadd x1, x0, [x2]
+    0xC8A07C41: "atomics",  # cas x0, x1, [x2]
+    0x48207C82: "atomics",  # casp x0, x1, x2, x3, [x4]
+    0xB8208041: "atomics",  # swp w0, w1, [x2]
+    0xB8BFC041: "lrcpc",  # ldapr w1, [x2]
+    0x99000041: "ilrcpc",  # stlur w1, [x2]
+    0x9AC34C41: "crc32",  # crc32x w1, w2, x3
+    0x4E284841: "aes",  # aese v1.16b, v2.16b
+    0x0EE3E041: "pmull",  # pmull v1.1q, v2.1d, v3.1d
+    0x0E23E041: "",  # pmull v1.8h, v2.8b, v3.8b
+    0x5E034041: "sha2",  # sha256h q1, q2, v3.4s
+    0x4E839441: "asimddp",  # sdot v1.4s, v2.16b, v3.16b
+    0x4E83A441: "i8mm",  # smmla v1.4s, v2.16b, v3.16b
+    0x6E43EC41: "bf16",  # bfmmla v1.4s, v2.8h, v3.8h
+    0x2F43D041: "asimdrdm",  # sqrdmlah v1.4h, v2.4h, v3.h[0]
+    0x6EC3C441: "fcma",  # fcmla v1.2d, v2.2d, v3.2d, #0
+    0x1E7E0041: "jscvt",  # fjcvtzs w1, d2
+    0x1EE32841: "fphp",  # fadd h1, h2, h3
+    0x1EE24041: "",  # fcvt s1, h2
+    0x1E632841: "",  # fadd d1, d2, d3
+    0x4E431441: "asimdhp",  # fadd v1.8h, v2.8h, v3.8h
+    0x04E30041: "sve",  # add z1.d, z2.d, z3.d
+    0x45009841: "svei8mm",  # smmla z1.s, z2.b, z0.b
+    0x45C30041: "sve2",  # saddlb z1.d, z2.s, z3.s
+    0xD503233F: "",  # paciasp
+    0x8B030041: "",  # add x1, x2, x3
+}
+
+
+def test_instructions_have_their_flags():
+    assert {word: Arm()._flag(word) for word in WORDS} == WORDS
+
+
+def test_every_flag_is_announced_by_compilers():
+    announced = set(" ".join(macros.FLAGS["aarch64"].values()).split())
+    unannounced = macros.unannounced("armv9.6-a")
+    assert {flag for _, _, flag in TABLE} - {""} <= announced | unannounced
+    assert all(value & ~mask == 0 for mask, value, _ in TABLE)
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Call it with functions, each a name with its instruction words, to get the flags of a library."""
+
+    def call(**functions):
+        lines = []
+        for name, words in functions.items():
+            hidden = f".hidden {name}; " if name.startswith("hidden") else ""
+            code = ", ".join(f"{word:#x}" if isinstance(word, int) else word for word in words)
+            lines.append(
+                f".globl {name}; {hidden}.type {name},@function; {name}: .long {code}; .size {name},.-{name}"
+            )
+        source = "asm(" + " ".join(f'"{line}\\n"' for line in (".text", *lines)) + ");"
+        path = compiled(tmp_path / "built", source, "-shared", "-nostdlib", "-fPIC")
+        raw = bytearray(path.read_bytes())
+        raw[18:20] = AARCH64.to_bytes(2, "little")
+        path.write_bytes(raw)
+        return scanned(path)
+
+    return call
+
+
+RET = 0xD65F03C0
+SDOT, SVE = 0x4E839441, 0x04E30041
+
+
+@pytest.mark.parametrize(
+    "jump",
+    [
+        "0x94000000 + ((hidden - 0f) / 4)",  # bl
+        "0x14000000 + ((hidden - 0f) / 4)",  # b
+        "0x54000000 + ((hidden - 0f) / 4 << 5)",  # b.eq
+        "0xB4000000 + ((hidden - 0f) / 4 << 5)",  # cbz
+        "0x36000000 + ((hidden - 0f) / 4 << 5)",  # tbz
+    ],
+)
+def test_functions_called_by_exported_ones_are_required(build, jump):
+    code = build(exported=(jump.replace("0f", "exported"), RET), hidden=(SDOT, RET), hidden_too=(SVE, RET))
+    assert code.required == {"asimddp"}
+    assert code.undecided == {"sve"}
+
+
+def test_function_that_queries_the_cpu_leaves_code_undecided(build):
+    code = build(exported=(0xD5380600, RET), other=(SDOT, RET))  # mrs x0, id_aa64isar0_el1
+    assert not code.required
+    assert code.undecided == {"asimddp"}
+    assert code.signs == ("cpuid",)
+
+
+def test_outline_atomics_are_dispatched(build):
+    code = build(__aarch64_ldadd4_relax=(0xB8210040, RET))
+    assert code.chosen == {"atomics"}
+
+
+def test_code_outside_functions_needs_several_instructions(build):
+    assert "sve" not in build(exported=(RET,)).functions
+    raw = bytes.fromhex("4100e304") * 8
+    assert Arm().counts_by_flag(raw) == {"sve": 8}
+
+
+def test_taken_addresses_are_found():
+    page, place = 0xB0000000, 0x91004000  # adrp x0, +0x1000; add x0, x0, #16
+    body = b"".join(word.to_bytes(4, "little") for word in (place, page, place, RET))
+    assert list(Arm().addresses_taken(body, 0x400004)) == [0x401010]
+    back = 0xF0FFFFE0  # adrp x0, -0x1000
+    body = b"".join(word.to_bytes(4, "little") for word in (back, place))
+    assert list(Arm().addresses_taken(body, 0x400004)) == [0x3FF010]
+
+
+EXCLUSIVE = (
+    0xC85F7C20,  # ldxr x0, [x1]
+    0xC85FFC20,  # ldaxr x0, [x1]
+    0xC8027C20,  # stxr w2, x0, [x1]
+    0x085F7C20,  # ldxrb w0, [x1]
+)
+OTHERS = (
+    0xC8DFFC20,  # ldar x0, [x1]
+    0xC87F0820,  # ldxp x0, x2, [x1], for which there is no atomic instruction
+    0xC8A07C41,  # cas x0, x1, [x2]
+    0xF8210040,  # ldadd x1, x0, [x2]
+)
+
+
+def test_exclusive_loads_and_stores_are_older_than_atomic_instructions():
+    arm = Arm()
+    assert {word: arm.older(frozenset([word])) for word in EXCLUSIVE} == dict.fromkeys(EXCLUSIVE, True)
+    assert not arm.older(frozenset(OTHERS))
+    assert arm.flags(frozenset(OTHERS)) == arm.newer

@@ -1,0 +1,136 @@
+"""The CPU flags that code needs come from the compiler in the image."""
+
+import pytest
+
+from imagematrix.build.executor.compiler import Compilers
+from imagematrix.build.plan.backend import BuildSources
+from imagematrix.errors import BuildError
+from imagematrix.hardware.vendors import marches
+
+NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
+
+
+def sources(item):
+    return BuildSources(context=item.cell.image.context, platform=item.cell.platform)
+
+
+@pytest.fixture
+def flags(planned, backend):
+    """Call it like `planned` to get the flags of each cell."""
+
+    def call(*changes, **options):
+        items = planned(*changes, **options).with_status("build")
+        compilers = Compilers(items, backend.export)
+        return {item.cell.id: compilers.flags(item, sources(item)) for item in items}
+
+    return call
+
+
+def test_flags_come_from_the_compiler_s_macros(flags):
+    assert flags(only="cuda=none") == {
+        "cpu-x86-64-v3": frozenset({"avx2"}),
+        "cpu-znver4": frozenset({"avx2", "avx512f"}),
+    }
+
+
+ASKED = """\
+FROM debian:{suite} AS compiler
+RUN apt-get install g++
+
+FROM compiler AS imagematrix-macros
+RUN mkdir /macros && command -v cc > /dev/null || touch /macros/no-cc; for option in {options}; do \
+cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done
+FROM scratch
+COPY --from=imagematrix-macros /macros /
+"""
+
+
+def test_each_compiler_is_queried_once_for_all_marches(flags, backend):
+    assert len(flags()) == 12
+    assert backend.called("export") == [
+        ASKED.format(suite="trixie", options="-march=x86-64-v3 -march=znver4"),
+        ASKED.format(suite="bookworm", options="-march=x86-64-v3"),
+    ]
+
+
+def test_compiler_is_that_of_the_image_s_own_arguments(planned, backend):
+    other = "  other: {version: v1, template: training.j2, context: ., build_args: {GCC: 14}}\naxes:"
+    plan = planned(
+        ("    context: .\n", "    context: .\n    build_args: {GCC: 12}\n"),
+        ("axes:", other),
+        only="cuda=none",
+        template="FROM {{ base }} AS compiler\nARG GCC\nRUN apt-get install g++-$GCC\nFROM {{ base }}\n",
+    )
+    items = plan.with_status("build")
+    seen = []
+    real = backend.export
+
+    def export(dockerfile, sources):
+        seen.append(sources.args)
+        return {"-march=x86-64-v3": real(dockerfile, sources)["-march=x86-64-v3"]} | (
+            {"-march=znver4": "#define __AVX__ 1"} if sources.args["GCC"] == "14" else {}
+        )
+
+    backend.export = export
+    compilers = Compilers(items, backend.export)
+    flags = {}
+    for item in items:
+        try:
+            found = compilers.flags(item, plan.given.sources(item.cell, item.cell.image.context, {}))
+        except BuildError:
+            found = None
+        flags[item.cell.image.name, item.cell.axes["march"]] = found
+    assert seen == [{"GCC": "12"}, {"GCC": "14"}]
+    assert flags["training", "znver4"] is None
+    assert flags["other", "znver4"] == {"avx"}
+
+
+def test_march_unknown_to_the_compiler_is_a_build_error(flags, backend):
+    del backend.macros["-march=znver4"]
+    with pytest.raises(
+        BuildError, match="the compiler of cpu-znver4 does not support -march=znver4"
+    ) as caught:
+        flags(only="cuda=none")
+    assert "a base image with a newer compiler" in caught.value.remedy
+
+
+def test_failed_compiler_query_is_not_repeated(planned, backend):
+    backend.errors["export"] = BuildError("no such package")
+    items = planned(only="cuda=none").with_status("build")
+    compilers = Compilers(items, backend.export)
+    for item in items:
+        with pytest.raises(BuildError, match="no such package"):
+            compilers.flags(item, sources(item))
+    assert len(backend.called("export")) == 1
+
+
+def test_table_gives_flags_without_a_compiler_stage(flags, backend):
+    result = flags(only="cuda=none", template=NO_COMPILER)
+    assert result["cpu-znver4"] == marches.required("znver4", "gcc-14")
+    assert not backend.called("export")
+
+
+def test_stage_without_cc_is_named(flags, backend):
+    backend.macros = {"no-cc": ""}
+    with pytest.raises(BuildError, match="the template's stage 'compiler' has no command cc") as caught:
+        flags(only="cuda=none")
+    assert "ln -s /usr/bin/gcc-14 /usr/local/bin/cc" in caught.value.remedy
+
+
+def test_cells_fail_without_compiler_and_table(planned):
+    unknown = ('base: "debian:trixie", compiler: gcc-14}\n    "11', 'base: "x"}\n    "11')
+    (one, other) = planned(unknown, template=NO_COMPILER).with_status("failed")
+    assert one.why == other.why == "the CPU flags of its march are unknown"
+    assert "stage that has the compiler 'compiler'" in one.error.remedy
+
+
+def test_cell_without_a_march_needs_no_flags(flags):
+    result = flags(
+        text="""\
+            schema: imagematrix.matrix/v1
+            images: {training: {version: v1, template: training.j2}}
+            axes: {cuda: [none]}
+            """,
+        template="FROM debian AS compiler\n",
+    )
+    assert result == {"cpu": frozenset()}

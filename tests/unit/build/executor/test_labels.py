@@ -1,0 +1,128 @@
+"""Labels: the selector reads what a build writes."""
+
+import json
+
+import pytest
+
+from imagematrix.build.executor import labels as written
+from imagematrix.build.matrix import claims
+from imagematrix.build.matrix.expand import expand
+from imagematrix.build.matrix.load import load
+from imagematrix.hardware.vendors import marches
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import UserModeDriver
+
+FLAGS = frozenset({"avx2", "avx512f"})
+GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
+
+
+def labels_of(item, flags=FLAGS):
+    return written.for_item(item, claims.variant(item.cell, flags, item.reference))
+
+
+@pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
+def test_catalog_entry_round_trips_through_labels(planned, only):
+    (item,) = planned(only=only).with_status("build")
+    own = labels_of(item)
+    variant = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert variant == claims.variant(item.cell, FLAGS, item.reference)
+
+
+def test_label_states_signed_return_addresses(planned):
+    (item,) = planned(only="cuda=none,march=znver4").with_status("build")
+    for flags in (FLAGS, FLAGS | marches.SIGNING):
+        label = labels_of(item, flags)[labels.VARIANT]
+        assert ("signed_returns" in json.loads(label)) is (flags != FLAGS)
+        variant = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
+        assert variant.signed_returns is (flags != FLAGS)
+
+
+def test_labels_have_the_documented_contents(planned):
+    (item,) = planned(only=GPU).with_status("build")
+    own = labels_of(item)
+    assert json.loads(own.pop(labels.INPUTS)) == item.identity.components
+    assert json.loads(own.pop(labels.VARIANT)) == {
+        "platform": "linux/amd64",
+        "cuda": "12.4",
+        "cubins": ["89"],
+        "ptx": [],
+        "compressed_fatbin": False,
+        "driver": {"mode": "exact", "version": "550.163.01"},
+        "march": "znver4",
+        "cpu_flags": ["avx2", "avx512f"],
+        "vendor": "amd",
+    }
+    assert own == {
+        "io.imagematrix.image": "training",
+        "io.imagematrix.version": "v1",
+        "io.imagematrix.cell": "cuda12.4-sm89-drv550.163.01-znver4",
+        "io.imagematrix.input": item.identity.digest,
+        "org.opencontainers.image.title": "training",
+        "org.opencontainers.image.version": "v1",
+        "org.opencontainers.image.base.name": "debian:trixie",
+        "org.opencontainers.image.base.digest": item.identity.components["base debian:trixie"],
+        "com.nvidia.cuda.version": "12.4",
+    }
+
+
+def test_preference_is_in_labels_and_identity(planned):
+    (usual,) = planned(only=GPU).with_status("build")
+    (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
+    assert labels.terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
+    assert labels.terms(labels_of(usual), item.reference) == labels.Terms()
+    assert "prefer" in item.identity.changed(usual.identity.components)
+
+
+OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
+
+
+def test_own_axes_are_in_labels(planned):
+    result = [
+        labels.read(labels_of(item), reference=item.reference, digest=None, size=None).axes
+        for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
+    ]
+    assert result == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
+
+
+def test_defaults_are_in_labels_and_identity(planned):
+    usual, _ = planned(OWN, only=GPU).with_status("build")
+    stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
+    item, _ = planned(OWN, stated, only=GPU).with_status("build")
+    assert labels.terms(labels_of(item), item.reference).defaults == (
+        ("cc", "gcc-14"),
+        ("python", "3.13"),
+    )
+    assert labels.DEFAULTS not in labels_of(usual)
+    assert item.identity.components["defaults"] == "cc=gcc-14,python=3.13"
+    assert "defaults" not in usual.identity.components
+
+
+def test_renamed_axis_changes_the_identity(planned):
+    first, _ = planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
+    renamed = tuple(text.replace("  cc:", "  compiled:") for text in OWN)
+    other, _ = planned(renamed, only=GPU).with_status("build")
+    assert first.cell.id == other.cell.id
+    assert "axes" in first.identity.changed(other.identity.components)
+
+
+def test_cpu_only_image_has_no_gpu_labels(planned):
+    (item,) = planned(only="cuda=none,march=znver4", template="FROM scratch\n").with_status("build")
+    own = labels_of(item)
+    assert "com.nvidia.cuda.version" not in own
+    assert "org.opencontainers.image.base.name" not in own
+    variant = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert (variant.cuda, variant.cubins, variant.driver, variant.gpu) == (None, (), None, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "driver"),
+    [
+        (("[535.261.03, 550.163.01]", "[host, 550.163.01]"), UserModeDriver(mode="host")),
+        (("  driver: [535.261.03, 550.163.01]\n", ""), UserModeDriver(mode="host")),
+    ],
+)
+def test_image_without_a_driver_is_host_mode(project, change, driver):
+    rule = '- {cuda: "11.8", driver: 550.163.01, why: they have the newer toolkit}'
+    cells = expand(load(project(change, (rule, '- {cuda: "11.8"}')))).cells
+    cell = next(cell for cell in cells if cell.cuda and cell.axes.get("driver") in (None, "host"))
+    assert claims.variant(cell, FLAGS, "training:x").driver == driver

@@ -1,0 +1,530 @@
+"""Every invalid matrix gets one clear error with a position, never a traceback."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imagematrix.build.matrix import document
+from imagematrix.build.matrix.image_test import ImageTest
+from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.problems import MatrixError
+from imagematrix.errors import ImagematrixError, UsageError
+
+
+def message(path):
+    with pytest.raises(MatrixError) as caught:
+        load(path)
+    return str(caught.value).replace(f"{path}:", "")
+
+
+def test_valid_matrix_keeps_order_and_text(project):
+    matrix = load(project())
+    assert list(matrix.axes) == ["cuda", "compute", "driver", "march"]
+    assert matrix.axes["cuda"] == ("none", "11.8", "12.4")
+    assert matrix.properties["cuda"]["12.4"] == {"base": "debian:trixie", "compiler": "gcc-14"}
+    assert matrix.exclude[0].why == "they have the newer toolkit"
+    assert matrix.images[0].development is False
+
+
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [
+        ("train --check", ImageTest(command=("/bin/sh", "-c", "train --check"))),
+        ("[train, --check]", ImageTest(command=("train", "--check"))),
+        ("{command: [train], network: true}", ImageTest(command=("train",), network=True)),
+        (
+            "{command: [train], secrets: [b, a]}",
+            ImageTest(command=("train",), secrets=("a", "b")),
+        ),
+    ],
+)
+def test_test_of_an_image_is_a_line_or_words(project, text, test):
+    (image,) = load(project(("context: .", f"context: .\n    test: {text}"))).images
+    assert image.test == test
+
+
+def test_mounts_of_a_test_are_files_beside_the_matrix(project):
+    def written(mounts):
+        return project(("context: .", f"context: .\n    test: {{command: a, mounts: {mounts}}}"))
+
+    folder = written("{}").parent
+    (folder / "data").mkdir()
+    (image,) = load(written("{/data: data}")).images
+    assert image.test.mounts == (("/data", folder / "data"),)
+    for mounts, fault in (
+        ("{/data: ../x}", "is outside the matrix's folder"),
+        ("{/data: /etc}", "is outside the matrix's folder"),
+        ("{/data: absent}", "absent not found"),
+        ("{data: data}", "is not an absolute path"),
+        ("{/../data: data}", "is not an absolute path"),
+    ):
+        with pytest.raises(MatrixError, match=fault):
+            load(written(mounts))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[]", "a test needs a command"),
+        ("''", "a test needs a command"),
+        ("{network: true}", "'command' is missing"),
+        ("{command: a, network: perhaps}", "'perhaps' is neither true nor false"),
+        ("{command: a, sercets: b}", "test has no 'sercets'"),
+        ("{command: a, secrets: '../x'}", "'../x' is not an id"),
+        ("[a, [b]]", "expected a word, found a list"),
+    ],
+)
+def test_invalid_test_is_rejected(project, text, fault):
+    with pytest.raises(MatrixError, match=fault):
+        load(project(("context: .", f"context: .\n    test: {text}")))
+
+
+@pytest.mark.parametrize(
+    ("text", "strict"), [("{march: strict}", True), ("{march: warn}", False), ("{}", False)]
+)
+def test_audit_strictness_is_read(project, text, strict):
+    matrix = load(project(("context: .", f"context: .\n    audit: {text}")))
+    assert matrix.images[0].strict_march is strict
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ("driver: {'6*': {driver_from: new}}", "13:12: no value of the axis driver matches 6*"),
+        ("march: {'z*': {driver_from: new}}", "driver_from belongs to a version of the axis driver"),
+        ("driver: {'*': {driver_from: 'new/{release}'}}", "driver_from: '{' could break out"),
+        ("driver: {'*': {driver_base: 'debian:{version}'}}", "driver_base: '{' could break out"),
+        (
+            "driver: {550.163.01: {driver_form: drivers/550.163.01}}",
+            "13:25: 'driver_form' is not a known property\n  did you mean 'driver_from'?",
+        ),
+        (
+            "march: {znver4: {driver_from: drivers/550.163.01}}",
+            "13:20: driver_from belongs to a version of the axis driver, under `properties`",
+        ),
+        ("driver: {550.163.01: {driver_from: [a]}}", "driver_from: expected a word, found a list"),
+        ("driver: {550.163.01: {driver_from: 'a$b'}}", "driver_from: '$' could break out"),
+    ],
+)
+def test_driver_from_is_checked_with_a_position(project, tmp_path, properties, expected):
+    path = project(("properties:\n", f"properties:\n  {properties}\n"))
+    assert expected in message(path).replace(str(tmp_path), "DIR")
+
+
+def test_driver_from_requires_a_version_of_the_driver_axis(project, tmp_path):
+    (tmp_path / "new").mkdir()
+    misplaced = "driver_from belongs to a version of the axis driver"
+    host = ("550.163.01]", "host]"), ("properties:\n", "properties:\n  driver: {host: {driver_from: new}}\n")
+    assert misplaced in message(project(*host, ("driver: 550.163.01", "driver: host")))
+    assert misplaced in message(project(("exclude:\n", "include:\n  - {driver_from: new}\nexclude:\n")))
+
+
+def test_properties_of_a_glob_hold_for_values_without_their_own(project):
+    globs = "driver: {'55*': {driver_from: a}, 550.163.01: {driver_from: b}, '*': {driver_from: c, more: d}}"
+    drivers = ("550.163.01]", "host, 550.163.01, 550.54.15, 580.159.04]")
+    matrix = load(project(drivers, ("properties:\n", f"properties:\n  {globs}\n")))
+    assert matrix.properties_of("driver", "550.163.01") == {"driver_from": "b"}
+    assert matrix.properties_of("driver", "550.54.15") == {"driver_from": "a"}
+    assert matrix.properties_of("driver", "580.159.04") == {"driver_from": "c", "more": "d"}
+    assert matrix.properties_of("driver", "host") == {}
+
+
+def test_driver_may_come_from_a_folder(project):
+    matrix = load(project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n")))
+    assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}
+
+
+@pytest.mark.parametrize(
+    ("top", "of_image", "expected"),
+    [
+        (None, None, "zstd -3"),
+        ("gzip", None, "gzip -6"),
+        ("zstd", "gzip", "gzip -6"),
+        ("{type: gzip, level: 9}", "zstd", "zstd -3"),
+        ("{type: gzip, level: 9}", None, "gzip -9"),
+        ("{type: gzip, level: 9}", "{type: gzip}", "gzip -6"),
+        ("gzip", "{type: zstd, level: 19}", "zstd -19"),
+        (None, "{level: 1, type: zstd}", "zstd -1"),
+        (None, "{level: '01', type: gzip}", "gzip -1"),
+    ],
+)
+def test_compression_of_an_image_overrides_that_of_the_matrix(project, top, of_image, expected):
+    whole = ("axes:", f"compression: {top}\naxes:" if top else "axes:")
+    own = ("context: .", f"context: .\n    compression: {of_image}" if of_image else "context: .")
+    assert str(load(project(whole, own)).images[0].compression) == expected
+
+
+def test_unquoted_version_keeps_its_trailing_zero(project):
+    assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            ("schema: imagematrix.matrix/v1\n", ""),
+            "1:1: 'schema' is missing\n  write schema: imagematrix.matrix/v1",
+        ),
+        (("axes:", "x:"), "1:1: 'axes' is missing\n  write axes: {march: [x86-64-v2, x86-64-v3]}"),
+        (
+            ("images:", "x:"),
+            "1:1: 'images' is missing\n  write images: {app: {version: v1, template: app/Dockerfile.j2}}",
+        ),
+        (("    version: v1\n", ""), "'version' is missing\n  write version: v1"),
+        (("    template: training.j2\n", ""), "'template' is missing\n  write template: app/Dockerfile.j2"),
+        (("matrix/v1", "matrix/v9"), "1:9: the schema is 'imagematrix.matrix/v9'"),
+        (("axes:", "axis:"), "did you mean 'axes'?"),
+        (
+            ("  march:", "  marhc:"),
+            "11:3: 'marhc' is not a known axis\n  did you mean 'march'?",
+        ),
+        (("  march:", "  arch:"), "11:3: 'arch' is not a known axis\n  did you mean 'platform'?"),
+        (("march: [x86-64-v3, znver4]", "march: [x86-64-v3, znvr4]"), "did you mean 'znver4'?"),
+        (("znver4]", "native]"), "march native depends on the builder's CPU"),
+        (('"8.9"', '"9"'), "'9' is not a compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
+        (
+            ('"8.9"', "sm_90"),
+            "'sm_90' is not a compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?",
+        ),
+        (('"8.9"', "H100"), "did you mean '9.0', which such a GPU has?"),
+        (('"8.9"', "100"), "did you mean '10.0'?"),
+        (('"8.9"', "rtx4090"), "did you mean '8.9', which such a GPU has?"),
+        (('"8.9"', "9.0b"), "'9.0b' is not a compute capability"),
+        (('"12.4"]', '"12.7"]'), "unknown CUDA release 12.7"),
+        (('"12.4"]', "12]"), "'12' is not a CUDA release such as 12.4"),
+        (("550.163.01]", "550]"), "'550' is not a driver version such as 550.163.01"),
+        (("znver4]", "znver4, znver4]"), "the value 'znver4' occurs twice"),
+        (("[x86-64-v3, znver4]", "[]"), "the axis march has no values"),
+        (("[x86-64-v3, znver4]", "{a: b}"), "the axis march: expected a list, found a map"),
+        (("images:\n  training:", "images:\n- training:"), "images: expected a map, found a list"),
+        (("version: v1", "version: v1-2"), "'v1-2' is not a version such as v1"),
+        (("version: v1\n", "version:\n"), "version: expected a word, found nothing"),
+        (
+            ("version: v1\n", "version: development\n"),
+            "4:14: 'development' would be a version like any other: frozen, and pushed when it is built",
+        ),
+        (("  training:", "  Training:"), "'Training' is not an image name"),
+        (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
+        (("training.j2", f"{'a' * 300}.j2"), f"template {'a' * 300}.j2 not found"),
+        (("context: .", "context: nowhere"), "nowhere is not a folder"),
+        (("context: .", f"context: {'a' * 300}"), "is not a folder"),
+        (("context: .", "context: .\n    prefer: [cuda, drivr]"), "did you mean 'driver'?"),
+        (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' occurs twice"),
+        (("context: .", "context: .\n    prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
+        (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
+        (("context: .", "context: .\n    audit: {march: maybe}"), "'maybe' is neither strict nor warn"),
+        (("context: .", "context: .\n    audit: {mach: strict}"), "did you mean 'march'?"),
+        (
+            ("axes:", "compression: lz4\naxes:"),
+            "7:14: 'lz4' is not a compression of layers: zstd or gzip\n  write zstd or gzip, or with a level",
+        ),
+        (("axes:", "compression: zst\naxes:"), "did you mean 'zstd'?"),
+        (("axes:", "compression: zstd -3\naxes:"), "7:14: 'zstd -3' is not a compression of layers"),
+        (("axes:", "compression:\naxes:"), "compression: expected a word, found nothing"),
+        (("axes:", "compression: [zstd]\naxes:"), "7:14: compression: expected a word, found a list"),
+        (("axes:", "compression: {level: 3}\naxes:"), "7:14: 'type' is missing"),
+        (("axes:", "compression: {type: zstd, lvl: 3}\naxes:"), "did you mean 'level'?"),
+        (
+            ("context: .", "context: .\n    compression: {type: zstd, level: 20}"),
+            "7:38: zstd has the levels 1 to 19, not '20'\n  did you mean 19?",
+        ),
+        (
+            ("context: .", "context: .\n    compression: {type: gzip, level: 10}"),
+            "gzip has the levels 1 to 9, not '10'\n  did you mean 9?",
+        ),
+        (("axes:", "compression: {type: zstd, level: 0}\naxes:"), "not '0'\n  did you mean 1?"),
+        (
+            ("axes:", "compression: {type: zstd, level: -1}\naxes:"),
+            "zstd has the levels 1 to 19, not '-1'\n  write a whole number, such as 3",
+        ),
+        (("axes:", "compression: {type: zstd, level: 3.5}\naxes:"), "write a whole number"),
+        (("axes:", "compression: {type: zstd, level: \u0663}\naxes:"), "write a whole number"),
+        (("axes:", "compression: {type: zstd, level: [3]}\naxes:"), "level: expected a word, found a list"),
+        (("context: .", "context: .\n    device_code: bytes"), "'bytes' is not claim"),
+        (
+            ("context: .", "context: .\n    device_code: [claim]"),
+            "device_code: expected a word, found a list",
+        ),
+        (("context: .", "context: .\n    cpu_code: bytes"), "'bytes' is not claim"),
+        (("context: .", "context: .\n    optional_device_code: ['a b']"), "'a b' is not a glob such as"),
+        (
+            ("context: .", "context: .\n    defaults: {pyton: '3.13'}"),
+            "'pyton' is not an axis of this matrix",
+        ),
+        (
+            ("context: .", "context: .\n    defaults: {march: znver4}"),
+            "march is decided by the node's hardware",
+        ),
+        (("context: .", "context: .\n    defaults: [python]"), "defaults: expected a map, found a list"),
+        (
+            ("context: .", "context: .\n    defaults: {march: [znver4]}"),
+            "the default of march: expected a word",
+        ),
+        (("context: .", "context: .\n    plain_pull: znver4"), "plain_pull: expected a map"),
+        (("context: .", "context: .\n    plain_pull: {marhc: znver4}"), "did you mean 'march'?"),
+        (("context: .", "context: .\n    plain_pull: {march: znver5}"), "did you mean 'znver4'?"),
+        (
+            ("version: v1", "version: v1\n    version: v2"),
+            "the key 'version' occurs twice (first on line 4)",
+        ),
+        (("    version: v1", "\tversion: v1"), "indent with spaces: YAML does not allow tabs"),
+        (('"12.4": {', '"12.5": {'), "the axis cuda has no value '12.5'"),
+        (
+            ("  cuda:\n    none: {", "  cudda:\n    none: {"),
+            "'cudda' is not an axis of this matrix\n  did you mean 'cuda'?",
+        ),
+        (
+            ('base: "debian:trixie"', 'base: "debian\\nRUN evil"'),
+            "'\\n' could break out of a Dockerfile instruction",
+        ),
+        (('base: "debian:trixie"', "base: 'debian\"'"), "'\"' could break out of a Dockerfile instruction"),
+        (('base: "debian:trixie"', 'march: "x"'), "a property cannot be called 'march', which is an axis"),
+        (("[x86-64-v3, znver4]", '["x86\\nRUN evil"]'), "cannot be the value of an axis"),
+        (('{cuda: "11.8", driver', '{cuda: "11.9", driver'), "no value of the axis cuda matches 11.9"),
+        (
+            ('{cuda: "11.8", driver', '{cuba: "11.8", driver'),
+            "'cuba' is not an axis of this matrix\n  did you mean 'cuda'?",
+        ),
+        (('{cuda: "11.8", driver', '{cuda: ">=x", driver'), "invalid version in a comparison: 'x'"),
+        (('- {cuda: "11.8", driver: 550.163.01, why', "- {why"), "needs a condition on at least one axis"),
+        (("exclude:", "include:\n  - {cuda: '9.9'}\nexclude:"), "unknown CUDA release 9.9"),
+        (("exclude:", "include:\n  - {cudas: '9.2'}\nexclude:"), "did you mean 'cuda'?"),
+        (("exclude:", "exclude: nothing\nexcl:"), "exclude: expected a list, found the word 'nothing'"),
+        (("schema:", "schema: !!python/object:os.system x\nschemas:"), "is not supported"),
+        (("exclude:", "platforms:\nexclude:"), "the matrix has no 'platforms'"),
+        (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is not a supported platform"),
+        (("  march:", "  loop: [a]\n  march:"), "'loop' is reserved: templates use this name"),
+        (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is not a valid name for an axis"),
+        (("  training:", "  training:v2:"), "'training:v2' is not an image name"),
+        (("  training:", "  ml..training:"), "'ml..training' is not an image name"),
+        (
+            ('base: "debian:trixie"', "platform: linux/arm64"),
+            "a property cannot be called 'platform', which is an axis",
+        ),
+        (
+            ("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"),
+            "cannot be called 'sm', which is a variable or a word of templates",
+        ),
+        (
+            ("exclude:", "include:\n  - {cuda: '12.4', Big: '1'}\nexclude:"),
+            "'Big' cannot be the name of a property\n  up to 32 lower",
+        ),
+        (("exclude:", "include:\n  - {cuda: }\nexclude:"), 'found nothing\n  for no CUDA write "none"'),
+        (
+            ("march: [x86-64-v3, znver4]", "march: [x86-64-v3, ]\n  tune: [[a]]"),
+            "expected a word, found a list",
+        ),
+        (('"12.4": {base: "debian:trixie"', '"12.4": {base: {a: b}'), "base: expected a word, found a map"),
+    ],
+)
+def test_errors_have_a_position_and_a_remedy(project, change, expected):
+    assert expected in message(project(change))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (("  march:", "  compiler_of_choice: [a]\n  march:"), "compiler_of_choice"),
+        (("  march:", "  driver_kind: [a]\n  march:"), "driver_kind"),
+        (("  training:", "  registry.example:5000/ml/training_a__b-c:"), "march"),
+        (("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:"), "platform"),
+    ],
+)
+def test_unusual_but_valid_matrix_is_accepted(project, change, name):
+    assert name in load(project(change)).axes
+
+
+def test_include_property_may_resemble_an_axis_name(project):
+    entry = "include:\n  - {cuda: '12.4', driver_series: -tesla-470, why: because}\n"
+    (include,) = load(project(("exclude:", entry + "exclude:"))).include
+    assert include.properties == {"driver_series": "-tesla-470"}
+
+
+def test_all_errors_are_reported_in_file_order(project):
+    text = message(project(("znver4]", "native]"), ("version: v1", "version: ''"), ('"8.9"', '"9"')))
+    assert [line.split(":")[0] for line in text.splitlines() if line[0].isdigit()] == ["4", "9", "11"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "1:1: the file is empty"),
+        ("# only a comment\n", "the file is empty"),
+        ("- a\n- b\n", "the matrix: expected a map, found a list"),
+        ("just words", "the matrix: expected a map, found the word 'just words'"),
+        ("a: 1\n---\nb: 2\n", "2:1: a second document starts here"),
+        ("a: [", "not valid YAML"),
+        ("a: *nowhere", "alias"),
+        ("[" * 40, "nested deeper than 32 levels"),
+        ("? [a]\n: b\n", "a key must be a word"),
+        ("a: \x01", "is not allowed in YAML"),
+        ("<<: 3\n", "<< takes a map"),
+        ("b: &b [*b]\n", "the alias *b has no anchor before it"),
+    ],
+)
+def test_file_that_is_not_a_matrix_is_rejected(project, text, expected):
+    assert expected in message(project(text=text))
+
+
+def test_deep_nesting_does_not_crash(project):
+    # PyYAML has a limit of its own from 6.0.4 on, and applies it first where it looks ahead.
+    said = message(project(text="[" * 200_000))
+    assert (
+        "nested deeper than 32 levels" in said or "1:1001: not valid YAML: exceeded maximum nesting" in said
+    )
+
+
+def test_anchor_bomb_is_rejected_quickly(project):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    assert "once aliases are followed" in message(project(text="\n".join(lines)))
+
+
+def test_anchors_and_merge_keys_work(project):
+    path = project(
+        (
+            'none: {base: "debian:trixie", compiler: gcc-14}',
+            'none: &t {base: "debian:trixie", compiler: gcc-14}',
+        ),
+        ('"12.4": {base: "debian:trixie", compiler: gcc-14}', '"12.4": {<<: *t, nvrtc: libnvrtc12}'),
+    )
+    assert load(path).properties["cuda"]["12.4"]["base"] == "debian:trixie"
+
+
+@pytest.mark.parametrize("own", ["<<: *t, base: own", "base: own, <<: *t", "<<: [{base: own}, *t]"])
+def test_own_keys_override_merged_keys(project, own):
+    path = project(
+        (
+            'none: {base: "debian:trixie", compiler: gcc-14}',
+            'none: &t {base: "debian:trixie", compiler: gcc-14}',
+        ),
+        ('"12.4": {base: "debian:trixie", compiler: gcc-14}', f'"12.4": {{{own}}}'),
+    )
+    assert load(path).properties["cuda"]["12.4"] == {"base": "own", "compiler": "gcc-14"}
+
+
+def test_overriding_a_merged_key_twice_is_rejected(project):
+    text = message(project(text="x: &x {a: 1}\ny: {<<: *x, a: 2, a: 3}\n"))
+    assert text == "2:19: the key 'a' occurs twice (first on line 2)"
+
+
+def test_missing_or_binary_file_is_rejected(tmp_path):
+    with pytest.raises(UsageError, match="no such file") as caught:
+        load(tmp_path / "none.yaml")
+    assert "imagematrix init" in caught.value.remedy
+    with pytest.raises(UsageError, match="Is a directory"):
+        load(tmp_path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"a: b\nc: \xff\xfe\n")
+    with pytest.raises(MatrixError, match=":2:1: not UTF-8"):
+        load(binary)
+    with binary.open("wb") as file:
+        file.truncate(17 * 2**20)
+    with pytest.raises(UsageError, match="larger than the limit of"):
+        load(binary)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(alphabet="ab:-[]{}&*!|>'\"#\n\t ,?%@`<0.", max_size=60))
+def test_arbitrary_text_raises_only_positioned_errors(text):
+    try:
+        document.parse(text, "fuzz")
+    except ImagematrixError as error:
+        assert str(error).startswith("fuzz:")  # noqa: PT017 - most texts are refused, some are fine
+
+
+OWN = ("  march:", '  python: ["3.11", "3.13"]\n  march:')
+
+
+def test_defaults_must_be_values_of_own_axes(project):
+    (image,) = load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.13}"))).images
+    assert image.defaults == (("python", "3.13"),)
+    with pytest.raises(MatrixError, match=r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"):
+        load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.12}")))
+
+
+def test_default_may_be_a_value_added_by_include(project):
+    added = "include:\n  - {cuda: none, python: '3.14', march: znver4}\nproperties:"
+    stated = ("context: .", "context: .\n    defaults: {python: 3.14}")
+    (image,) = load(project(OWN, stated, ("properties:", added))).images
+    assert image.defaults == (("python", "3.14"),)
+
+
+def test_too_many_cells_are_rejected(project):
+    """Immediately, because computing the product would exhaust memory."""
+    axes = "".join(
+        f"  axis{number}: [{', '.join(f'v{value}' for value in range(10))}]\n" for number in range(9)
+    )
+    assert message(project(("axes:\n", f"axes:\n{axes}"))) == (
+        "8:3: 24,000,000,000 cells, including excluded ones, exceed the limit of 250,000\n"
+        "  split it: values that never occur together belong in separate matrices"
+    )
+
+
+def test_overlong_version_in_a_condition_is_rejected(project):
+    digits = "9" * 6000
+    text = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
+    assert f"invalid version in a comparison: '{digits[:80]}'" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("2GB", 2_000_000_000), ("1.5GiB", 1_610_612_736), ("700M", 700_000_000)]
+)
+def test_size_budget_is_parsed(project, text, amount):
+    (image,) = load(project(("context: .", f"context: .\n    budget: {text}"))).images
+    assert image.budget == amount
+
+
+@pytest.mark.parametrize("text", ["2", "2 GB", "lots", "0GB", "-1GB", "2gb"])
+def test_invalid_size_budget_is_rejected(project, text):
+    result = message(project(("context: .", f"context: .\n    budget: {text}")))
+    assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in result
+    with pytest.raises(MatrixError, match="budget: expected a word, found a list"):
+        load(project(("context: .", "context: .\n    budget: []")))
+
+
+@pytest.mark.parametrize("name", ["..", "../other", "/etc", "src/../../other", "link", "link/deep"])
+def test_context_outside_the_matrix_folder_needs_permission(project, tmp_path, name):
+    """A matrix from somebody else could ship the files of the machine that builds it."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "other/deep").mkdir(parents=True)
+    (tmp_path / "own/src").mkdir()
+    (tmp_path / "own/link").symlink_to("../other")
+    (tmp_path / "templates").rename(tmp_path / "own/templates")
+    path = project(("context: .", f"context: {name}")).rename(tmp_path / "own/matrix.yaml")
+    where = path.parent / name
+    with pytest.raises(MatrixError, match=r"matrix.yaml:\d+:\d+: the context .* is outside") as caught:
+        load(path)
+    assert f"the context {where} is outside the matrix's folder" in caught.value.details
+    assert "--allow-context DIR" in caught.value.details
+    for allowed in (tmp_path / "own/src", tmp_path / "oth"):
+        with pytest.raises(MatrixError):
+            load(path, contexts=[allowed])
+    assert load(path, contexts=[tmp_path / "own/src", where]).images[0].context == where
+    assert load(path, contexts=[where.resolve().parent]).images[0].context == where
+    assert load(path, contexts=None).images[0].context == where
+
+
+@pytest.mark.parametrize("name", [".", "src", "./src/../src", "inner"])
+def test_context_may_be_reached_by_links_in_the_matrix_folder(project, tmp_path, name):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "inner").symlink_to("src")
+    path = project(("context: .", f"context: {name}"))
+    assert load(path).images[0].context == tmp_path / name
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-link")
+    elsewhere.symlink_to(tmp_path)
+    assert load(elsewhere / "matrix.yaml").images[0].context == elsewhere / name
+
+
+def test_device_code_of_an_image_is_claimed_or_optional(project):
+    own = "context: .\n    device_code: claim\n    optional_device_code: [b/*.so, a.so, a.so]"
+    (image,) = load(project(("context: .", own))).images
+    assert (image.claims_code, image.optional_code) == (True, ("a.so", "b/*.so"))
+    (image,) = load(project(("context: .", "context: .\n    optional_device_code: a.so"))).images
+    assert (image.claims_code, image.optional_code) == (False, ("a.so",))
+
+
+def test_cpu_flags_of_an_image_are_claimed(project):
+    for own, claimed in (("context: .\n    cpu_code: claim", True), ("context: .", False)):
+        (image,) = load(project(("context: .", own))).images
+        assert image.claims_flags is claimed

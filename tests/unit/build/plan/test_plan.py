@@ -1,0 +1,241 @@
+"""The plan: the status of each cell, with reasons."""
+
+import shutil
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from imagematrix.audit.images.layers import Layers
+from imagematrix.build.dockerfile.template_error import TemplateError
+from imagematrix.build.executor.build import build
+from imagematrix.build.matrix.load import load
+from imagematrix.build.plan.context import STATE, recorded
+from imagematrix.build.plan.plan import DropStatus, PlanStatus
+from imagematrix.build.plan.planner import Against, plan
+from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.images.catalog.labels import DEVELOPMENT
+
+ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
+
+
+@pytest.fixture
+def built(backend, silent, tmp_path_factory):
+    """Call it with a plan to carry it out."""
+    logs = tmp_path_factory.mktemp("logs")
+    return lambda plan: build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+
+
+def test_missing_images_are_to_be_built(planned, conforms):
+    plan = planned()
+    assert Counter(item.status for item in plan.items) == {"build": 12, "excluded": 4, "infeasible": 2}
+    item = plan.items[-5]
+    assert item.cell.id == "cuda12.4-sm89-drv550.163.01-znver4"
+    assert item.reference == f"training:v1-{item.cell.id}-{item.identity.digest[7:19]}"
+    assert item.dockerfile.startswith("FROM debian:trixie AS compiler")
+    assert plan.to_json()["cells"][-5] == {
+        "image": "training",
+        "version": "v1",
+        "cell": item.cell.id,
+        "axes": {"cuda": "12.4", "compute": "8.9", "driver": "550.163.01", "march": "znver4"},
+        "status": "build",
+        "rule": None,
+        "why": None,
+        "reference": item.reference,
+        "input": item.identity.digest,
+        "from": None,
+        "changed": [],
+        "files": [],
+        "nearest_host": None,
+    }
+    conforms(plan.to_json())
+
+
+def test_shared_facts_are_queried_once(planned, backend):
+    planned()
+    assert sorted(backend.calls) == [
+        ("present", "training", "v1"),
+        ("resolve", "debian:bookworm"),
+        ("resolve", "debian:trixie"),
+    ]
+
+
+def test_excluded_cell_names_its_rule(planned, tmp_path):
+    excluded = planned().dropped("excluded")
+    assert {item.rule for item in excluded} == {f"{tmp_path / 'matrix.yaml'}:18"}
+    assert {item.why for item in excluded} == {"they have the newer toolkit"}
+    assert {item.to_json()["reference"] for item in excluded} == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "cells", "rule", "why"),
+    [
+        (('"8.9"]', '"10.0"]'), "compute=10.0,cuda=11.8", "toolkit-target", "CUDA 11.8 cannot target"),
+        (
+            ("[535.261.03,", "[470.256.02,"),
+            "cuda=12.4,driver=470.256.02",
+            "driver-cuda",
+            "is too old for CUDA 12.4",
+        ),
+        (
+            ("znver4]", "znver5]"),
+            "cuda=11.8,march=znver5",
+            "march-compiler",
+            "gcc-12 does not support -march=znver5",
+        ),
+        (
+            ("  march:", "  platform: [linux/arm64]\n  march:"),
+            "march=znver4",
+            "march-platform",
+            "march znver4 is for x86_64, not for linux/arm64",
+        ),
+    ],
+)
+def test_infeasible_cell_names_the_vendor_rule(planned, backend, change, cells, rule, why, conforms):
+    plan = planned(change, only=cells)
+    kept = [item for item in plan.items if item.status != "excluded"]
+    assert {(item.status, item.rule) for item in kept} == {("infeasible", rule)}
+    assert all(why in item.why for item in kept)
+    assert not backend.calls
+    conforms(plan.to_json())
+
+
+def test_existing_images_are_up_to_date(planned, built):
+    built(planned(only="march=znver4"))
+    plan = planned()
+    assert {item.cell.axes["march"] for item in plan.with_status("up-to-date")} == {"znver4"}
+    assert {item.cell.axes["march"] for item in plan.with_status(PlanStatus.BUILD)} == {"x86-64-v3"}
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ({"template": "FROM {{ base }}\n"}, ("dockerfile",)),
+        ({"file": "new.c"}, ("context",)),
+        ({"salt": "a newer one"}, ("base debian:trixie",)),
+        ({"base": "debian:sid"}, ("base debian:sid", "base debian:trixie", "dockerfile")),
+    ],
+)
+def test_image_with_other_inputs_is_refused(planned, built, backend, tmp_path, change, changed):
+    (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
+    before = planned(only=ONE)
+    built(before)
+    if "file" in change:
+        (tmp_path / change["file"]).touch()
+    backend.salt = change.get("salt", "")
+    base = ('"12.4": {base: "debian:trixie"', f'"12.4": {{base: "{change.get("base", "debian:trixie")}"')
+    (item,) = planned(base, only=ONE, template=change.get("template")).with_status("refused")
+    assert item.difference.components == changed
+    assert item.why == f"{', '.join(changed)} changed"
+    assert item.difference.reference == before.items[0].reference
+
+
+def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
+    """A build on this machine records the files of its context beside its log."""
+    (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n*.log\n")
+    (tmp_path / "main.c").write_text("int main;")
+    state = tmp_path / STATE
+
+    def plan_again():
+        against = Against(resolve=backend.resolve, store=backend, recorded=partial(recorded, state))
+        return plan(load(project()), against, expression=ONE)
+
+    build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
+    (tmp_path / "main.c").write_text("int main();")
+    for number in range(6):
+        (tmp_path / f"{number}.h").touch()
+    (item,) = plan_again().with_status("refused")
+    assert item.difference.files == ("0.h", "1.h", "2.h", "3.h", "4.h", "5.h", "main.c")
+    assert item.why == "context changed: 0.h, 1.h, 2.h, 3.h, 4.h, …"
+    with pytest.raises(TagMovedError, match=r"context changed: 0\.h, 1\.h"):
+        build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
+    shutil.rmtree(state)
+    (item,) = plan_again().with_status("refused")
+    assert (item.difference.files, item.why) == ((), "context changed")
+
+
+def test_development_version_is_built_again(planned, built, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    again = planned(development, only=ONE, template="FROM {{ base }}\n")
+    (item,) = again.with_status(PlanStatus.BUILD)
+    assert item.difference.reference == old
+    built(again)
+    assert list(backend.images) == [item.reference]
+
+
+def test_image_made_under_development_is_built_again_for_a_final_version(
+    planned, built, backend, project, tmp_path
+):
+    """Its label says that it may be replaced, so it is not pushed either."""
+    (tmp_path / ".dockerignore").write_text("*\n")  # otherwise the matrix is an input, too
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    registry = Against(resolve=backend.resolve, engine=backend)
+    (item,) = plan(load(project()), registry, expression=ONE).with_status(PlanStatus.BUILD)
+    assert item.reference == old
+    final = planned(only=ONE)
+    (item,) = final.with_status(PlanStatus.BUILD)
+    assert (item.reference, item.difference) == (old, None)
+    built(final)
+    assert DEVELOPMENT not in backend.images[old]
+    assert planned(only=ONE).with_status(PlanStatus.UP_TO_DATE)
+    (item,) = plan(load(project()), registry, expression=ONE).with_status(PlanStatus.ADOPT)
+
+
+def test_image_made_under_development_is_replaced_by_a_final_one(planned, built, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    final = planned(only=ONE, template="FROM {{ base }}\n")
+    (item,) = final.with_status(PlanStatus.BUILD)
+    assert item.difference.reference == old
+    built(final)
+    assert list(backend.images) == [item.reference] != [old]
+
+
+def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
+    planned = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
+    assert len(planned.with_status(PlanStatus.BUILD)) == 7
+    assert len(planned.dropped(DropStatus.INFEASIBLE)) == 7
+    assert all(item.identity is None for item in planned.with_status(PlanStatus.BUILD))
+    document = conforms(planned.to_json())
+    assert all(cell["reference"] is None for cell in document["cells"])
+
+
+def test_image_without_a_context_has_no_files(planned, tmp_path):
+    without = ("    context: .\n", "")
+    before = planned(without, only=ONE)
+    (tmp_path / "build.json").write_text("{}")
+    (item,) = before.with_status(PlanStatus.BUILD)
+    assert item.identity == planned(without, only=ONE).with_status(PlanStatus.BUILD)[0].identity
+    expected = r"training.j2:2:6: the image has no context, from which it takes main.c \(in training:v1 cpu"
+    with pytest.raises(TemplateError, match=expected) as caught:
+        planned(without, template="FROM {{ base }}\nCOPY main.c /\n")
+    assert "context: src" in caught.value.remedy
+
+
+def test_too_many_images_on_images_are_rejected(planned, tmp_path):
+    images = ""
+    for number in range(150):
+        below = f"{{{{ images['i{number + 1}'] }}}}" if number < 149 else "debian:trixie"
+        (tmp_path / "templates" / f"{number}.j2").write_text(f"FROM {below}\n")
+        images += f"  i{number}: {{version: v1, template: {number}.j2}}\n"
+    with pytest.raises(UsageError, match="more than 100 images build on each other"):
+        planned(("axes:", f"{images}axes:"), only="cuda=none,march=znver4")
+
+
+def test_missing_base_fails_its_cells(planned, backend, tmp_path):
+    other = "  app: {version: v1, template: app.j2}\n  on: {version: v1, template: on.j2}\naxes:"
+    (tmp_path / "templates" / "app.j2").write_text("FROM other:1\n")
+    (tmp_path / "templates" / "on.j2").write_text("FROM {{ images['app'] }}\n")
+    backend.missing = {"other:1"}
+    plan = planned(("axes:", other))
+    failed = {(item.cell.image.name, item.why) for item in plan.with_status(PlanStatus.FAILED)}
+    assert failed == {("app", "other:1 is nowhere"), ("on", "it builds on app: other:1 is nowhere")}
+    assert {item.cell.image.name for item in plan.with_status(PlanStatus.BUILD)} == {"training"}
+    assert list(plan.unresolved) == ["other:1"]
+    assert sorted(plan.bases) == ["debian:bookworm", "debian:trixie"]
+    assert backend.calls.count(("resolve", "other:1")) == 1

@@ -1,0 +1,120 @@
+"""Signing what is published, with the checks of policies and of cosign as judges."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from signing import pem
+
+from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.sign import sign
+from imagematrix.errors import SignatureError
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.oci.registry import Registry
+from imagematrix.images.trust.signature import Key
+from imagematrix.images.trust.signing import SigningKey
+
+
+@pytest.fixture
+def new_key(tmp_path):
+    """Call it with a name to get a new key, whose public half is in a file of this name."""
+
+    def make(name="cosign.pub"):
+        private = ec.generate_private_key(ec.SECP256R1())
+        (tmp_path / name).write_bytes(pem(private.public_key()))
+        return SigningKey(private=private, public=Key(name=name, public=private.public_key()))
+
+    return make
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """Call it with the name of a key to get a policy that requires its signature everywhere."""
+
+    def write(key="cosign.pub"):
+        rules = [{"repository": "*", "keys": [key]}]
+        file = tmp_path / f"{key}.json"
+        document = {"schema": "imagematrix.policy/v1", "rules": rules, "otherwise": "deny"}
+        file.write_text(json.dumps(document))
+        return file
+
+    return write
+
+
+def by(registry, key):
+    return lambda digests: sign(registry, key, digests)
+
+
+def test_published_version_and_its_variants_are_signed(registry, add_variant, image, new_key, policy):
+    for cell in ("a", "b"):
+        add_variant(cell)
+    done = publish(registry, "v1", sign=by(registry, new_key()))
+    whole = open_catalog(f"{image}:v1", policy=policy())
+    assert len(whole.variants) == 2
+    for variant in whole.variants:
+        assert open_catalog(f"{image}@{variant.digest}", policy=policy()).variants
+        assert registry.manifest(f"{variant.digest.replace(':', '-')}.sig"), "it has a signature of its own"
+    assert done.digest == registry.digest("v1")
+
+
+def test_tag_is_never_there_without_its_signature(registry, repository, add_variant, image, new_key, policy):
+    add_variant("a")
+    key, seen = new_key(), []
+
+    def signing(digests):
+        seen.append(repository.tags.get("v1"))
+        sign(registry, key, digests)
+
+    first = publish(registry, "v1", sign=signing)
+    assert seen[0] is None
+    add_variant("b")
+    seen.clear()
+    second = publish(registry, "v1", ["latest"], sign=signing)
+    assert seen[0] == first.digest != second.digest
+    assert open_catalog(f"{image}:v1", policy=policy()).variants
+
+
+def test_signing_again_writes_nothing_and_other_signatures_stay(
+    server, registry, add_variant, image, new_key, policy
+):
+    add_variant("a")
+    first, second = new_key("first.pub"), new_key("second.pub")
+    publish(registry, "v1", sign=by(registry, first))
+    written = server.count("POST")
+    publish(registry, "v1", sign=by(registry, first))
+    assert server.count("POST") == written
+    publish(registry, "v1")
+    with pytest.raises(SignatureError, match=r"it is not signed with second\.pub"):
+        open_catalog(f"{image}:v1", policy=policy("second.pub"))
+    publish(registry, "v1", sign=by(registry, second))
+    for key in ("first.pub", "second.pub"):
+        assert open_catalog(f"{image}:v1", policy=policy(key)).variants
+
+
+def test_manifest_that_the_registry_lacks_is_not_signed(registry, new_key):
+    with pytest.raises(SignatureError, match="cannot be signed: the registry does not have it"):
+        sign(registry, new_key(), [f"sha256:{'1' * 64}"])
+
+
+@pytest.mark.skipif(shutil.which("cosign") is None, reason="cosign is not installed")
+@pytest.mark.parametrize("form", ["tag", "bundle", "bundle without the API for referrers"])
+def test_cosign_accepts_both_forms(registry, add_variant, image, new_key, tmp_path, monkeypatch, form):
+    add_variant("a")
+    if form.endswith("referrers"):
+        monkeypatch.setattr(Registry, "referrers", lambda *_: None)
+    done = publish(registry, "v1", sign=by(registry, new_key()))
+    new_key("other.pub")
+    (tmp_path / "root.json").write_text(
+        '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}'
+    )
+    words = ["verify"]
+    if form != "tag":
+        kind = "https://sigstore.dev/cosign/sign/v1"
+        words = ["verify-attestation", "--new-bundle-format", "--trusted-root=root.json", f"--type={kind}"]
+    for digest in (done.digest, open_catalog(f"{image}:v1").variants[0].digest):
+        for key, code in (("cosign.pub", 0), ("other.pub", 1)):
+            command = ["cosign", *words, f"--key={key}", "--insecure-ignore-tlog", f"{image}@{digest}"]
+            ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert min(ended.returncode, 1) == code, ended.stderr

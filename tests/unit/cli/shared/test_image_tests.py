@@ -1,0 +1,246 @@
+"""Tests of images in containers: where they run, with what, and what is remembered; without an engine."""
+
+import contextlib
+import io
+import threading
+from types import SimpleNamespace
+
+import pytest
+from choosing import Make
+from double import Double
+
+from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
+from imagematrix.build.plan.backend import StoppedError
+from imagematrix.build.plan.given import parse
+from imagematrix.cli.shared import inputs
+from imagematrix.cli.shared.image_tests import ContainerTester
+from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
+from imagematrix.images.engine import system, transport
+from imagematrix.launcher.docker import launch
+
+TEST = ("version: v1", "version: v1\n    test: {command: [check, me], secrets: token}")
+CPU = "cuda=none,march=znver4"
+
+
+ANY = Double()
+
+
+def variant(reference="training:v1-a", **facts):
+    return Make.cpu_variant(reference, **facts)
+
+
+class Notes(Double):
+    def __init__(self):
+        self.noted = {}
+
+    def note(self, _, name):
+        return self.noted.get(name)
+
+    def put_note(self, name, value):
+        self.noted[name] = value
+
+
+class Container(Double):
+    """A container that ends with `code` and has said `said`, once it is released."""
+
+    def __init__(self, code=0, said=b""):
+        self.code = code
+        self.said = said
+        self.ended = threading.Event()
+        self.ended.set()
+        self.calls = []
+
+    def wait(self, timeout):
+        assert timeout is None
+        assert self.ended.wait(10)
+        return {"StatusCode": self.code}
+
+    def logs(self, *, stream):
+        assert stream
+        return iter([self.said])
+
+    def kill(self):
+        self.calls.append("kill")
+        self.ended.set()
+
+    def remove(self, **how):
+        self.calls.append(("remove", how))
+
+
+class Engine(Double):
+    """An engine that loads an image as "loaded"."""
+
+    gone = False
+
+    def __init__(self):
+        self.loads = 0
+
+    @contextlib.contextmanager
+    def loaded(self, order, made):  # noqa: ARG002
+        self.loads += 1
+        yield "sha256:loaded"
+
+    def require(self):
+        if self.gone:
+            raise EngineError("the engine is gone")
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+def item(planned, project):
+    (project().parent / ".dockerignore").write_text("*\n")
+    (item,) = planned(TEST, only=CPU).items
+    return item
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The container that is started, and a list of how; this machine has no GPU."""
+    monkeypatch.setattr(system, "remote", lambda: None)
+    monkeypatch.setattr(inputs, "node_of", lambda *_: (Make.host(driver=None), None))
+    monkeypatch.setattr(transport, "client", lambda: None)
+    found = SimpleNamespace(container=Container(), hows=[], error=None)
+
+    def start(selection, **how):
+        if found.error:
+            raise found.error
+        found.hows.append((selection.selected, how))
+        return found.container
+
+    monkeypatch.setattr(launch, "start", start)
+    return found
+
+
+@pytest.fixture
+def tester(engine, tmp_path):
+    (tmp_path / "token").write_text("secret")
+    return ContainerTester(
+        engine, Notes(), parse([f"id=token,src={tmp_path}/token"]), pushed=False, again=False
+    )
+
+
+def test_container_has_the_command_and_nothing_else(tester, item, started, engine):
+    log = io.StringIO()
+    started.container.said = b"fine\n"
+    assert tester.made(item, variant(), ANY, ANY, log).outcome == "passed"
+    assert engine.loads == 1
+    ((image, how),) = started.hows
+    assert image == "sha256:loaded"
+    assert (how["entrypoint"], how["network_mode"], how["gpus"]) == (["check", "me"], "none", "none")
+    (mount,) = how["mounts"]
+    assert (mount["Target"], mount["ReadOnly"]) == ("/run/secrets/token", True)
+    assert log.getvalue() == "testing: check me\nfine\n"
+    assert started.container.calls == [("remove", {"force": True, "v": True})]
+
+
+def test_failure_has_the_end_of_the_output(tester, item, started):
+    started.container = Container(3, b"x" * 5000 + b"\nlast\n")
+    with pytest.raises(ImageTestError, match="exit code 3: check me") as caught:
+        tester.stored(item, variant(reference="training:v1-a"), io.StringIO())
+    assert "\nlast\n" in str(caught.value)
+    assert len(str(caught.value)) < 2500
+    assert "the image stays" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(GpusBusyError("all busy"), "all busy"), (ProbeError("no node"), "no node")],
+)
+def test_what_cannot_be_tested_here_says_why(tester, item, started, error, outcome):
+    started.error = error
+    result = tester.stored(item, variant(), io.StringIO())
+    assert (result.outcome, result.why) == ("not-tested", outcome)
+
+
+def test_command_that_cannot_be_started_fails_unless_the_engine_is_gone(tester, item, started, engine):
+    started.error = EngineError("no such program")
+    with pytest.raises(ImageTestError, match="cannot be started: no such program"):
+        tester.stored(item, variant(), io.StringIO())
+    engine.gone = True
+    with pytest.raises(EngineError, match="the engine is gone"):
+        tester.stored(item, variant(), io.StringIO())
+
+
+def test_variant_that_does_not_fit_is_not_even_loaded(tester, item, started, engine):
+    result = tester.made(item, variant(march="x", cpu_flags=frozenset({"nobody"})), ANY, ANY, io.StringIO())
+    assert result.outcome == "not-tested"
+    assert "nobody" in result.why
+    gpu = tester.made(item, Make.variant(), ANY, ANY, io.StringIO())
+    assert gpu.outcome == "not-tested"
+    assert not started.hows
+    assert not engine.loads
+
+
+def test_engine_elsewhere_and_a_machine_that_cannot_be_probed_test_nothing(
+    engine, item, started, monkeypatch
+):
+    def tested():
+        tester = ContainerTester(engine, Notes(), parse(), pushed=False, again=False)
+        result = tester.stored(item, variant(), io.StringIO())
+        assert result
+        return result.outcome, result.why
+
+    def unreadable(*_):
+        raise ProbeError("it cannot be probed")
+
+    monkeypatch.setattr(system, "remote", lambda: "far")
+    assert tested() == ("not-tested", "the engine runs on far, not here")
+    monkeypatch.setattr(system, "remote", lambda: None)
+    monkeypatch.setattr(inputs, "node_of", unreadable)
+    assert tested() == ("not-tested", "it cannot be probed")
+    assert not started.hows
+
+
+def test_missing_secret_fails(engine, item, started):
+    tester = ContainerTester(engine, Notes(), parse(), pushed=False, again=False)
+    with pytest.raises(UsageError, match="the secret token is missing"):
+        tester.stored(item, variant(), io.StringIO())
+    assert not started.hows
+
+
+def test_stopped_test_is_killed_and_no_other_starts(tester, item, started):
+    started.container.ended.clear()
+    errors: list[StoppedError] = []
+
+    def run():
+        try:
+            tester.stored(item, variant(), io.StringIO())
+        except StoppedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not tester._running:
+        thread.join(0.01)
+    tester.stop()
+    thread.join(10)
+    assert len(errors) == 1
+    assert started.container.calls[0] == "kill"
+    with pytest.raises(StoppedError):
+        tester.stored(item, variant(), io.StringIO())
+    assert len(started.hows) == 1
+
+
+def test_changed_test_is_due_and_an_unknown_one_is_not(engine, item, planned):
+    notes = Notes()
+    tester = ContainerTester(engine, notes, parse(), pushed=False, again=False)
+    assert not tester.due(item)
+    assert tester.known(item).outcome == "not-tested"
+    assert "--retest" in tester.known(item).why
+    assert ContainerTester(engine, notes, parse(), pushed=False, again=True).due(item)
+    tester.note(item, ImageTestResult(outcome=ImageTestOutcome.PASSED))
+    assert (tester.due(item), tester.known(item).outcome) == (False, "passed")
+    (changed,) = planned(("version: v1", "version: v1\n    test: other"), only=CPU).items
+    assert changed.reference == item.reference
+    assert tester.due(changed)
+    assert tester.known(changed).outcome == "not-tested"
+    (without,) = planned(only=CPU).items
+    assert not tester.due(without)
+    assert tester.known(without) is None
+    assert tester.made(without, variant(), ANY, ANY, io.StringIO()) is None
+    tester.note(without, None)
+    assert tester.due(item), "it was stored without a test"

@@ -1,0 +1,186 @@
+"""Untrusted documents raise one clear error, whatever they contain."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imagematrix.common import json_documents
+from imagematrix.errors import UsageError
+from imagematrix.hardware.host.host import Host
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.selection.select import explain
+
+GPU = {"index": 0, "state": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "x:1:1: not JSON: Expecting value"),
+        (b'{\n  "a": }', "x:2:8: not JSON: Expecting value"),
+        (b"\xff", "x: not UTF-8 text"),
+        (b'"\xff"', "x: not UTF-8 text"),
+        (b"[" * 200_000, "x: nested too deeply"),
+        (b'{"a":' * 200_000, "x: nested too deeply"),
+        (b"1" * 5000, "x: Exceeds the limit"),
+    ],
+)
+def test_invalid_json_is_rejected(raw, expected):
+    with pytest.raises(UsageError) as caught:
+        json_documents.parse(raw, "x")
+    assert str(caught.value).startswith(expected)
+
+
+def test_file_size_is_limited(tmp_path):
+    path = tmp_path / "host.json"
+    path.write_text("[1, 2]")
+    assert json_documents.read(path, limit=6) == [1, 2]
+    with pytest.raises(UsageError, match=rf"{path}: exceeds 0 MiB"):
+        json_documents.read(path, limit=5)
+    with pytest.raises(UsageError, match="missing: No such file or directory"):
+        json_documents.read(tmp_path / "missing")
+    with pytest.raises(UsageError, match="Is a directory"):
+        json_documents.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("007", 7),
+        ("9" * 9, 10**9 - 1),
+        ("9" * 10, None),
+        ("", None),
+        ("-1", None),
+        ("\u0663", None),
+    ],
+)
+def test_natural_numbers_are_parsed(text, number):
+    assert json_documents.natural(text) == number
+
+
+def test_documents_are_dumped_readably():
+    assert json_documents.dump({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
+
+
+@pytest.mark.parametrize("data", [{}, {"spec": None}, {"spec": {}}])
+def test_an_absent_object_is_read_as_an_empty_one(data):
+    fields = json_documents.Fields(data, "x")
+    assert (fields.object_or_none("spec") is None) == (data != {"spec": {}})
+    spec = fields.object_or_empty("spec")
+    assert spec.data == {}
+    with pytest.raises(UsageError, match=r"^x: spec: name is missing"):
+        spec.text("name")
+    with pytest.raises(UsageError, match="spec: expected an object, found a list"):
+        json_documents.Fields({"spec": []}, "x").object_or_empty("spec")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"schema": "imagematrix.catalog/v1"}, "expected 'imagematrix.host/v1'"),
+        ({"schema": "imagematrix.host/v2"}, "unsupported schema"),
+        ({"arch": None}, "arch: expected a string, found null"),
+        ({"cpu": None}, "cpu: is missing (expected an object)"),
+        ({"cpu": {"flags": ["a", 1]}}, "cpu: flags[1]: expected a string, found a number"),
+        ({"driver": {}}, "driver: version is missing (expected a string)"),
+        (
+            {"driver": {"version": "550.163.01; reboot"}},
+            "invalid driver version '550.163.01; reboot' (expected one such as 550.163.01)",
+        ),
+        ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
+        (
+            {"gpus": [GPU, {"index": "1"}]},
+            "gpus[1]: index: expected an integer, found a string",
+        ),
+        (
+            {"gpus": [{"index": 0, "compute": "9"}]},
+            "invalid compute capability '9' (expected one such as 8.6)",
+        ),
+        ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
+        (
+            {"gpus": [GPU | {"mig": [{"gpu_instance": 1}]}]},
+            "mig[0]: compute_instance is missing",
+        ),
+        ({"gpus": [GPU, GPU]}, "gpus: duplicate index 0"),
+        ({"gpus": [GPU | {"uuid": "GPU-a"}, GPU | {"index": 1, "uuid": "GPU-A"}]}, "duplicate uuid gpu-a"),
+        ({"gpus": [GPU | {"minor": 3}, GPU | {"index": 1, "minor": 3}]}, "duplicate minor 3"),
+        ({"devices": [None]}, "devices[0]: expected a string, found null"),
+        ({"warnings": "none"}, "warnings: expected a list, found a string"),
+    ],
+)
+def test_invalid_host_is_rejected(changes, expected, profiles):
+    good = json.loads(profiles["mig"].read_text())
+    with pytest.raises(UsageError) as caught:
+        Host.from_json(good | changes)
+    assert str(caught.value).startswith("host: ")
+    assert expected in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["8.9", "550.163.01", "12.4", "89", "exact", "host", "10" * 300, "linux/amd64"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+PATHS = st.lists(st.integers(0, 11), min_size=1, max_size=4)
+
+
+def spoil(value, path, junk):
+    """Return `value` with `junk` at `path`."""
+    if isinstance(value, dict) and value and path:
+        key = sorted(value)[path[0] % len(value)]
+        return value | {key: spoil(value[key], path[1:], junk)}
+    if isinstance(value, list) and value and path:
+        place = path[0] % len(value)
+        return [*value[:place], spoil(value[place], path[1:], junk), *value[place + 1 :]]
+    return junk
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_arbitrary_host_raises_only_usage_errors(data, profiles, shipped_catalog):
+    good = json.loads(profiles[data.draw(st.sampled_from(["mig", "mixed", "laptop"]))].read_text())
+    spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
+    try:
+        result: Any = explain(Host.from_json(spoilt), shipped_catalog).to_json()
+    except UsageError as error:
+        assert str(error).startswith("host")  # noqa: PT017 - some junk is valid
+        return
+    assert len(result["candidates"]) == len(shipped_catalog.variants)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_arbitrary_catalog_raises_only_usage_errors(data, profiles, shipped_catalog):
+    few = shipped_catalog.variants[-2:]
+    good = Catalog(image="training", version="v1", variants=few).to_json()
+    spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
+    try:
+        result = Catalog.from_json(spoilt)
+    except UsageError as error:
+        assert str(error).startswith("catalog")  # noqa: PT017 - some junk is valid
+        return
+    assert explain(Host.load(profiles["mig"]), result).to_json()["image"] == result.image
+
+
+@given(st.text(max_size=20) | JSON.map(json.dumps))
+def test_arbitrary_label_raises_only_usage_errors(text):
+    with pytest.raises(UsageError, match=r"^t:x: "):
+        labels.read({labels.VARIANT: text}, reference="t:x", digest=None, size=None)
+
+
+@given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_arbitrary_bytes_raise_only_usage_errors(raw):
+    try:
+        json_documents.parse(raw, "x")
+    except UsageError as error:
+        assert str(error).startswith("x:")  # noqa: PT017 - some bytes are JSON

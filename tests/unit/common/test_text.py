@@ -1,0 +1,56 @@
+"""Text that is safe to print, and lists of which only the first words are shown."""
+
+import pytest
+
+from imagematrix.common import text
+
+HOSTILE = "a\x1b[31mb\x00\x9b\u202ec\ud800\ufffe\td\n"
+
+
+def test_terminals_obey_no_character():
+    assert text.visible(HOSTILE) == "a�[31mb���c\ud800\ufffe\td\n"
+    assert text.line(HOSTILE) == "a�[31mb���c\ud800\ufffe�d�"
+
+
+def test_reports_have_neither_colours_nor_what_xml_excludes():
+    assert text.plain(f"{HOSTILE}\r\n") == "ab���c��\td\n\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [([], ""), (["a", "b"], "a, b"), (["a", "b", "c", "d"], "a, b and 2 more")]
+)
+def test_words_that_are_not_shown_are_counted(words, shown):
+    assert text.shortened(words, 2) == shown
+
+
+def test_a_list_has_a_line_for_each_word():
+    assert text.listed(["a", "b", "c"], 1) == ["  a", "  and 2 more"]
+    assert text.listed(["a", "b"], 2, indent="") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("::error::x", "\ufffd:error::x"),
+        ("a\n\u3000 ::error::x", "a\n\u3000 \ufffd:error::x"),
+        ("a ::warning::x", "a \ufffd:warning::x"),
+        (":::x", "\ufffd::x"),
+        ("std::string ::", "std::string ::"),
+        ("##[error]x ###[x]", "\ufffd#[error]x #\ufffd#[x]"),
+        ("x##vso[task.x]##teamcity[y]", "x\ufffd#vso[task.x]\ufffd#teamcity[y]"),
+        ("## [x] #[y] ${v##*/}", "## [x] #[y] ${v##*/}"),
+        ("#\x1b[1m#[x]", "#\ufffd[1m#[x]"),
+    ],
+)
+def test_ci_systems_obey_no_word(said, shown):
+    assert text.visible(said) == shown
+    assert text.line(said) == shown.replace("\n", "\ufffd")
+    assert text.line(text.line(said)) == text.line(said)
+
+
+def test_no_command_appears_where_colours_are_removed():
+    assert text.plain("#\x1b[1m#[x] :\x1b[m:x") == "\ufffd#[x] \ufffd:x"
+
+
+def test_a_line_has_no_line_breaks_of_unicode():
+    assert text.line("a\u2028b\u2029c\x85d") == "a\ufffdb\ufffdc\ufffdd"

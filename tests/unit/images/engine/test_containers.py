@@ -1,0 +1,155 @@
+"""Containers of the engine: those that run and those that start."""
+
+import json
+import time
+
+import pytest
+
+from imagematrix.errors import EngineError
+from imagematrix.images.engine import containers
+
+pytestmark = pytest.mark.usefixtures("docker_host")
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_running_containers_are_inspected_and_ended_ones_skipped(request, where):
+    engine = request.getfixturevalue(where)
+    engine.containers = [{"Id": "a1", "Name": "/web"}, {"Id": "b2", "Name": "/job"}]
+    assert containers.running() == engine.containers
+    engine.containers = []
+    assert containers.running() == []
+
+
+def test_containers_are_found_by_a_label(engine):
+    listed = [{"Id": "a1", "Names": ["/job"]}, {"Id": "b2", "Names": []}]
+    engine.responses["GET", "/containers/json"] = (200, json.dumps(listed).encode())
+    assert containers.labelled("job=7") == {"a1": "job", "b2": ""}
+    assert "all=1" in engine.requests[0]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(request, where):
+    engine = request.getfixturevalue(where)
+    now = time.time()
+    states = {
+        "new": {"Status": "created", "Error": ""},
+        "up": {"Status": "running", "Running": True},
+        "failed": {"Status": "created", "Error": "no such file"},
+        "ended": {"Status": "exited", "Running": False},
+    }
+    engine.containers = [{"Id": "a1"}]
+    engine.starting = [{"Id": name, "State": state} for name, state in states.items()]
+    engine.add_image({"io.imagematrix.vram": "1"})
+    image = engine.images[0]["Id"]
+    engine.starting[0]["Image"] = image
+    engine.starting[0]["Config"] = {"Image": "x", "Labels": {"io.imagematrix.vram": "1", "job": "7"}}
+    engine.created = [
+        *({"Id": name, "Created": now} for name in states),
+        {"Id": "a1", "Created": now},  # it runs by now
+        {"Id": "old", "Created": now - 100},
+        {
+            "Id": "launch",
+            "Created": now,
+            "ImageID": image,
+            "Labels": {"io.imagematrix.selected": "training:v1-x"},
+        },
+        {"Id": "task", "Created": now, "ImageID": image, "Labels": {"com.docker.swarm.task.id": "t"}},
+    ]
+    found = containers.running_or_starting()
+    assert [one["Id"] for one in found] == ["a1", "new", "up"]
+    assert found[1]["Config"] == {"Image": "x", "Labels": {"job": "7"}}
+    assert not any(name in request for request in engine.requests for name in ("/old/", "/launch/", "/task/"))
+    assert [one["Id"] for one in containers.running()] == ["a1"]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_a_starting_launch_counts_if_nobody_attends_to_it(request, where):
+    engine = request.getfixturevalue(where)
+    selected = "io.imagematrix.selected"
+    engine.starting = [{"Id": name, "State": {"Status": "created"}} for name in ("one", "two", "task")]
+    engine.add_image(None)
+    facts = {"Created": time.time(), "ImageID": engine.images[0]["Id"]}
+    engine.created = [
+        {"Id": "one", "Labels": {selected: "x:1", "number": "1"}} | facts,
+        {"Id": "two", "Labels": {selected: "x:1", "number": "2"}} | facts,
+        {"Id": "task", "Labels": {"com.docker.swarm.task.id": "t"}} | facts,
+    ]
+    found = containers.running_or_starting(lambda labels: labels["number"] == "1")
+    assert [one["Id"] for one in found] == ["two"]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+@pytest.mark.parametrize("label", ["com.docker.swarm.task.id", "io.imagematrix.selected"])
+def test_no_label_of_an_image_hides_a_starting_container(request, where, label):
+    engine = request.getfixturevalue(where)
+    engine.add_image({label: "x"})
+    engine.starting = [{"Id": name, "State": {"Status": "created"}} for name in ("plain", "orphan")]
+    engine.created = [
+        {"Id": "plain", "Created": time.time(), "ImageID": engine.images[0]["Id"], "Labels": {label: "x"}},
+        {"Id": "orphan", "Created": time.time(), "ImageID": "removed", "Labels": {label: "x"}},
+    ]
+    assert [one["Id"] for one in containers.running_or_starting()] == ["plain", "orphan"]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_nvidia_s_runtime_is_recognised_by_its_program(request, where):
+    engine = request.getfixturevalue(where)
+    programs = {
+        "gpu": {"path": "/usr/bin/nvidia-container-runtime"},
+        "wrapped": {"path": "/opt/run", "runtimeArgs": ["--next=/usr/bin/nvidia-container-runtime"]},
+        "typed": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/opt/nvidia/runtime"}},
+        "sandbox": {"path": "/usr/bin/runsc"},
+    }
+    engine.info["Runtimes"] = programs
+    asking = {"Env": ["A=1", "NVIDIA_VISIBLE_DEVICES=1"]}
+    engine.containers = [
+        {"Id": name.replace("-", ""), "HostConfig": {"Runtime": name}, "Config": asking}
+        for name in (*programs, "nvidia-legacy", "runc", "unknown")
+    ]
+    found = {one["Id"]: one["HostConfig"]["Runtime"] for one in containers.running()}
+    assert {name for name, runtime in found.items() if runtime == "nvidia"} == {
+        "gpu", "wrapped", "typed", "nvidialegacy",
+    }  # fmt: skip
+    for environment in (["NVIDIA_VISIBLE_DEVICES=void"], [], None):
+        engine.containers = [{"Id": "a", "HostConfig": {"Runtime": "gpu"}, "Config": {"Env": environment}}]
+        engine.requests.clear()
+        assert containers.running()[0]["HostConfig"]["Runtime"] == "gpu"
+        assert not any(request.endswith("/info") for request in engine.requests)
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_a_container_that_takes_long_to_start_is_not_waited_for(request, where, monkeypatch):
+    engine = request.getfixturevalue(where)
+    monkeypatch.setattr(containers, "START_S", 0.1)
+    engine.created = [{"Id": "slow", "Created": time.time()}, {"Id": "new", "Created": time.time()}]
+    engine.starting = [{"Id": "new", "State": {"Status": "created"}}]
+    engine.before_response["GET", "/containers/slow/json"] = lambda: time.sleep(0.5)
+    engine.responses["GET", "/containers/slow/json"] = (200, b"{}")
+    assert [one["Id"] for one in containers.running_or_starting()] == ["new"]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_labels_inherited_from_the_image_are_excluded(request, where):
+    engine = request.getfixturevalue(where)
+    engine.add_image({"from": "image", "both": "image"})
+    engine.add_image(None)
+    labelled, bare = (image["Id"] for image in engine.images)
+    cases = [
+        (labelled, {"from": "image", "both": "launch", "own": "launch"}, {"both": "launch", "own": "launch"}),
+        (bare, {"own": "launch"}, {"own": "launch"}),
+        (labelled, {}, {}),
+        ("sha256:gone", {"own": "launch"}, {}),
+        (None, {"own": "launch"}, {}),
+    ]
+    engine.containers = [
+        {"Id": f"c{number}", "Image": image, "Config": {"Labels": labels}}
+        for number, (image, labels, _) in enumerate(cases)
+    ]
+    assert [one["Config"]["Labels"] for one in containers.running()] == [own for _, _, own in cases]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_error_while_listing_containers_is_reported(request, where):
+    request.getfixturevalue(where).status = 500
+    with pytest.raises(EngineError):
+        containers.running()

@@ -1,0 +1,52 @@
+"""What the engine is, and on which machine."""
+
+import pytest
+
+from imagematrix.images.engine import endpoint, system
+
+pytestmark = pytest.mark.usefixtures("docker_host")
+
+
+@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
+def test_podman_is_distinguished_from_docker(request, kind):
+    answering = request.getfixturevalue(kind)
+    assert (system.is_podman(), system.reports_system()) == (False, True)
+    answering.version = {"ApiVersion": "1.41", "Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}
+    answering.headers = {"Libpod-Api-Version": "4.3.1"}
+    assert (system.is_podman(), system.reports_system()) == (True, False)
+    answering.version = {"ApiVersion": "1.24", "Version": "17.05.0"}
+    assert system.is_podman() is False
+
+
+def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
+    engine.info["Name"] = "elsewhere"
+    monkeypatch.setattr(system, "listener", lambda _: "dockerd")
+    assert system.remote() is None
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
+def test_remote_engine_is_detected_by_its_host_name(request, kind):
+    """A socket forwarded by ssh has ssh as its listener; here it is this process."""
+    answering = request.getfixturevalue(kind)
+    assert system.remote() is None
+    answering.info["Name"] = "node7"
+    assert system.remote() == "node7"
+    answering.info["Name"] = ""
+    assert system.remote() == endpoint.address()
+
+
+def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_path):
+    engine.info["Name"] = "node7"
+    engine.containers = [{"Id": "ab" * 32}]
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"600 590 8:1 /var/lib/docker/containers/{'ab' * 32}/hostname /etc/hostname rw\n")
+    monkeypatch.setattr(
+        system, "open", lambda path, **_: mounts.open() if "mount" in path else 1, raising=False
+    )
+    monkeypatch.setattr(system, "listener", lambda _: None)
+    assert system.remote() is None
+    engine.containers = []
+    assert system.remote() == "node7"
+    mounts.unlink()
+    assert system.remote() == "node7"

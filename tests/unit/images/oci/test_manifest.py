@@ -1,0 +1,53 @@
+"""Parsing manifests and indexes."""
+
+import json
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.images.oci.manifest import (
+    IMAGE,
+    INDEX,
+    Descriptor,
+    ImageIndex,
+    ImageManifest,
+    digest_of,
+    parse,
+)
+
+CONFIG = {"digest": digest_of(b"config"), "size": 6}
+LAYER = {"digest": digest_of(b"layer"), "size": 5, "annotations": {"a": "b", "c": 1}}
+
+
+def parsed(**document):
+    return parse(json.dumps(document).encode(), "x:v1", Descriptor)
+
+
+def test_manifest_has_a_configuration_and_layers():
+    manifest = parsed(config=CONFIG, layers=[LAYER])
+    assert isinstance(manifest, ImageManifest)
+    assert (manifest.media_type, manifest.config and manifest.config.digest) == (IMAGE, CONFIG["digest"])
+    (layer,) = manifest.layers or ()
+    assert (layer.digest, layer.size, layer.annotations) == (LAYER["digest"], 5, {"a": "b"})
+    assert parsed(config=CONFIG).layers is None
+
+
+def test_index_has_entries():
+    index = parsed(manifests=[LAYER], annotations={"d": "e"})
+    assert isinstance(index, ImageIndex)
+    assert (index.media_type, index.annotations) == (INDEX, {"d": "e"})
+    assert [entry.digest for entry in index.entries] == [LAYER["digest"]]
+
+
+@pytest.mark.parametrize("more", [{"config": CONFIG}, {"layers": []}, {"mediaType": IMAGE}])
+def test_document_that_is_a_manifest_and_an_index_is_rejected(more):
+    with pytest.raises(UsageError, match="manifests: is not allowed in the manifest of an image"):
+        parsed(manifests=[LAYER], **more)
+
+
+@pytest.mark.parametrize("digest", ["sha256:../../etc/passwd", "sha512:" + 128 * "0", "", 1])
+@pytest.mark.parametrize("key", ["config", "layers", "manifests"])
+def test_invalid_digest_is_rejected(digest, key):
+    descriptor = {"digest": digest, "size": 1}
+    with pytest.raises(UsageError, match="digest"):
+        parsed(**{key: descriptor if key == "config" else [descriptor]})

@@ -1,0 +1,370 @@
+"""Admission: the function and its CEL decide alike, for listed cases and random pods."""
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from admission_cases import (
+    CLASSES,
+    DECIDED,
+    NAME,
+    OTHER,
+    POLICY,
+    REFUSED,
+    A,
+    B,
+    asking,
+    images,
+    one_class,
+    pod,
+    term,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import ApiServer, admitted, patched
+
+from imagematrix.common import json_documents
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.admission.admission import UNPLACED, AdmissionPolicy, admit, policy
+from imagematrix.integrations.kubernetes.admission.policy import objects
+from imagematrix.integrations.kubernetes.nodes.classes import classes
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
+from imagematrix.integrations.kubernetes.nodes.nodes import parse
+from imagematrix.integrations.kubernetes.workloads.affinity import required
+
+SERVER = ApiServer(list(objects(POLICY, "t-v1")))
+
+
+def decided(given_pod, before=None):
+    """Return the pod after admission and the reason; the function and the API server must agree."""
+    admission = admit(given_pod, POLICY, before=before)
+    patch = SERVER.mutate(given_pod, before)
+    assert patch == list(admission.patch)
+    after = patched(given_pod, patch)
+    assert SERVER.refuse(after, before) == (admission.reason if admission.refused else None)
+    assert admission.refused == (admission.reason is not None)
+    if not admission.refused:
+        again = admit(after, POLICY, before=before)
+        assert again.patch == ()
+        assert SERVER.mutate(after, before) == []
+    return after, admission.reason
+
+
+@pytest.mark.parametrize(("spec", "image"), DECIDED)
+def test_a_pod_gets_the_image_of_the_classes_that_it_may_run_on(spec, image):
+    after, reason = decided(pod(NAME, OTHER, **spec))
+    assert images(after) == [image or NAME, OTHER]
+    assert (reason is None) == (image is not None)
+    if image:
+        names = {each.name for each in CLASSES if each.image == image}
+        terms = [one.get("matchExpressions", []) for one in required(after["spec"])]
+        for each in CLASSES:
+            # A pod with the image may not run on any other class, whatever its other labels.
+            labels = {CLASS: each.name, **{key: values[0] for key, values in each.values.items()}}
+            assert each.name in names or not admitted(terms, labels)
+        before = required(spec) or []
+        assert [one for one in before if not one] == [one for one in required(after["spec"]) if not one]
+
+
+@pytest.mark.parametrize(("given_pod", "reason"), REFUSED)
+def test_a_refusal_has_a_reason(given_pod, reason):
+    assert decided(given_pod)[1].startswith(reason)
+
+
+def test_all_kinds_of_containers_and_no_other_image():
+    given_pod = pod(NAME, OTHER, nodeSelector={"pool": "big"})
+    given_pod["spec"]["initContainers"] = [{"name": "i", "image": OTHER}, {"name": "j", "image": NAME}]
+    given_pod["spec"]["containers"].append({"name": "k"})
+    after, _ = decided(given_pod)
+    assert images(after) == [OTHER, A, A, OTHER, None]
+    other = pod(OTHER, f"{NAME}-a", "t:v1")
+    assert decided(other) == (other, None)
+
+
+def test_an_ephemeral_container_gets_the_image_and_no_affinity():
+    before = pod(OTHER, nodeName="n4")
+    given_pod = pod(OTHER, nodeName="n4", ephemeralContainers=[{"name": "debug", "image": NAME}])
+    after, _ = decided(given_pod, before)
+    assert images(after) == [OTHER, B]
+    assert "affinity" not in after["spec"]
+
+
+@pytest.mark.parametrize(("node", "image"), [("n1", A), ("n3", A), ("n4", B)])
+def test_a_changed_image_is_that_of_the_pod_s_node(node, image):
+    """Whatever its labels and selectors say: they decide nothing any more."""
+    spec = {"nodeName": node, "nodeSelector": {"zone": "y"}, "labels": {CLASS: "h100"}}
+    after, _ = decided(pod(NAME, OTHER, **spec), pod(A, OTHER, **spec))
+    assert images(after) == [image, OTHER]
+    assert "affinity" not in after["spec"]
+    init = [{"name": "init", "image": NAME}]
+    after, _ = decided(pod(OTHER, initContainers=init, **spec), pod(OTHER, initContainers=[], **spec))
+    assert images(after) == [image, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"nodeSelector": {"pool": "big"}}, UNPLACED),
+        ({"nodeName": ""}, UNPLACED),
+        ({"labels": {CLASS: "h200"}}, UNPLACED),
+        ({"nodeName": "n9", "nodeSelector": {CLASS: "h200"}}, UNPLACED),
+        ({"nodeName": "n5"}, "no image fits the nodes that the pod may run on: cpu"),
+    ],
+)
+def test_a_changed_image_needs_a_node_that_is_known(spec, reason):
+    """A pod without a node could still go to any: its affinity does not change any more."""
+    assert decided(pod(NAME, **spec), pod(OTHER, **spec)) == (pod(NAME, **spec), f"{NAME}: {reason}")
+
+
+def test_a_change_of_anything_else_is_not_about_the_image():
+    """Otherwise a pod that had the name before could lose neither a finalizer nor a label."""
+    debugged = {"ephemeralContainers": [{"name": "debug", "image": NAME}], "nodeName": "n4"}
+    before = pod(NAME, OTHER, **debugged)
+    after = pod(NAME, OTHER, labels={"a": "b"}, **debugged)
+    assert decided(after, before) == (after, None)
+    more = [*debugged["ephemeralContainers"], {"name": "again", "image": NAME}]
+    after = pod(NAME, OTHER, nodeName="n4", ephemeralContainers=more)
+    assert images(decided(after, before)[0]) == [NAME, OTHER, NAME, B]
+
+
+def test_many_classes_are_counted_in_a_reason():
+    many = tuple(one_class(f"c{number}", f"{number}", pool=("x",)) for number in range(9))
+    wide = AdmissionPolicy(name=NAME, classes=many, deny=True)
+    reason = admit(pod(NAME), wide).reason
+    assert "9 classes" in reason
+    assert ApiServer(list(objects(wide, "x"))).refuse(pod(NAME)) == reason
+
+
+@pytest.mark.parametrize("name", ["t:\U0001f600", "t:\"\\\n\u2028'", "t:$(v1) {{ x }} \x7f"])
+def test_a_name_is_the_same_in_cel(name):
+    made = list(objects(AdmissionPolicy(name=name, classes=CLASSES, deny=True), "x"))
+    assert "\\ud83d" not in json.dumps(made, ensure_ascii=False)
+    server, given_pod = ApiServer(made), pod(name, nodeSelector={"pool": "big"})
+    assert images(patched(given_pod, server.mutate(given_pod))) == [A]
+    assert server.refuse(pod(name)).startswith(f"{name}: the nodes")
+
+
+class Counted(str):
+    """A text that counts the comparisons with it."""
+
+    __slots__ = ()
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Counted.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_no_class_is_compared_with_all_values_of_a_requirement():
+    """Otherwise a pod with many values takes minutes in a cluster with many classes."""
+    many = tuple(one_class(f"c{number}", A, pool=(f"p{number}",)) for number in range(400))
+    asked = term("pool", "In", *(Counted(f"p{number}") for number in range(1_000)))
+    given_pod = pod(NAME, affinity=asking(asked), nodeSelector={f"k{number}": "x" for number in range(1_000)})
+    assert admit(given_pod, AdmissionPolicy(name=NAME, classes=many)).patch
+    assert Counted.comparisons < 10_000
+
+
+def test_without_deny_the_pod_is_left_to_the_default():
+    mild = AdmissionPolicy(name=NAME, classes=CLASSES)
+    admission = admit(pod(NAME), mild)
+    assert (admission.patch, admission.refused) == ((), False)
+    assert admission.reason
+    made = list(objects(mild, "x"))
+    assert [one["kind"] for one in made] == ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]
+    assert made[0]["spec"]["failurePolicy"] == "Ignore"
+
+
+words = {
+    "pool": st.sampled_from(["big", "old", "small", "none"]),
+    "zone": st.sampled_from(["x", "y", "z"]),
+    "memory": st.sampled_from(["40", "141", "100", "x", "-1"]),
+    "metadata.name": st.sampled_from(["n1", "n3", "n4", "n5", "n9"]),
+    CLASS: st.sampled_from([each.name for each in CLASSES]),
+    "unknown": st.just("x"),
+}
+
+
+@st.composite
+def requirements(draw):
+    key = draw(st.sampled_from(list(words)))
+    operator = draw(st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]))
+    values = draw(st.lists(words[key], max_size=2))
+    return {"key": key, "operator": operator} | ({"values": values} if values else {})
+
+
+def some_of(strategies):
+    """Return dictionaries with some of the keys."""
+    return st.fixed_dictionaries({}, optional=strategies)
+
+
+terms = some_of(
+    {
+        "matchExpressions": st.lists(requirements(), max_size=2),
+        "matchFields": st.lists(requirements(), max_size=1),
+    }
+)
+affinities: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.just({}),
+    st.just({"nodeAffinity": {}}),
+    st.lists(terms, max_size=3).map(lambda some: asking(*some)),
+)
+containers = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["c", "d", "e"])}, optional={"image": st.sampled_from([NAME, OTHER, A])}
+    ),
+    max_size=3,
+    unique_by=lambda one: one["name"],
+)
+pods = st.fixed_dictionaries(
+    {
+        "metadata": some_of({"labels": st.dictionaries(st.just(CLASS), words[CLASS])}),
+        "spec": st.fixed_dictionaries(
+            {"containers": containers},
+            optional={
+                "initContainers": containers,
+                "ephemeralContainers": containers,
+                "affinity": affinities,
+                "nodeName": st.sampled_from(["", "n1", "n4", "n9"]),
+                "nodeSelector": some_of(words),
+            },
+        ),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pods, st.none() | pods)
+def test_function_and_policy_agree_about_any_pod(given_pod, before):
+    after, _ = decided(given_pod, before)
+    for given_image, now in zip(images(given_pod), images(after), strict=True):
+        assert now == given_image or (given_image == NAME and now in {A, B})
+
+
+@pytest.fixture
+def small_cluster(cluster, make):
+    """The classes of a small cluster, with pools."""
+    catalog = make.catalog(
+        make.variant("reg/t:v1-a", digest=f"sha256:{'a' * 64}"),
+        make.variant("reg/t:v1-b", digest=f"sha256:{'b' * 64}", driver=make.umd("exact", "580.65.06")),
+    )
+    hosts = {
+        "n1": make.host(make.gpu(0)),
+        "n2": make.host(make.gpu(0), driver="580.65.06"),
+        "n3": make.host(),
+    }
+    items = [
+        cluster.node(name, {"pool": f"p-{name}", "kubernetes.io/hostname": name, **cluster.own(host)})
+        for name, host in hosts.items()
+    ]
+    return classes(parse({"kind": "List", "items": items}, "x"), catalog)
+
+
+@pytest.mark.parametrize("release", ["1.36", "1.37"])
+def test_the_objects_are_valid(small_cluster, release):
+    made = list(objects(policy(NAME, small_cluster, deny=True), "t-v1"))
+    assert len(made) == 4
+    for one in made:
+        kubernetes_validate.validate(one, release, strict=True)
+
+
+def test_a_cluster_s_labels_narrow_a_pod_to_its_image(small_cluster):
+    made = policy(NAME, small_cluster)
+    after = patched(
+        pod(NAME, nodeSelector={"pool": "p-n2"}), admit(pod(NAME, nodeSelector={"pool": "p-n2"}), made).patch
+    )
+    assert images(after) == [B]
+    assert all(not key.startswith(("feature.", "imagematrix.io/cpu-flag.")) for key in made.classes[0].values)
+    daemon = pod(NAME, affinity=asking(term("metadata.name", "In", "n1", kind="matchFields")))
+    assert admit(daemon, made).patch[0]["value"] == A
+
+
+def test_a_label_with_too_many_values_narrows_nothing(small_cluster, monkeypatch):
+    monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
+    made = policy(NAME, small_cluster)
+    assert "pool" not in made.classes[0].values
+
+
+def test_classes_must_be_labelled(cluster, make):
+    items = [cluster.node("a", cluster.foreign(make.host(make.gpu(0))))]
+    small_cluster = classes(parse({"kind": "List", "items": items}, "x"), make.catalog(make.variant()))
+    with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
+        policy(NAME, small_cluster)
+
+
+def test_a_changed_pod_is_known_by_its_node_in_any_cluster(small_cluster, monkeypatch):
+    monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
+    made, placed = policy(NAME, small_cluster), {"nodeName": "n2"}
+    assert "metadata.name" not in made.classes[0].values
+    assert admit(pod(NAME, **placed), made, before=pod(OTHER, **placed)).patch[0]["value"] == B
+    monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.ROOM", 20)
+    unknown = policy(NAME, small_cluster)
+    assert UNPLACED in admit(pod(NAME, **placed), unknown, before=pod(OTHER, **placed)).reason
+
+
+@pytest.fixture
+def widely_labelled(cluster, make):
+    """Two classes in pools, of which one has a node with 1,500 labels of its own."""
+    catalog = make.catalog(
+        make.variant("reg/t:v1-a", digest=f"sha256:{'a' * 64}"),
+        make.variant("reg/t:v1-b", digest=f"sha256:{'b' * 64}", driver=make.umd("exact", "580.65.06")),
+    )
+    drivers = {"n1": "550.163.01", "n2": "580.65.06", "n3": "580.65.06"}
+    own = {f"a.example.com/a-label-of-my-own-{number:04}": "x" * 63 for number in range(1500)}
+    items = [
+        cluster.node(name, {"pool": driver, **cluster.own(make.host(make.gpu(0), driver=driver))})
+        for name, driver in drivers.items()
+    ]
+    items[2]["metadata"]["labels"].update(own)
+    return items, catalog, own
+
+
+def test_a_node_with_labels_of_its_own_ends_no_policy(widely_labelled):
+    items, catalog, own = widely_labelled
+    made = policy(NAME, classes(parse({"kind": "List", "items": items}, "x"), catalog), deny=True)
+    written = list(objects(made, "t"))
+    assert len(made.left_out) > 300
+    assert set(made.left_out) < own.keys()
+    assert {CLASS, "metadata.name", "pool"} <= made.classes[0].values.keys()
+    assert max(len(json.dumps(one)) for one in written) < 262_144, "kubectl apply keeps it in an annotation"
+    given_pod = pod(NAME, nodeSelector={"pool": "580.65.06"})
+    assert ApiServer(written).mutate(given_pod) == list(admit(given_pod, made).patch)
+    assert admit(given_pod, made).patch[0]["value"] == B
+
+
+def test_the_command_says_which_labels_do_not_count(cli, tmp_path, widely_labelled):
+    items, catalog, own = widely_labelled
+    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": items}))
+    words = ("kubernetes", "render", "policy", "t:v1", "--nodes", tmp_path / "nodes.json")
+    result = cli(*words, "--catalog", tmp_path / "t.json")
+    assert result.code == 0
+    assert f"labels: {min(own)[:20]}" in result.err
+    assert "let pods that select nodes by them also select imagematrix.io/class" in result.err
+
+
+def test_more_classes_than_fit_into_an_expression_are_an_error():
+    many = tuple(one_class(f"c{number}", A, pool=("x",)) for number in range(5000))
+    with pytest.raises(UsageError, match="too many classes for one expression: 5000") as refused:
+        list(objects(AdmissionPolicy(name=NAME, classes=many), "x"))
+    assert "render install --help" in refused.value.remedy
+
+
+def test_the_command(cli, tmp_path, monkeypatch, cluster, make):
+    monkeypatch.chdir(tmp_path)
+    catalog = make.catalog(make.variant("t:v1-a", digest=f"sha256:{'a' * 64}"))
+    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    node = cluster.node("a", cluster.own(make.host(make.gpu(0))))
+    (tmp_path / "nodes.json").write_text(json.dumps(node))
+    words = ("kubernetes", "render", "policy", "t:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    result = cli(*words, "--on-unknown", "deny")
+    made = list(yaml.safe_load_all(result.out))
+    assert [one["metadata"]["name"] for one in made] == ["t-v1"] * 4
+    server = ApiServer(made)
+    assert server.mutate(pod("t:v1"))[0]["value"] == f"t:v1-a@sha256:{'a' * 64}"
+    assert len(list(yaml.safe_load_all(cli(*words).out))) == 2
+    named = list(yaml.safe_load_all(cli(*words, "--as", "mirror.example/t:v1", "--name", "x").out))
+    assert ApiServer(named).mutate(pod("mirror.example/t:v1"))
+    assert "invalid" in cli(*words, "--on-unknown", "guess").err

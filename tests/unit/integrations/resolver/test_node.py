@@ -1,0 +1,72 @@
+"""The hosts of a resolver, reloaded when they change."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.hardware.host.probe import probe
+from imagematrix.integrations.resolver import node
+from imagematrix.integrations.resolver.node import Probed, Saved
+
+HOSTS = Path(__file__).parents[3] / "hosts"
+
+
+@pytest.fixture(autouse=True)
+def _looked_at_each_time(monkeypatch):
+    monkeypatch.setattr(node, "INTERVAL_S", 0)
+
+
+def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
+    file = tmp_path / "host.json"
+    shutil.copy(HOSTS / "laptop.json", file)
+    saved = Saved(file)
+    first = saved.host()
+    assert saved.host() is first
+    other = tmp_path / "other.json"
+    shutil.copy(HOSTS / "genoa-h200.json", other)
+    other.replace(file)
+    assert saved.host().gpus
+    file.write_text("{")
+    with pytest.raises(UsageError):
+        saved.host()
+    with pytest.raises(UsageError):
+        saved.host()
+    file.unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        saved.host()
+    shutil.copy(HOSTS / "laptop.json", file)
+    assert saved.host() == first
+
+
+def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "INTERVAL_S", 1000)
+    file = tmp_path / "host.json"
+    shutil.copy(HOSTS / "laptop.json", file)
+    saved = Saved(file)
+    first = saved.host()
+    file.unlink()
+    assert saved.host() is first
+
+
+def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
+    probes = []
+
+    def counted(**options):
+        probes.append(options)
+        return probe(**options)
+
+    monkeypatch.setattr(node, "probe", counted)
+    probed = Probed()
+    assert probed.host() == probe()
+    assert probed.host() == probe()
+    assert probes.count({}) == 1
+    folder = tmp_path / "gpu0" / "mig" / "gi1"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(node, "CAPABILITIES", str(tmp_path))
+    assert probed.host() == probe()
+    assert probes.count({}) == 2
+    folder.rmdir()
+    probed.host()
+    assert probes.count({}) == 3

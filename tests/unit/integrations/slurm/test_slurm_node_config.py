@@ -1,0 +1,313 @@
+"""What a node says in Slurm's configuration, and what is wrong there."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from imagematrix.cli import dispatch
+from imagematrix.common import settings
+from imagematrix.common.record import replace
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.hardware.host.host import Host
+from imagematrix.integrations.slurm import checks, configuration
+from imagematrix.integrations.slurm.checks import findings, release
+from imagematrix.integrations.slurm.node_config import lines_of, oci_conf
+
+PROGRAM = "/usr/local/bin/imagematrix"
+SLURM = """\
+KillOnBadExit=1
+GresTypes=gpu,shard
+TaskPlugin=task/affinity,task/cgroup
+SlurmdSpoolDir={spool}
+"""
+
+
+@pytest.fixture
+def host(profiles):
+    return Host.load(profiles["genoa-h200"])
+
+
+def test_tasks_start_in_place_of_the_shell_which_reads_nothing_of_users():
+    text = oci_conf(PROGRAM)
+    (run,) = [line for line in text.splitlines() if line.startswith("RunTimeRun=")]
+    read, _, unread = run.partition("\\#")
+    assert read.startswith(f'RunTimeRun="set -f; IFS=; exec {PROGRAM} oci-task --line $(')
+    assert unread == ' task: %e %m %b -- %@"'
+    assert "CreateEnvFile=null\n" in text
+    assert "IgnoreFileConfigJson=true\n" in text
+
+
+@pytest.mark.parametrize("program", ["imagematrix", "/a b", "/a;b", "/a'b", '/a"b', "/a%b", "/a\nb", ""])
+def test_a_program_whose_path_a_shell_would_read_otherwise_is_refused(program):
+    with pytest.raises(UsageError, match=r"cannot stand in oci\.conf"):
+        oci_conf(program)
+
+
+def test_the_lines_of_a_node(host):
+    lines = lines_of(host, "n1", 4)
+    assert lines.gres == (
+        "NodeName=n1 Name=gpu Type=nvidia-h200 File=/dev/nvidia[0-7]\nNodeName=n1 Name=shard Count=32\n"
+    )
+    assert lines.slurm.startswith(
+        "NodeName=n1 Gres=gpu:nvidia-h200:8,shard:32 Features=im-driver-550.163.01,"
+    )
+    assert "shard" not in lines_of(host, "n1").gres
+
+
+@pytest.mark.parametrize(
+    ("minors", "files"),
+    [
+        ((3,), "/dev/nvidia3"),
+        ((0, 1), "/dev/nvidia[0-1]"),
+        ((5, 0, 2, 1), "/dev/nvidia[0-2,5]"),
+        ((0, 2, 4), "/dev/nvidia[0,2,4]"),
+    ],
+)
+def test_device_files_are_listed_as_slurm_does(host, minors, files):
+    gpus = tuple(replace(gpu, minor=minor) for gpu, minor in zip(host.gpus, minors, strict=False))
+    assert lines_of(replace(host, gpus=gpus), "n1").gres.split("File=")[1].strip() == files
+    assert configuration.named(files.removeprefix("/dev/"), f"nvidia{minors[0]}")
+
+
+def test_each_kind_of_gpu_has_a_line(profiles):
+    lines = lines_of(Host.load(profiles["mixed"]), "n1")
+    assert [line.split()[2] for line in lines.gres.splitlines()] == [
+        "Type=nvidia-a100-pcie-40gb",
+        "Type=tesla-t4",
+    ]
+    unnamed = replace(
+        Host.load(profiles["genoa-h200"]), gpus=(replace(Host.load(profiles["mixed"]).gpus[0], name=None),)
+    )
+    assert lines_of(unnamed, "n1").slurm.startswith("NodeName=n1 Gres=gpu:1 ")
+
+
+def test_gpus_that_slurm_cannot_give_out_are_left_out(profiles, host):
+    mig = lines_of(Host.load(profiles["mig"]), "n1", 2)
+    assert mig.gres.splitlines() == [
+        "NodeName=n1 Name=gpu Type=nvidia-h100-80gb-hbm3 File=/dev/nvidia1",
+        "NodeName=n1 Name=shard Count=2",
+    ]
+    lost = replace(host, gpus=tuple(replace(gpu, state="lost") for gpu in host.gpus))
+    assert lines_of(lost, "n1", 2).gres == ""
+    assert "Gres" not in lines_of(Host.load(profiles["laptop"]), "n1").slurm
+    with pytest.raises(ProbeError, match="device minor of"):
+        lines_of(replace(host, gpus=(replace(host.gpus[0], minor=None),)), "n1")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a,b", "n[1-2]", "-n", "a=b", "n\n"])
+def test_a_node_has_a_name_that_slurm_can_read(host, name):
+    with pytest.raises(UsageError, match="is not the name of a node"):
+        lines_of(host, name)
+
+
+@pytest.fixture
+def folder(tmp_path, host):
+    """A folder with files that say what they should of the node n1; its spool folder is beside it."""
+    made = tmp_path / "slurm"
+    made.mkdir()
+    (tmp_path / "spool").mkdir()
+    lines = lines_of(host, "n1")
+    (made / "oci.conf").write_text(oci_conf(PROGRAM))
+    (made / "gres.conf").write_text(lines.gres)
+    (made / "cgroup.conf").write_text("ConstrainDevices=yes\n")
+    (made / "slurm.conf").write_text(
+        SLURM.format(spool=tmp_path / "spool") + f"{lines.slurm.strip()},rack7 CPUs=2\n"
+    )
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o001)
+    return made
+
+
+def found(folder, host, *, version=(24, 11), shards=False):
+    lines = lines_of(host, "n1", 4 if shards else 0)
+    return findings(folder, "n1", oci_conf(PROGRAM), lines, shards=shards, version=version)
+
+
+def test_files_that_say_what_they_should_have_no_findings(folder, host):
+    assert found(folder, host) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "what", "remedy"),
+    [
+        ("slurm.conf", "KillOnBadExit=1", "KillOnBadExit=0", "leaves the others", "KillOnBadExit=1"),
+        ("slurm.conf", "task/affinity,task/cgroup", "task/affinity", "no task plugin", "task/cgroup"),
+        ("slurm.conf", "gpu,shard", "shard", "GresTypes lacks gpu", "add gpu"),
+        ("slurm.conf", "NodeName=n1", "NodeName=n2", "does not name n1", "add NodeName=n1 Gres=gpu"),
+        (
+            "slurm.conf",
+            "550.163.01",
+            "535.261.03",
+            "im-driver-535.261.03, im-driver-550.163.01",
+            "Features=im-dr",
+        ),
+        ("slurm.conf", ",im-compute-9.0", "", "im-compute-9.0", "Features=im-driver"),
+        ("slurm.conf", "gpu:nvidia-h200:8", "gpu:8", "n1 has Gres=gpu:8", "Gres=gpu:nvidia-h200:8"),
+        ("slurm.conf", "/spool", "/spool.%n", "differs between nodes", "/var/spool/slurmd"),
+        ("slurm.conf", "/spool", "/missing", "missing: No such file", "start it"),
+        (
+            "cgroup.conf",
+            "ConstrainDevices=yes",
+            "ConstrainDevices=no",
+            "GPUs of others",
+            "ConstrainDevices=yes",
+        ),
+        ("gres.conf", "[0-7]", "[0-6]", "lacks GPUs of this node", "File=/dev/nvidia[0-7]"),
+        ("oci.conf", "=null", "=newline", "oci.conf differs", "CreateEnvFile=null"),
+        ("oci.conf", "\\# task", "task", "oci.conf differs", "# task: %e %m %b -- %@"),
+        ("oci.conf", "CreateEnvFile", 'RunTimeStart="x"\nCreateEnvFile', "sets runtimestart", "remove"),
+    ],
+)
+def test_what_differs_is_told_with_its_remedy(folder, host, file, before, after, what, remedy):
+    path = folder / file
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    (finding,) = found(folder, host)
+    assert what in finding.what
+    assert remedy in finding.remedy
+
+
+def test_a_file_that_is_missing_is_told(folder, host):
+    (folder / "oci.conf").unlink()
+    (folder / "cgroup.conf").unlink()
+    assert [finding.what.rpartition("/")[2] for finding in found(folder, host)] == [
+        "oci.conf not found",
+        "jobs can open GPUs of others: the variables alone say which are theirs",
+    ]
+
+
+def test_lines_for_all_nodes_and_detected_gpus_are_enough(folder, host):
+    (folder / "gres.conf").write_text("Name=gpu Type=nvidia-h200 File=/dev/nvidia[0-7]\n")
+    assert found(folder, host) == []
+    (folder / "gres.conf").write_text("AutoDetect=nvml\n")
+    assert found(folder, host) == []
+    (folder / "gres.conf").write_text("AutoDetect=off\n")
+    assert [finding.what.endswith("lacks GPUs of this node") for finding in found(folder, host)] == [True]
+
+
+def test_shards_are_a_type_of_their_own(folder, host):
+    (folder / "slurm.conf").write_text((folder / "slurm.conf").read_text().replace("gpu,shard", "gpu"))
+    assert any(finding.what == "GresTypes lacks shard" for finding in found(folder, host, shards=True))
+
+
+def test_users_must_reach_the_spool_folder(folder, host):
+    spool = folder.parent / "spool"
+    spool.chmod(0o750)
+    (finding,) = found(folder, host)
+    assert finding.remedy == f"chmod o+x {spool}"
+    spool.chmod(0o751)
+    assert found(folder, host) == []
+
+
+def test_ranks_of_mpi_need_a_runtime_of_their_own(folder, host, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert found(folder, host) == []
+    with (folder / "slurm.conf").open("a") as file:
+        file.write("MpiDefault=pmix_v5\n")
+    (finding,) = found(folder, host)
+    assert "MpiDefault is PMIx" in finding.what
+    (tmp_path / "bwrap").write_text("")
+    (tmp_path / "bwrap").chmod(0o755)
+    assert found(folder, host) == []
+
+
+def test_the_spool_folder_is_the_node_s_own(folder, host, tmp_path, monkeypatch):
+    table = tmp_path / "mounts"
+    table.write_text(f"disk / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(checks, "MOUNTS", str(table))
+    (finding,) = found(folder, host)
+    assert "is on nfs4" in finding.what
+    table.write_text(f"server:/x / nfs4 rw 0 0\ndisk {tmp_path} ext4 rw 0 0\nodd\n")
+    assert found(folder, host) == []
+    table.unlink()
+    assert found(folder, host) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"), [("slurm-wlm 24.11.5\n", (24, 11)), ("slurm 22.05.8", (22, 5)), ("?", None)]
+)
+def test_the_release_of_slurmd_is_read(monkeypatch, output, expected):
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 0, output, "")
+    )
+    assert release() == expected
+
+
+def test_a_node_without_slurmd_has_no_release(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "x")))
+    assert release() is None
+
+
+@pytest.mark.parametrize(("version", "expected"), [((23, 2), []), ((22, 5), ["slurmd is 22.05"]), (None, [])])
+def test_slurm_must_be_new_enough(folder, host, version, expected):
+    assert [finding.what.partition(",")[0] for finding in found(folder, host, version=version)] == expected
+
+
+@pytest.fixture
+def node_config(monkeypatch, profiles, folder, capfd):
+    """Call it with options; it returns the exit code, stdout and stderr."""
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    monkeypatch.setattr(settings, "FILE", str(folder / "site.toml"))
+
+    def call(*words, profile="genoa-h200"):
+        options = ("--host", str(profiles[profile]), "--node", "n1", "--program", PROGRAM)
+        code = dispatch.run(["slurm", "node-config", *options, *map(str, words)])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def test_the_command_prints_the_three_files(node_config):
+    code, out, error = node_config()
+    assert (code, error) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("# ") and line.endswith(".conf")] == [
+        *("# oci.conf", "# gres.conf", "# slurm.conf")
+    ]
+
+
+def test_the_command_tells_what_differs(node_config, folder):
+    (folder / "cgroup.conf").unlink()
+    _, _, error = node_config()
+    assert "jobs can open GPUs of others" in error
+    _, out, error = node_config("--json")
+    document = json.loads(out)
+    schema = json.loads((Path(settings.__file__).parents[1] / "schemas/slurm-node.json").read_text())
+    jsonschema.validate(document, schema)
+    assert [one["remedy"] for one in document["findings"]] == [
+        f"set ConstrainDevices=yes in {folder}/cgroup.conf"
+    ]
+    assert error == ""
+
+
+def test_the_command_writes_files_and_prints_the_rest(node_config, tmp_path):
+    code, out, _ = node_config("--to", tmp_path / "new")
+    assert code == 0
+    assert out.startswith("NodeName=n1 Gres=")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["gres.n1.conf", "oci.conf"]
+    (tmp_path / "file").touch()
+    code, _, error = node_config("--to", tmp_path / "file/x")
+    assert code == 2
+    assert "cannot be written" in error
+
+
+def test_the_command_saves_the_host_where_the_site_says(node_config, folder, tmp_path, profiles):
+    code, _, error = node_config("--save")
+    assert code == 2
+    assert "set hosts in" in error
+    (folder / "site.toml").write_text(f'hosts = "{tmp_path}/hosts"\n')
+    assert node_config("--save")[0] == 0
+    assert Host.load(tmp_path / "hosts/n1.json") == Host.load(profiles["genoa-h200"])
+
+
+def test_the_command_says_that_nothing_was_compared(node_config, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF")
+    monkeypatch.setattr(configuration, "PLACES", ())
+    code, _, error = node_config(profile="mig")
+    assert code == 0
+    assert "nothing was compared" in error
+    assert "left out: 1 GPU in MIG mode" in error

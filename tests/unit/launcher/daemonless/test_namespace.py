@@ -1,0 +1,107 @@
+"""The namespace of a launch, without the kernel's part: tests/engine has that."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from imagematrix.errors import EngineError
+from imagematrix.launcher.daemonless import namespace
+
+
+def test_the_caller_is_root_in_its_namespace(kernel, monkeypatch):
+    written: dict[str, str] = {}
+    monkeypatch.setattr(namespace, "_write", written.__setitem__)
+    calls = kernel().calls
+    namespace.enter()
+    assert written == {
+        "setgroups": "deny",
+        "uid_map": f"0 {os.geteuid()} 1",
+        "gid_map": f"0 {os.getegid()} 1",
+    }
+    assert [call[0] for call in calls] == ["unshare", "mount"]
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "remedy"),
+    [
+        (errno.EPERM, {"apparmor": "1"}, "apparmor_restrict_unprivileged_userns=0"),
+        (errno.ENOSPC, {}, "user.max_user_namespaces"),
+        (errno.EPERM, {"limit": "0"}, "user.max_user_namespaces"),
+        (errno.EPERM, {"limit": "9"}, "unprivileged_userns_clone"),
+        (errno.EPERM, {"apparmor": "?"}, "unprivileged_userns_clone"),
+    ],
+)
+def test_a_refused_namespace_has_the_remedy(kernel, monkeypatch, tmp_path, code, settings, remedy):
+    for name, constant in (("apparmor", "APPARMOR"), ("limit", "LIMIT")):
+        path = tmp_path / name
+        if name in settings:
+            path.write_text(settings[name])
+        monkeypatch.setattr(namespace, constant, str(path))
+    kernel(code)
+    with pytest.raises(EngineError, match="may not create a user namespace") as caught:
+        namespace.enter()
+    assert remedy in caught.value.remedy
+
+
+def test_a_map_that_cannot_be_written_is_the_same_error(kernel, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    kernel()
+    monkeypatch.setattr(namespace, "_write", refuse)
+    with pytest.raises(EngineError, match="may not create a user namespace: Operation not permitted"):
+        namespace.enter()
+
+
+def test_what_is_mounted_read_only_is_so_with_all_in_it(kernel, tmp_path):
+    made = kernel()
+    file = tmp_path / "file"
+    file.write_text("")
+    for source, name in ((tmp_path, "folder"), (file, "copy")):
+        at = namespace.bound(str(source), str(tmp_path / name))
+        assert Path(at).is_dir() == source.is_dir()
+    assert [call[0] for call in made.calls] == ["mount", "syscall"] * 2
+    number, _, _, recursive, (attribute, *_), _ = made.calls[1][1:]
+    assert (number, recursive, attribute) == (442, 0x8000, 1)
+    failing = kernel(errno.ENOSYS)
+    with pytest.raises(OSError, match="not implemented"):
+        namespace.bound(str(file), str(tmp_path / "another"))
+    assert failing.calls
+
+
+def test_a_mount_is_left_for_another_namespace(kernel):
+    made = kernel()
+    before = namespace.leave_mounts()
+    with namespace.in_mount_namespace(before):
+        namespace.unmount("/a")
+    assert [call[0] for call in made.calls] == ["unshare", "setns", "umount2", "setns"]
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(before)
+    kernel(errno.EPERM)
+    with pytest.raises(PermissionError):
+        namespace.leave_mounts()
+    another = os.open("/", os.O_RDONLY)
+    with pytest.raises(PermissionError), namespace.in_mount_namespace(another):
+        pass
+
+
+def test_a_folder_has_files_in_memory(kernel, tmp_path):
+    made = kernel()
+    assert namespace.folder(str(tmp_path), "new") == f"{tmp_path}/new"
+    assert made.calls[0][1:4] == (b"tmpfs", os.fsencode(f"{tmp_path}/new"), b"tmpfs")
+
+
+def test_maps_are_written_to_the_files_of_this_process(monkeypatch, tmp_path):
+    opened = []
+    true = os.open
+
+    def record(path, _):
+        opened.append(path)
+        return true(tmp_path / "map", os.O_WRONLY | os.O_CREAT)
+
+    monkeypatch.setattr(os, "open", record)
+    namespace._write("uid_map", "0 1 1")
+    assert opened == ["/proc/self/uid_map"]
+    assert (tmp_path / "map").read_text() == "0 1 1"

@@ -1,0 +1,307 @@
+"""Requested launches, before anything is started."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from imagematrix.common.record import replace
+from imagematrix.errors import EngineError, ProbeError, UsageError
+from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.launcher.docker import request as module
+from imagematrix.launcher.docker.devices import DeviceProblem
+from imagematrix.launcher.docker.options import split
+from imagematrix.launcher.docker.request import remote_machine, request
+from imagematrix.launcher.docker.share import Mps
+from imagematrix.launcher.gpu_claims import pods
+from imagematrix.launcher.gpu_claims.usage import Consumer
+from imagematrix.selection.selection import NothingFits
+
+BAKED = UserModeDriver(mode="exact", version="550.163.01")
+
+
+def catalog(*cubins, name="training", driver=BAKED):
+    variants = [
+        Variant(
+            reference=f"{name}:v1-sm{cubin}",
+            digest=f"sha256:{'0' * 64}",
+            platform="linux/amd64",
+            cuda="12.4",
+            cubins=(cubin,),
+            driver=driver,
+        )
+        for cubin in cubins
+    ]
+    return Catalog(image=name, version="v1", variants=tuple(variants))
+
+
+@pytest.fixture
+def request_for(make):
+    """Returns the request of a command line on a node with GPUs of these kinds."""
+
+    def ask(line, *gpus, catalog=catalog("80", "90"), wanted=None):  # noqa: B008 - it is frozen
+        words = split(f"--host node.json --dry-run {line} IMAGE".split())
+        return request(words, make.host(*gpus), catalog, words.gpus or wanted, None)
+
+    return ask
+
+
+def devices(request):
+    return [path for path in request.first()[1].devices if path[11:].isdecimal()]
+
+
+def test_conditions_select_among_the_image_s_own_axes(request_for, make):
+    variants = [
+        Variant(
+            reference=f"t:v1-{python}",
+            digest=None,
+            platform="linux/amd64",
+            cuda="12.4",
+            cubins=(cubin,),
+            driver=BAKED,
+            axes=(("python", python),),
+        )
+        for python, cubin in (("3.9", "80"), ("3.13", "90"))
+    ]
+    own = Catalog(image="t", version="v1", variants=tuple(variants))
+    gpus = make.gpu(0), make.gpu(1, compute="9.0")
+    for python, node in (("3.9", "/dev/nvidia3"), ("3.13", "/dev/nvidia4")):
+        result = request_for(f"--gpus 1 --where python={python}", *gpus, catalog=own)
+        assert devices(result) == [node]
+        assert result.first()[0].selected == f"t:v1-{python}"
+    both = replace(own, variants=tuple(replace(one, cubins=("80", "90")) for one in variants))
+    result = request_for("--gpus 1", *gpus, catalog=both)
+    with pytest.raises(UsageError, match="differ in python"):
+        result.first()
+
+
+def test_all_gpus_are_the_default(request_for, make):
+    assert devices(request_for("", make.gpu(0), make.gpu(1))) == ["/dev/nvidia3", "/dev/nvidia4"]
+
+
+def test_an_image_gets_those_gpus_that_it_fits(request_for, make):
+    gpus = (make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2), make.gpu(3, compute="9.0"))
+    result = request_for("--gpus 2", *gpus)
+    assert devices(result) == ["/dev/nvidia3", "/dev/nvidia5"]
+    assert [[gpu.index for gpu in choice.gpus] for choice in result.choices] == [[0, 2], [1, 3]]
+    with pytest.raises(NothingFits):
+        request_for("--gpus 3", *gpus).first()
+
+
+def test_a_share_is_of_one_gpu_by_default(request_for, make):
+    gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
+    assert devices(request_for("--vram 4Gi", *gpus)) == ["/dev/nvidia3"]
+    assert devices(request_for("--vram 4Gi", *gpus, wanted="device=1,2")) == ["/dev/nvidia4"]
+    assert devices(request_for("--vram 4Gi --gpus 2", *gpus)) == ["/dev/nvidia3", "/dev/nvidia4"]
+    with pytest.raises(UsageError, match="of the host's 0 GPUs"):
+        request_for("--vram 4Gi")
+
+
+def test_a_share_needs_a_large_enough_gpu(request_for, make):
+    small, large = make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000)
+    assert devices(request_for("--vram 20Gi", small, large)) == ["/dev/nvidia4"]
+    unknown = make.gpu(0)
+    assert devices(request_for("--vram 20Gi", unknown, large)) == ["/dev/nvidia3"]
+    with pytest.raises(UsageError, match="exceeds the memory of a GPU"):
+        request_for("--vram 200Gi", small, large).first()
+
+
+def test_mps_of_another_node_uses_the_defaults(request_for, make):
+    assert request_for("--mps-threads 25", make.gpu()).share.mps == Mps(threads=25)
+    assert request_for("", make.gpu()).share.mps is None
+
+
+def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    words = split(["--mps", "--host", "node.json", "IMAGE"])
+    with pytest.raises(ProbeError, match="MPS daemon not found"):
+        request(words, make.host(make.gpu()), catalog("80"), None, None)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
+    bare = catalog("80", driver=UserModeDriver(mode="host"))
+    line = "--gpus all,capabilities=utility"
+    launch = request_for(line, make.gpu(), catalog=bare).first()[1]
+    assert launch.environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in request_for(line, make.gpu()).first()[1].environment
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_printing_a_launch_needs_no_engine(request_for, make):
+    remote = catalog("80", name="registry.example.com/training")
+    assert (
+        request_for("", make.gpu(), catalog=remote).first()[1].reference.endswith(f"-sm80@sha256:{'0' * 64}")
+    )
+    words = split(["--print", "json", "IMAGE"])
+    bare = catalog("80", driver=UserModeDriver(mode="host"))
+    launch = request(words, make.host(make.gpu()), bare, None, None).first()[1]
+    assert (launch.injected, launch.cdi) == (("GPU-0",), False)
+    assert remote_machine(words) is None
+    words = split(["--host", "node.json", "IMAGE"])
+    with pytest.raises(EngineError):
+        remote_machine(words)
+    with pytest.raises(EngineError):
+        request(words, make.host(make.gpu()), remote, None, None).first()
+
+
+def test_doubts_about_a_launch(make, monkeypatch):
+    def doubts(line, mps=None):
+        monkeypatch.setattr(module, "_mps", lambda _: mps)
+        monkeypatch.setattr("imagematrix.images.engine.system.info", lambda: {"DefaultRuntime": "nvidia"})
+        words = split(f"--host node.json --dry-run {line} IMAGE".split())
+        result = request(words, make.host(make.gpu()), catalog("80"), None, None)
+        monkeypatch.setattr(module, "check", lambda _: ())
+        return [doubt for doubt, _ in result.doubts(*result.first())]
+
+    assert doubts("-e NVIDIA_VISIBLE_DEVICES=none") == []
+    assert "injects the node's as well" in doubts("-e NVIDIA_VISIBLE_DEVICES=all")[0]
+    assert doubts("--mps", Mps(user=0)) == []
+    assert doubts("--mps --user 1000", Mps(user=1000)) == []
+    assert doubts("--mps", Mps(user=1000)) == ["the MPS daemon serves only its own user"]
+
+
+def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
+    words = split(["--host", "node.json", "--dry-run", "IMAGE"])
+    result = request(words, make.host(make.gpu()), catalog("80"), None, None)
+    kept = [
+        DeviceProblem(path=path, what="permission denied", remedy="do", doubt=True)
+        for path in ("/dev/nvidia3", "/dev/nvidiactl")
+    ]
+    monkeypatch.setattr(module, "check", lambda _: kept)
+    doubt = "/dev/nvidia3, /dev/nvidiactl: permission denied; the engine may still have access"
+    for user, as_root, expected in ((0, False, []), (1000, True, []), (1000, False, [doubt])):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        monkeypatch.setattr(
+            "imagematrix.images.engine.endpoint.runs_as_root", lambda as_root=as_root: as_root
+        )
+        assert [doubt for doubt, _ in result.doubts(*result.first())] == expected
+
+
+@pytest.mark.parametrize(
+    ("access", "remote", "doubts"),
+    [
+        (True, None, []),
+        (None, None, []),
+        (False, None, ["/k/pod-resources/kubelet.sock: permission denied: GPU usage by pods unknown"]),
+        (False, "node7", []),
+    ],
+)
+def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, access, remote, doubts):
+    words = split(["--host", "node.json", "--dry-run", "IMAGE"])
+    result = request(words, make.host(make.gpu()), catalog("80"), None, remote)
+    monkeypatch.setattr(module, "check", lambda _: ())
+    monkeypatch.setattr(pods, "access", lambda: access)
+    monkeypatch.setattr("imagematrix.launcher.kubelet.sockets.root_dir", lambda: "/k")
+    assert [doubt for doubt, _ in result.doubts(*result.first())] == doubts
+
+
+@pytest.mark.parametrize(("remote", "expected"), [(None, 4), ("node7", 3)])
+def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
+    pod = Consumer(kind="container", name="team/web-1 (main)")
+    monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
+    monkeypatch.setattr("imagematrix.images.engine.containers.running_or_starting", lambda *_: [])
+    words = split(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
+    result = request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
+    with result.claim(result.first()[1], lambda _: None) as claimed:
+        assert [gpu.minor for gpu in claimed.gpus] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("line", "machine", "is_remote"),
+    [
+        ("IMAGE", None, None),
+        ("--host node.json IMAGE", "node7", "node7"),
+        ("--host node.json --dry-run IMAGE", "node7", None),
+    ],
+)
+def test_the_machine_of_the_engine(monkeypatch, line, machine, is_remote):
+    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: machine)
+    assert remote_machine(split(line.split())) == is_remote
+
+
+def test_a_remote_engine_needs_a_saved_host(monkeypatch):
+    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: "node7")
+    for line in ("IMAGE", "--dry-run IMAGE"):
+        with pytest.raises(UsageError, match="the engine runs on node7") as caught:
+            remote_machine(split(line.split()))
+        assert "on node7, then pass --host node.json" in caught.value.remedy
+
+
+@pytest.fixture
+def claimed(make, monkeypatch):
+    """Returns what is started on GPUs of the host `after`, claimed when it was the host `before`."""
+    older = UserModeDriver(mode="exact", version="535.261.03")
+    original = catalog("80")
+    (newer,) = original.variants
+    other = replace(newer, reference="training:v1-older", driver=older)
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey", lambda *_: {})
+    monkeypatch.setattr("imagematrix.images.engine.system.info", dict)
+    monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
+    monkeypatch.setattr(module, "require", lambda _: None)
+
+    def start(before, after, version="550.163.01"):
+        words = split(["IMAGE"])
+        asked = request(words, make.host(*before), replace(original, variants=(newer, other)), None, None)
+        now = make.host(*after)
+        now = replace(now, driver=replace(now.driver, version=version))
+        chosen, launch = asked.first()
+        with asked.claim(launch, lambda _: None) as taken:
+            return asked.on(taken, chosen, launch, now)[1]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("taken", "version", "expected"),
+    [
+        (None, "550.163.01", ["image", "info"]),  # the first plan holds
+        (3, "550.163.01", ["image", "info"]),  # another GPU
+        (None, "580.65.06", ["image", "info", "image", "info"]),  # the host changed during a wait
+    ],
+)
+def test_the_engine_is_asked_again_only_after_a_wait(make, monkeypatch, taken, version, expected):
+    asked = []
+    monkeypatch.setattr("imagematrix.images.engine.system.info", lambda: asked.append("info") or {})
+    monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: asked.append("image"))
+    used = {} if taken is None else {f"nvidia{taken}": (Consumer(kind="container", name="web"),)}
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey", lambda *_: used)
+    host = make.host(make.gpu(0), make.gpu(1))
+    now = replace(host, driver=replace(host.driver, version=version))
+    bare = catalog("80", driver=UserModeDriver(mode="host"))
+    result = request(split(["--gpus", "1", "IMAGE"]), host, bare, "1", None)
+    chosen, launch = result.first()
+    with result.claim(launch, lambda _: None) as claimed:
+        chosen, launch = result.on(claimed, chosen, launch, now)
+    assert asked == expected
+    assert launch.injected == (("GPU-0",) if taken is None else ("GPU-1",))
+    assert list(chosen.chosen_gpus) == list(claimed.gpus)
+
+
+def test_an_image_is_chosen_for_the_driver_after_the_wait(claimed, make):
+    gpu = make.gpu(0)
+    assert claimed([gpu], [gpu]).reference == "training:v1-sm80"
+    assert claimed([gpu], [gpu], version="535.261.03").reference == "training:v1-older"
+    with pytest.raises(NothingFits):
+        claimed([gpu], [gpu], version="580.65.06")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"minor": 7}, "devices of GPU 0 .* changed during the wait"),
+        ({}, {"uuid": "GPU-9"}, "'GPU-0' not found"),
+        ({}, {"mig": ["MIG-1"]}, "changed during the wait"),
+        ({"mig": ["MIG-1"]}, {"mig": ["MIG-2"]}, "'MIG-1' not found"),
+        ({"mig": ["MIG-1"]}, {}, "'MIG-1' not found"),
+    ],
+)
+def test_a_gpu_that_changed_during_the_wait_is_not_used(claimed, make, before, after, message):
+    def gpu(mig=(), **facts):
+        return make.gpu(
+            0, mig=tuple(make.mig(uuid=name, capabilities=(1, 2)) for name in mig) or None, **facts
+        )
+
+    with pytest.raises((ProbeError, UsageError), match=message):
+        claimed([gpu(**before)], [gpu(**after)])

@@ -1,0 +1,363 @@
+"""The doctor's findings on healthy and broken nodes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from imagematrix.errors import EngineError, ProbeError
+from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
+from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
+from imagematrix.launcher.doctor.checks import CHECKS, examine, to_json
+from imagematrix.launcher.doctor.facts import EngineFacts, ImageFacts, NodeFacts
+from imagematrix.launcher.doctor.kernel import KernelFacts
+
+CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
+DRIVER = Driver(version="550.163.01", kind=None, source="test")
+GOOD = NodeFacts(
+    host=Host(arch="x86_64", cpu=CPU, driver=DRIVER, gpus=(Gpu(index=0, minor=3, name="L40S"),)),
+    nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, persistence=1),)),
+    modules=frozenset({"nvidia", "nvidia_uvm"}),
+    problems=(),
+    unlinked=(),
+    machine="node7",
+    docker="/usr/bin/docker",
+    engine=EngineFacts(address="unix:///run/docker.sock", version="26.1.5+dfsg1", machine="node7"),
+    locks="/run/lock/imagematrix",
+)
+
+
+def host(**facts):
+    given: dict[str, Any] = {"arch": "x86_64", "cpu": CPU, "driver": DRIVER, "gpus": (Gpu(index=0, minor=3),)}
+    return Host(**(given | facts))
+
+
+def mounted(*places, labels=None):
+    return {
+        "Name": "/job",
+        "Config": {"Labels": {"io.imagematrix.selected": "t"} if labels is None else labels},
+        "Mounts": [{"Source": "/opt/x", "Destination": place} for place in places],
+    }
+
+
+def bad(facts):
+    """Return the problems: check, severity, observation, remedy."""
+    return [(one.check, one.severity, one.saw, one.remedy) for one in examine(facts) if one.severity != "ok"]
+
+
+def test_healthy_node_has_no_problems(conforms):
+    findings = examine(GOOD)
+    assert {finding.severity for finding in findings} == {"ok"}
+    assert [finding.check for finding in findings] == [
+        "module", "library", "nvidia-uvm", "device-nodes", "docker-command", "engine", "locks",
+    ]  # fmt: skip
+    document = to_json(findings)
+    conforms(document)
+    assert document["launches"] is True
+
+
+def test_systemd_needs_links_to_device_nodes_by_number():
+    by_systemd = replace(GOOD, engine=replace(GOOD.engine, cgroup_driver="systemd"))
+    assert bad(by_systemd) == []
+    assert "finds the GPUs' device nodes" in [one.saw for one in examine(by_systemd)][-2]
+    unlinked = (("/dev/nvidia3", "/dev/char/195:3"), ("/dev/nvidiactl", "/dev/char/195:255"))
+    ((check, severity, saw, remedy),) = bad(replace(by_systemd, unlinked=unlinked))
+    assert (check, severity) == ("cgroup", "warning")
+    assert "systemctl daemon-reload" in saw
+    assert remedy.endswith("ln -s /dev/nvidia3 /dev/char/195:3; ln -s /dev/nvidiactl /dev/char/195:255")
+    assert bad(replace(GOOD, unlinked=unlinked)) == []  # cgroupfs needs no links
+    assert bad(replace(by_systemd, unlinked=unlinked, host=host(driver=None, gpus=()))) == []
+
+
+def test_a_node_without_gpus_runs_cpu_images():
+    plain = replace(GOOD, host=host(driver=None, gpus=()), nvml=None, modules=None)
+    assert bad(plain) == []
+    assert [finding.check for finding in examine(plain)] == ["module", "docker-command", "engine"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity", "saw", "remedy"),
+    [
+        ({"host": host(driver=None)}, "module", "error", "kernel module is not loaded", "modprobe nvidia"),
+        (
+            {"nvml": Nvml(error=18, message="x", library="550.144.03")},
+            "library",
+            "warning",
+            "550.144.03",
+            "reboot",
+        ),
+        ({"nvml": Nvml(error=12, message="x")}, "library", "warning", "NVML not found", "libnvidia-ml"),
+        ({"nvml": Nvml(error=4, message="denied")}, "library", "warning", "denied", "nvidia-smi"),
+        ({"nvml": Nvml(message="it gave no answer")}, "library", "warning", "no answer", "nvidia-smi"),
+        ({"modules": frozenset({"nvidia"})}, "nvidia-uvm", "error", "not loaded", "modprobe nvidia-uvm"),
+        (
+            {"problems": (("/dev/nvidia3: not found", "nvidia-modprobe -c 3"),)},
+            "device-nodes",
+            "error",
+            "/dev/nvidia3",
+            "nvidia-modprobe -c 3",
+        ),
+        (
+            {"doubts": (("/dev/nvidia3: permission denied", "grant access"),)},
+            "device-nodes",
+            "warning",
+            "/dev/nvidia3: permission denied; the engine may still have access",
+            "grant access",
+        ),
+        (
+            {"nvml": Nvml(gpus=(NvmlGpu(index=0, persistence=0),))},
+            "persistence",
+            "warning",
+            "GPU 0",
+            "nvidia-smi -pm 1",
+        ),
+        ({"docker": None}, "docker-command", "error", "not found on PATH", "apt-get install docker-cli"),
+        (
+            {"engine": EngineFacts(error="no engine", remedy="systemctl start docker")},
+            "engine",
+            "error",
+            "no engine",
+            "systemctl start docker",
+        ),
+        (
+            {"engine": EngineFacts(version="20.10.24", machine="node7")},
+            "engine",
+            "warning",
+            "is Docker 20.10.24: it cannot unpack layers compressed with zstd",
+            "build the image with `compression: gzip`",
+        ),
+        (
+            {"engine": EngineFacts(version="26.1.5", machine="far")},
+            "engine",
+            "error",
+            "runs on far",
+            "default",
+        ),
+        (
+            {"engine": EngineFacts(version="4.3.1", machine="node7", podman=True, devices=False)},
+            "engine",
+            "error",
+            "podman 4.3.1, to which `docker` passes no devices",
+            "podman 5",
+        ),
+        (
+            {"kubelet": True, "kubelet_error": EngineError("no answer", remedy="systemctl")},
+            "kubelet",
+            "error",
+            "no answer",
+            "systemctl",
+        ),
+        ({"kubelet": False}, "kubelet", "warning", "usage by pods unknown", "as root"),
+        ({"locks_error": ProbeError("no", remedy="mkdir")}, "locks", "error", "no", "mkdir"),
+        ({"locks": "/run/user/7/imagematrix"}, "locks", "warning", "other users", "tmpfiles.d"),
+        (
+            {"engine": replace(GOOD.engine, tasks_locks="/srv/locks")},
+            "locks",
+            "error",
+            "tasks of Swarm use the GPU locks in /srv/locks, launches those in /run/lock/imagematrix",
+            "IMAGEMATRIX_LOCKS=/run/lock/imagematrix imagematrix swarm node-config",
+        ),
+        (
+            {"image": ImageFacts(name="t:v1", error="nothing fits")},
+            "image",
+            "error",
+            "nothing fits",
+            "imagematrix explain t:v1",
+        ),
+        ({"image": ImageFacts(name="t:v1", error="none", remedy="pass")}, "image", "error", "none", "pass"),
+        (
+            {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a", "/b"))},
+            "image",
+            "error",
+            "has /a, /b",
+            "docker run --rm t:x find /",
+        ),
+        (
+            {"image": ImageFacts(name="t:v1", selected="t:x", mode="compat")},
+            "image",
+            "error",
+            "no libcuda",
+            "t:x",
+        ),
+        (
+            {"image": ImageFacts(name="t:v1", selected="t:x", mode="host", libcudas=("/a",))},
+            "image",
+            "error",
+            "should leave the driver to the host",
+            "t:x",
+        ),
+        (
+            {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib/x86_64-linux-gnu/"),))},
+            "mounts",
+            "warning",
+            "in container job, /opt/x",
+            "start job again",
+        ),
+        (
+            {"engine": EngineFacts(machine="node7", containers=(mounted("/x/libcuda.so.1"),))},
+            "mounts",
+            "warning",
+            "/x/libcuda.so.1",
+            "-v",
+        ),
+    ],
+)
+def test_problems_are_reported_with_a_remedy(changes, check, severity, saw, remedy, conforms):
+    findings = examine(replace(GOOD, **changes))
+    (result,) = [finding for finding in findings if finding.severity != "ok"]
+    assert (result.check, result.severity) == (check, severity)
+    assert saw in result.saw
+    assert remedy in result.remedy
+    document = to_json(findings)
+    conforms(document)
+    assert document["launches"] is (severity == "warning")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a",))},
+        {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=None)},
+        {"image": ImageFacts(name="t:v1", selected="t:x", mode="host")},
+        {"image": ImageFacts(name="t:v1", selected="t:x")},
+        {"engine": EngineFacts(machine="node7", containers=(mounted("/data", "/usr/local"),))},
+        {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib", labels={}),))},
+        {"engine": EngineFacts(machine="node7", version="29.0.0")},
+        {"engine": EngineFacts(machine="node7", version="dev")},
+        {"engine": EngineFacts(machine="node7", version="5.4.2", podman=True)},
+        {"kubelet": True},
+        {"kubelet": False, "host": host(driver=None, gpus=())},
+        {"nvml": None},
+        {"modules": None},
+    ],
+)
+def test_conditions_that_are_not_problems(changes):
+    assert bad(replace(GOOD, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("lost", "nvidia-smi --gpu-reset -i 0000:41:00.0"),
+        ("no-permission", "chmod 0666 /dev/nvidia3"),
+        ("no-node", "nvidia-modprobe -c 3"),
+        ("no-module", "drivers_probe"),
+        ("excluded", "NVreg_ExcludedGpus"),
+        ("failed", "RmInitAdapter"),
+        ("unconfirmed", "libnvidia-ml1"),
+        ("vgpu-host", "--gpus"),
+        ("mig-empty", "nvidia-smi mig -i 0000:41:00.0 -cgi"),
+        ("new", "nvidia-smi"),
+    ],
+)
+def test_unusable_gpus_are_errors(state, remedy):
+    gpu = Gpu(index=0, minor=3, name="L40S", pci_bus_id="0000:41:00.0", state=state)
+    ((check, severity, saw, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+    assert (check, severity) == ("gpus", "error")
+    assert saw == f"GPU 0 (L40S) is in state {state}"
+    assert remedy in cure
+
+
+def test_a_node_of_unknown_minor_has_a_generic_remedy():
+    gpu = Gpu(index=5, name="L40S", state="no-node")
+    ((_, _, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+    assert "nvidia-modprobe" not in cure
+
+
+def test_a_vgpu_takes_images_without_a_driver():
+    gpu = Gpu(index=0, minor=3, name="NVIDIA A10-24Q", state="vgpu")
+    ((check, severity, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+    assert (check, severity) == ("gpus", "warning")
+    assert "driver: host" in cure
+
+
+def test_unusable_accelerators_are_warnings():
+    sign = Accelerator(kind="wsl", where="/dev/dxg", why="they are behind it")
+    node = host(driver=None, gpus=(), accelerators=(sign,))
+    ((check, severity, saw, cure),) = bad(replace(GOOD, host=node))
+    assert (check, severity) == ("accelerators", "warning")
+    assert "/dev/dxg: they are behind it" in saw
+    assert "--gpus none" in cure
+
+
+def test_every_check_has_a_name():
+    assert all(name == name.lower() for name in CHECKS)
+
+
+ADDRESS = "0000:41:00.0"
+
+
+def kernel(**facts):
+    return replace(GOOD, kernel=KernelFacts(**facts))
+
+
+def test_reasons_for_a_missing_module_are_reported():
+    idle = {"host": host(driver=None), "nvml": None}
+
+    def reported(**facts):
+        ((check, severity, saw, remedy),) = bad(replace(kernel(**facts), **idle))
+        assert (check, severity) == ("module", "error")
+        return saw, remedy
+
+    saw, remedy = reported(drivers={ADDRESS: "nouveau"})
+    assert saw.endswith("is not loaded: nouveau is bound to them")
+    assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
+    saw, remedy = reported(refused="Loading of unsigned module is rejected", secure_boot=True)
+    assert saw.endswith("the kernel rejected it: Loading of unsigned module is rejected")
+    assert remedy.startswith("mokutil --import")
+    saw, remedy = reported(secure_boot=True)
+    assert "Secure Boot rejects" in saw
+    assert remedy.startswith("modprobe nvidia; or mokutil")
+    assert reported(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
+
+
+def test_gpu_instance_without_a_compute_instance_is_reported():
+    parted = host(gpus=(Gpu(index=0, minor=3, pci_bus_id=ADDRESS, state="mig-empty", mig=()),))
+    remedies = [
+        bad(replace(kernel(uncomputed=some), host=parted))[0][3] for some in ({}, {3: (1, 2)}, {0: (1,)})
+    ]
+    make = f"nvidia-smi mig -i {ADDRESS} -cgi PROFILE -C, or: nvidia-smi -i {ADDRESS} -mig 0"
+    assert remedies == [make, f"nvidia-smi mig -i {ADDRESS} -gi 1,2 -cci", make]
+
+
+@pytest.mark.parametrize(
+    ("fabric", "switches", "manager", "severity"),
+    [
+        (1, (), False, "error"),
+        (2, (), True, "error"),
+        (3, ("0000:c1:00.0",), False, None),
+        (0, (), False, None),
+        (None, (), False, None),
+        (None, ("0000:c1:00.0",), False, "error"),
+        (0, ("0000:c1:00.0",), False, "error"),
+        (None, ("0000:c1:00.0",), True, "ok"),
+        (None, ("0000:c1:00.0",), None, None),
+    ],
+)
+def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
+    facts = kernel(switches=switches, fabric_manager=manager)
+    facts = replace(facts, nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, fabric=fabric),)))
+    result = [one for one in examine(facts) if one.check == "fabric"]
+    assert [one.severity for one in result] == ([severity] if severity else [])
+    if severity == "error":
+        assert "802" in result[0].saw
+        assert "nvidia-fabricmanager" in result[0].remedy
+
+
+def test_kernel_log_findings_are_reported():
+    result = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
+    assert [saw for _, _, saw, _ in result] == [
+        "kernel log: Xid 31 of the GPU at 0000:41:00",
+        "kernel log: Xid 79 of the GPU at 0000:41:00, 2 times",
+        "kernel log: SELinux or AppArmor denied a process access to /dev/nvidia0",
+    ]
+
+
+def test_stale_nodes_and_selinux_are_reported():
+    ((check, severity, saw, remedy),) = bad(kernel(stale=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)))
+    assert (check, severity) == ("device-nodes", "error")
+    assert saw.startswith("/dev/nvidia-uvm has the major number of another driver")
+    assert remedy == "rm /dev/nvidia-uvm; nvidia-modprobe -u -c 0"
+    labelled = replace(kernel(selinux=True), engine=replace(GOOD.engine, selinux=True))
+    assert bad(labelled)[0][3] == "setsebool -P container_use_devices 1"
+    assert bad(kernel(selinux=True)) == []

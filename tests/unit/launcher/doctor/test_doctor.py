@@ -1,0 +1,240 @@
+"""`imagematrix doctor` on this machine, with simulated hosts."""
+
+import errno
+import json
+import os
+import sys
+
+import pytest
+
+from imagematrix.errors import EngineError
+from imagematrix.hardware.host import probe
+from imagematrix.hardware.host.host import Host
+from imagematrix.launcher.docker import devices
+from imagematrix.launcher.docker.devices import DeviceProblem
+from imagematrix.launcher.doctor import facts as module
+from imagematrix.launcher.doctor.daemonless import DaemonlessFacts
+from imagematrix.launcher.doctor.facts import gather
+from imagematrix.launcher.gpu_claims import pods
+from imagematrix.launcher.gpu_claims.locks import Locks
+
+
+@pytest.fixture(autouse=True)
+def _locks(monkeypatch, tmp_path):
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+
+
+@pytest.fixture
+def docker(monkeypatch, tmp_path):
+    """A docker command on PATH."""
+    (tmp_path / "docker").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.fixture
+def on_node(monkeypatch, cli, profiles):
+    """Run the doctor on this machine, simulated as one of the profiles."""
+
+    def run(name, *words):
+        node = Host.load(profiles[name])
+        monkeypatch.setattr(probe, "assemble", lambda *_, **__: node)
+        return cli("doctor", *words)
+
+    return run
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_cpu_only_machine_is_healthy(cli, profiles, conforms):
+    result = cli("doctor", "--host", profiles["laptop"], "--json")
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
+    conforms(document)
+    assert document["launches"] is True
+    table = cli("doctor", "--host", profiles["laptop"])
+    assert table.out.startswith("ok       module          no NVIDIA GPU")
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_missing_device_nodes_exit_with_5(on_node, conforms):
+    result = on_node("rome-a100", "--json")
+    assert result.code == 5
+    document = json.loads(result.out)
+    conforms(document)
+    assert not document["launches"]
+    (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl: ")]
+    assert one["severity"] == "error"
+    table = on_node("rome-a100")
+    assert (
+        "-> load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c 255`\n" in table.out
+    )
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_missing_nodes_of_mig_devices_are_reported(on_node):
+    result = on_node("mig")
+    assert result.code == 5
+    assert "/dev/nvidia-caps/nvidia-cap21: not found" in result.out
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_unknown_nodes_of_mig_devices_are_reported(cli, profiles, tmp_path):
+    node = json.loads(profiles["mig"].read_text())
+    node["gpus"][0]["mig"][0]["capabilities"] = None
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    result = cli("doctor", "--host", tmp_path / "node.json")
+    assert result.code == 5
+    assert "did not find /proc/driver/nvidia/capabilities/gpu0/mig/gi2\n" in result.out
+    assert "-> probe the node again with driver loaded and MIG enabled" in result.out
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize(("else_", "code", "severity"), [(None, 8, "error  "), ("crun", 0, "warning")])
+def test_missing_engine_exits_with_8_if_nothing_else_starts_containers(
+    on_node, monkeypatch, else_, code, severity
+):
+    found = DaemonlessFacts(runtime=else_, store="/store")
+    monkeypatch.setattr("imagematrix.launcher.doctor.daemonless.gather", lambda: found)
+    result = on_node("laptop")
+    assert result.code == code
+    said = f"{severity}  engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n"
+    assert said in result.out
+    assert ("or launch with --engine oci, which needs no daemon" in result.out) is bool(else_)
+
+
+@pytest.mark.usefixtures("docker")
+def test_image_is_checked_against_the_node(cli, profiles, engine, shipped_catalog):
+    engine.add_catalog(shipped_catalog)
+    result = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert result.code == 0
+    assert "ok       image           training:v1-cpu-broadwell-0123456789ab fits this node\n" in result.out
+    result = cli("doctor", "--host", profiles["laptop"], "training:v9")
+    assert result.code == 4
+    assert "error    image           the engine has no variant of training:v9" in result.out
+    assert "doctor" in cli("doctor", "--help").out
+    result = cli("doctor", "--host", profiles["grace-hopper"], "training:v1")
+    assert result.code == 3
+    assert "error    image           none of the" in result.out
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_saved_host_is_not_compared_with_this_machine(cli, profiles, conforms, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
+    for name in ("driver-mismatch", "rome-a100", "mig"):
+        result = cli("doctor", "--host", profiles[name], "--json")
+        document = json.loads(result.out)
+        conforms(document)
+        assert result.code == 0
+        assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
+    table = cli("doctor", "--host", profiles["driver-mismatch"]).out
+    assert "ok       device-nodes    device nodes exist\n" in table
+    mismatch = "driver mismatch: the host's user-mode driver is 550.144.03, the kernel module is 550.163.01"
+    assert f"warning  probe           NVML {mismatch};" in table
+
+
+def test_missing_nodes_of_a_saved_host_are_reported(cli, profiles, tmp_path):
+    node = json.loads(profiles["rome-a100"].read_text())
+    node["devices"].remove("/dev/nvidia-uvm")
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    result = cli("doctor", "--host", tmp_path / "node.json")
+    assert result.code == 5
+    assert "error    device-nodes    /dev/nvidia-uvm: not found\n" in result.out
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_environment_does_not_apply_to_a_saved_host(cli, profiles, engine, shipped_catalog, monkeypatch):
+    engine.add_catalog(shipped_catalog)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
+    result = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert result.code == 0
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_variables_that_stop_a_launch_are_reported(on_node, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
+    result = on_node("laptop")
+    assert result.code == 0
+    assert "warning  accelerators    accelerator that images do not support: CUDA_VISIBLE" in result.out
+    assert "CPU-only images" not in result.out
+    result = on_node("rome-a100")
+    assert result.code == 5
+    assert "error    gpus            CUDA_VISIBLE_DEVICES=99: '99' not found on this host\n" in result.out
+    assert "-> unset CUDA_VISIBLE_DEVICES, or correct it\n" in result.out
+
+
+def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_path):
+    assert engine.containers == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
+    result = gather(Host.load(profiles["rome-a100"]), None)
+    assert "cannot use the GPU locks" in str(result.locks_error)
+    assert "mkdir" in result.locks_error.remedy
+    assert gather(Host.load(profiles["laptop"]), None).locks_error is None
+
+
+def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monkeypatch):
+    assert engine.containers == []
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Locks, "_create", full)
+    result = gather(Host.load(profiles["rome-a100"]), None)
+    assert str(result.locks_error).endswith("No space left on device")
+    assert result.locks_error.remedy.startswith("free space there")
+
+
+def test_only_launches_by_docker_need_a_lock_folder_of_its_group(profiles, engine, monkeypatch, tmp_path):
+    assert engine.containers == []
+    monkeypatch.setattr("imagematrix.images.engine.endpoint.group", lambda: 0)
+    monkeypatch.setattr(os, "fchown", outside)
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    host = Host.load(profiles["rome-a100"])
+    assert "this user is not in it" in str(gather(host, None).locks_error)
+    monkeypatch.setenv("IMAGEMATRIX_ENGINE", "oci")
+    assert gather(host, None).locks_error is None
+
+
+def outside(*_):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_a_kubelet_that_does_not_answer_is_reported(on_node, monkeypatch):
+    def silent(_):
+        raise EngineError("it does not answer")
+
+    monkeypatch.setattr(pods, "access", lambda: True)
+    monkeypatch.setattr(pods, "usage", silent)
+    assert "error    kubelet         it does not answer\n" in on_node("rome-a100").out
+
+
+def test_nodes_that_only_this_user_may_not_open_are_doubts(profiles, engine, monkeypatch):
+    assert engine.containers == []
+    problems = (
+        DeviceProblem(path="/dev/nvidia0", what="permission denied", remedy="grant", doubt=True),
+        DeviceProblem(path="/dev/nvidia-uvm", what="not found", remedy="create"),
+    )
+    monkeypatch.setattr(devices, "check", lambda _: problems)
+    facts = gather(Host.load(profiles["rome-a100"]), None)
+    assert facts.doubts == (("/dev/nvidia0: permission denied", "grant"),)
+    assert facts.problems == (("/dev/nvidia-uvm: not found", "create"),)
+
+
+def test_loaded_modules_are_read(profiles, engine, monkeypatch, tmp_path):
+    assert engine.containers == []
+    node = Host.load(profiles["laptop"])
+    (tmp_path / "modules").write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n")
+    monkeypatch.setattr(module, "MODULES", str(tmp_path / "modules"))
+    assert gather(node, None).modules == {"nvidia", "nvidia_uvm"}
+    monkeypatch.setattr(module, "MODULES", str(tmp_path / "none"))
+    assert gather(node, None).modules is None
+
+
+def test_device_nodes_without_a_dev_char_link_are_found(tmp_path):
+    (tmp_path / "dev/char").mkdir(parents=True)
+    (tmp_path / "dev/nvidia0").symlink_to("/dev/null")
+    paths = ["/dev/nvidia0", "/dev/nvidia1"]
+    assert module._unlinked(paths, str(tmp_path)) == (("/dev/nvidia0", "/dev/char/1:3"),)
+    (tmp_path / "dev/char/1:3").symlink_to("/dev/nvidia0")
+    assert module._unlinked(paths, str(tmp_path)) == ()

@@ -1,0 +1,97 @@
+"""The GPUs of containers whose keepers were killed: taken as long as the container lives, and no longer."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from imagematrix.common.record import replace
+from imagematrix.images.local_store.holder import Holder
+from imagematrix.launcher.gpu_claims.container_leases import (
+    ContainerLease,
+    hold_container_lease,
+    live_container_leases,
+    usage_by_containers,
+)
+from imagematrix.launcher.gpu_claims.locks import Locks, release
+from imagematrix.launcher.gpu_claims.survey import leases
+
+LEASE = ContainerLease(keys=("nvidia1",))
+
+
+@pytest.fixture
+def locks(tmp_path):
+    with Locks(str(tmp_path / "locks")) as made:
+        yield made
+
+
+@pytest.fixture
+def first():
+    """A container's first process."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_container_keeps_its_gpus_when_its_keeper_is_dead(locks, first):
+    name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
+    release(held)
+    ((lease, holder),) = live_container_leases(locks)
+    assert (lease, holder.pid) == (LEASE, first.pid)
+    (consumer,) = leases(locks)["nvidia1"]
+    assert (consumer.kind, consumer.pid) == ("lease", first.pid)
+    first.kill()
+    first.wait()
+    assert live_container_leases(locks) == []
+    assert name not in locks.names()
+
+
+def test_a_file_stays_while_its_keeper_lives(locks, first):
+    name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
+    first.kill()
+    first.wait()
+    assert live_container_leases(locks) == []
+    assert name in locks.names()
+    release(held)
+
+
+def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
+    name, held = hold_container_lease(locks, LEASE, replace(Holder.of(), boot="another"))
+    os.utime(f"{locks.path}/{name}", (0, 0))
+    assert len(live_container_leases(locks)) == 1
+    release(held)
+    assert live_container_leases(locks) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "{}", json.dumps({"gpus": {"keys": ["nvidia1"], "common": False}, "holder": "{}"})]
+)
+def test_damaged_files_are_removed(locks, text):
+    locks.write("container-x", text)
+    assert live_container_leases(locks) == []
+    assert "container-x" not in locks.names()
+
+
+@pytest.mark.parametrize(
+    ("lease", "common", "excludes"),
+    [
+        (LEASE, False, True),
+        (LEASE, True, True),
+        (replace(LEASE, common=True), True, False),
+        (replace(LEASE, common=True), False, True),
+        (replace(LEASE, vram_mib=100), False, False),
+        (replace(LEASE, keys=("nvidia10",)), False, False),
+        (replace(LEASE, keys=("nvidia1-gi1-ci0",)), False, True),
+    ],
+)
+def test_who_else_may_have_a_gpu(lease, common, excludes):
+    assert lease.excludes(["nvidia1"], common=common) is excludes
+
+
+def test_a_share_is_used_with_its_size(first):
+    share = replace(LEASE, vram_mib=100, share="share-1")
+    (consumer,) = usage_by_containers([(share, Holder.of(first.pid))])["nvidia1"]
+    assert (consumer.vram_mib, consumer.marks) == (100, frozenset({"share-1"}))
+    assert share.is_held((), {"nvidia1": (consumer,)})
+    assert not share.is_held((), {})

@@ -1,0 +1,78 @@
+"""The root directory of a node's kubelet, from the kernel's table of sockets."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from imagematrix.launcher.kubelet import sockets
+
+LINE = "0000000000000000: 00000002 00000000 00010000 0001 01 31337 {}\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Return a function that writes a table with these paths, and returns its path."""
+
+    def write(*paths):
+        text = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        (tmp_path / "unix").write_text(text + "".join(LINE.format(path) for path in paths))
+        return str(tmp_path / "unix")
+
+    return write
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A kubelet's root directory."""
+    for name in ("pods", "pod-resources"):
+        (tmp_path / "data/kubelet" / name).mkdir(parents=True)
+    return tmp_path / "data/kubelet"
+
+
+def test_the_kernel_shows_the_folder_in_which_a_kubelet_listens():
+    with tempfile.TemporaryDirectory(prefix="imx") as folder, socket.socket(socket.AF_UNIX) as listener:
+        resources = Path(folder, "pod-resources")
+        resources.mkdir()
+        listener.bind(str(resources / "123"))
+        listener.listen()
+        (resources / "123").rename(resources / "kubelet.sock")  # as kubelet does
+        assert folder in sockets._listening(sockets.TABLE)
+        assert sockets.root_dir() != folder  # it has no pods
+
+
+def test_the_root_directory_is_where_a_kubelet_listens(table, root):
+    others = ("", "@/dbus", "relative", "/run/docker.sock", f"{root}/plugins/kubelet.sock", "/x\0y")
+    assert sockets.root_dir(table(*others, f"{root}/pod-resources/123")) == str(root)
+    assert sockets.pods(str(root)) == f"{root}/pod-resources/kubelet.sock"
+
+
+def test_without_a_kubelet_it_is_the_default(table, tmp_path):
+    assert sockets.root_dir(table("/run/docker.sock")) == "/var/lib/kubelet"
+    assert sockets.root_dir(str(tmp_path / "none")) == "/var/lib/kubelet"
+
+
+def test_folders_that_are_not_a_kubelet_s_do_not_count(table, root):
+    listed = table(f"{root}/pod-resources/123")
+    (root / "pods").rmdir()
+    assert sockets.root_dir(listed) == sockets.ROOT_DIR
+    (root / "pod-resources").rmdir()
+    assert sockets.root_dir(listed) == sockets.ROOT_DIR
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's folder")
+def test_another_user_s_folder_does_not_count(table, root):
+    os.chown(root / "pod-resources", 12345, 12345)
+    assert sockets.root_dir(table(f"{root}/pod-resources/123")) == sockets.ROOT_DIR
+
+
+def test_a_folder_that_this_user_may_not_enter_counts(table, root, monkeypatch):
+    listed = table(f"{root}/pod-resources/123")
+
+    def denied(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert sockets.root_dir(listed) == str(root)

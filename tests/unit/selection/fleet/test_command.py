@@ -1,0 +1,287 @@
+"""`imagematrix coverage`: its tables, its documents and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from imagematrix.cli import coverage as module
+from imagematrix.common import json_documents
+from imagematrix.images.catalog import registry
+
+
+@pytest.fixture
+def saved(tmp_path, make):
+    """A catalog of two variants, and a folder with a host for each."""
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    catalog = make.catalog(make.variant("t:v1-old"), make.variant("t:v1-new", driver=make.NEW))
+    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    (folder / "a.json").write_text(json_documents.dump(make.host(make.gpu(0)).to_json()))
+    (folder / "b.json").write_text(json_documents.dump(make.host(make.gpu(0), driver=make.NEW).to_json()))
+    return tmp_path
+
+
+@pytest.fixture
+def ask(cli, saved, monkeypatch):
+    """Call it with arguments to run the command on the saved catalog, in its folder."""
+    monkeypatch.chdir(saved)
+    return lambda *words: cli("coverage", "--catalog", "t.json", *words)
+
+
+def test_fleet_that_is_fully_served_exits_with_0(ask):
+    result = ask("fleet")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
+        "t:v1 serves 2 of 2 hosts",
+        "",
+        "variant   hosts   share   fits",
+        "──────────────────────────────",
+        "new       1       50.0%   1   ",
+        "old       1       50.0%   1   ",
+        "",
+        "2 variants would be enough for the same hosts:",
+        "  new",
+        "  old",
+    ]
+
+
+def test_unserved_hosts_exit_with_3(ask, make, saved):
+    (saved / "fleet" / "c.json").write_text(
+        json_documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json())
+    )
+    (saved / "fleet" / "d.json").write_text(json_documents.dump(make.host().to_json()))
+    result = ask("fleet/c.json", "fleet/a.json", "fleet/d.json")
+    assert result.code == 3
+    lines = result.out.splitlines()
+    assert lines[:2] == ["t:v1 serves 1 of 3 hosts", ""]
+    assert lines[2] == "nothing fits 2 hosts"
+    where = lines.index("  fleet/c")
+    assert lines[where + 1] == "       nearest is old"
+    assert lines[where + 2].startswith("         driver-exact: the image carries driver 535.261.03, which")
+    assert lines[where + 4] == "           -> build a variant with driver 550.163.01"
+    assert max(map(len, lines)) <= 100
+    assert "no host would choose 1 variant" in lines
+    assert result.err == ""
+
+
+def test_fix_may_name_gpus_that_fit(ask, make, saved):
+    mixed = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
+    (saved / "mixed.json").write_text(json_documents.dump(mixed.to_json()))
+    result = ask("mixed.json")
+    assert result.code == 3
+    assert "one fits GPU 0 (NVIDIA L40S)" in " ".join(result.out.split())
+    assert "         -> pass --gpus device=0" in result.out.splitlines()
+    assert ask("mixed.json", "--gpus", "device=0").code == 0
+
+
+def test_json_document_conforms_to_the_schema(ask, conforms):
+    result = ask("fleet", "--json", "--driver", "535.261.03=580.95.05")
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
+    conforms(document)
+    assert [service["hosts"] for service in document["variants"]] == [["fleet/b"], ["fleet/a"]]
+    (upgrade,) = document["upgrades"]
+    assert upgrade["changed"] == [{"old": "t:v1-old", "new": "t:v1-new", "hosts": ["fleet/a"]}]
+
+
+def test_breaking_driver_upgrade_exits_with_3(ask):
+    result = ask("fleet", "--driver", "535.261.03=580.95.05", "--driver", "580.95.05=595.45")
+    assert result.code == 3
+    lines = result.out.splitlines()
+    first = lines.index("driver 535.261.03 -> 580.95.05: 1 host: 1 would get another")
+    assert lines[first + 3].split() == ["fleet/a", "old", "new"]
+    second = lines.index("driver 580.95.05 -> 595.45: 1 host: 1 would lose their image")
+    assert lines[second + 3].rstrip() == "fleet/b   new   nothing: build a variant with driver 595.45"
+
+
+def test_upgrade_reports_gpus_that_the_driver_drops(ask, make, saved):
+    old = make.gpu(0, compute="7.0", name="Tesla V100", pci_device_id="1db6")
+    catalog = make.catalog(make.variant("t:v1-x", cubins=("70",), driver=None))
+    (saved / "x.json").write_text(json_documents.dump(catalog.to_json()))
+    (saved / "v100.json").write_text(json_documents.dump(make.host(old).to_json()))
+    result = ask("v100.json", "--catalog", "x.json", "--driver", "535.261.03=595.45")
+    assert result.code == 3
+    assert "nothing: use a driver of branch 580 or older" in result.out
+
+
+def test_upgrade_reports_hosts_that_gain_an_image(ask, make, saved):
+    (saved / "c.json").write_text(json_documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json()))
+    result = ask(
+        "c.json", "fleet/a.json", "--driver", "550.163.01=580.95.05", "--driver", "535.261.03=535.261.03"
+    )
+    assert result.code == 3
+    assert "driver 535.261.03 -> 535.261.03: 1 host: nothing changes for 1" in result.out
+    assert "driver 550.163.01 -> 580.95.05: 1 host: 1 would gain one" in result.out
+    assert result.out.splitlines()[-1].split() == ["c", "nothing", "new"]
+
+
+def test_unknown_driver_is_rejected(ask):
+    result = ask("fleet", "--driver", "1.2=3.4")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "imagematrix: no host has driver 1.2\n  the fleet has 535.261.03, 580.95.05\n"
+
+
+def test_hosts_from_the_standard_input(ask, make, monkeypatch):
+    lines = "\n".join(
+        json.dumps(make.host(make.gpu(0), flags=(str(number),)).to_json()) for number in range(9)
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    result = ask("-", "--json")
+    assert json.loads(result.out)["variants"][0]["hosts"] == [f"stdin:{number}" for number in range(1, 10)]
+
+
+def test_long_lists_are_shortened(ask, make, saved, monkeypatch):
+    monkeypatch.setattr(module, "LISTED", 1)
+    for number in range(7):
+        driver = "550.163.01" if number < 6 else "550.54.14"
+        host = make.host(make.gpu(0), driver=driver)
+        (saved / "fleet" / f"n{number}.json").write_text(json_documents.dump(host.to_json()))
+    result = ask("fleet", "--driver", "535.261.03=595.45", "--driver", "550.163.01=580.95.05")
+    assert "  fleet/n0, fleet/n1, fleet/n2, fleet/n3, 2 more" in result.out.splitlines()
+    assert "  1 more reason; --json has all" in result.out.splitlines()
+    (saved / "fleet" / "c.json").write_text(
+        json_documents.dump(make.host(make.gpu(0), driver="550.54.14", flags=("x",)).to_json())
+    )
+    catalog = make.catalog(
+        make.variant("t:v1-old", driver="550.54.14"),
+        make.variant("t:v1-x", driver="550.54.14", cpu_flags=frozenset({"x"})),
+    )
+    (saved / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    assert "1 more change; --json has all" in ask("fleet", "--driver", "550.54.14=650.12").out.splitlines()
+
+
+def test_incomplete_search_is_reported(ask, monkeypatch):
+    from imagematrix.selection.fleet import coverage as library
+    from imagematrix.selection.fleet.cover import Cover
+
+    monkeypatch.setattr(library, "cover", lambda _: Cover(members=0b11, least=1))
+    assert "2 variants would be enough for the same hosts; perhaps fewer, but at least 1:" in ask("fleet").out
+
+
+def test_html_page_is_written(ask, saved, make):
+    name = "<script>alert(1)<"
+    host = make.host(make.gpu(0, name="\udce9"), driver="550.163.01").to_json()
+    (saved / "fleet" / f"{name}.json").write_text(json.dumps(host))
+    result = ask("fleet", "--html", "page.html", "--json")
+    assert result.code == 3
+    text = (saved / "page.html").read_text("utf-8")
+    assert "<script" not in text
+    assert "<bdi>&lt;script&gt;alert(1)&lt;</bdi>" in text
+    assert "\\udce9" in text
+
+
+def test_unwritable_page_is_rejected(ask):
+    result = ask("fleet", "--html", "nowhere/page.html")
+    assert (result.code, result.out) == (2, "")
+    assert "nowhere/page.html: No such file or directory" in result.err
+
+
+def test_control_characters_in_names_are_replaced(ask, saved, make):
+    host = make.host(make.gpu(0), driver="550.163.01").to_json()
+    (saved / "fleet" / "a\x1b[2J[red]b.json").write_text(json.dumps(host))
+    result = ask("fleet")
+    assert "\x1b" not in result.out
+    assert "  fleet/a\N{REPLACEMENT CHARACTER}[2J[red]b" in result.out.splitlines()
+
+
+def test_every_invalid_host_is_named(ask, saved):
+    (saved / "fleet" / "a.json").write_text("{}")
+    (saved / "fleet" / "b.json").write_text("x")
+    result = ask("fleet")
+    assert (result.code, result.out) == (2, "")
+    assert "fleet/a.json: schema is missing" in result.err
+    assert "fleet/b.json:1:1: not JSON" in result.err
+
+
+def test_missing_arguments_are_rejected(ask, cli, saved):
+    result = cli("coverage", saved / "fleet")
+    assert result.code == 2
+    assert "no image given" in result.err
+    assert ask().code == 2
+    assert ask("fleet", "--driver", "550").code == 2
+
+
+def test_image_must_match_the_catalog(ask):
+    assert ask("fleet", "--image", "t").code == 0
+    assert ask("fleet", "--image", "t:v1").code == 0
+    result = ask("fleet", "--image", "t:v2")
+    assert result.code == 4
+    assert "t.json is the catalog of t:v1, not of t:v2" in result.err
+
+
+def test_the_first_argument_may_be_the_image(ask):
+    told = ask("fleet")
+    assert ask("t:v1", "fleet") == told
+    result = ask("t:v2", "fleet")
+    assert result.code == 4
+    assert "t.json is the catalog of t:v1, not of t:v2" in result.err
+    # A path that is missing is no image.
+    for words in (("nothing.json", "fleet"), ("nothing",)):
+        result = ask(*words)
+        assert result.code == 2
+        assert f"{words[0]}: No such file or directory" in result.err
+
+
+def test_catalog_is_read_from_a_registry(cli, saved, monkeypatch, make):
+    names = []
+    monkeypatch.setattr(registry, "catalog", lambda name, _policies: names.append(name) or make.catalog())
+    result = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
+    assert (result.code, names) == (3, ["reg:5000/t:v1"])
+    assert "t:v1 has no variants" in result.out
+    assert cli("coverage", saved / "fleet", "--catalog", "nowhere.json").code == 2
+
+
+def test_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles):
+    engine.add_catalog(shipped_catalog)
+    result = cli("coverage", profiles["genoa-h200"], "--image", "training:v1")
+    assert result.code == 0
+    assert result.out.startswith("training:v1 serves 1 of 1 host\n")
+
+
+def test_allow_cpu_accepts_cpu_images(ask, saved, make):
+    (saved / "t.json").write_text(json_documents.dump(make.catalog(make.cpu_variant("t:v1-cpu")).to_json()))
+    assert ask("fleet").code == 3
+    assert ask("fleet", "--allow-cpu").code == 0
+
+
+def test_saved_hosts_are_covered(cli, catalog_file, profiles, conforms):
+    result = cli("coverage", profiles["mixed"].parent, "--catalog", catalog_file, "--json")
+    assert result.code == 3
+    document = json.loads(result.out)
+    conforms(document)
+    assert (document["hosts"], document["served"]) == (13, 11)
+
+
+def test_hosts_without_the_requested_gpus_are_unserved(ask):
+    result = ask("fleet", "--gpus", "2")
+    assert result.code == 3
+    assert result.out.splitlines()[3:5] == [
+        "  fleet/a, fleet/b",
+        "       2 GPUs wanted: 1 of the host's 1 GPUs are usable",
+    ]
+
+
+def test_page_takes_sizes_and_what_is_outdated(ask, saved):
+    layers = {"base": {"size": 7_000_000_000}}
+    variants = [{"reference": "t:v1-old", "compressed": True, "size": 1, "layers": ["base"]}]
+    sizes = {"schema": "imagematrix.sizes/v1", "variants": variants, "layers": layers}
+    (saved / "sizes.json").write_text(json.dumps(sizes))
+    (saved / "old.json").write_text(json.dumps({"schema": "imagematrix.outdated/v1", "findings": []}))
+    words = ("--sizes", "sizes.json", "--outdated", "old.json")
+    assert ask("fleet", "--html", "page.html", *words).code == 0
+    text = (saved / "page.html").read_text("utf-8")
+    assert "7.00 GB" in text
+    assert "Nothing is outdated." in text
+    assert ask("fleet", "--html", "page.html", "--sizes", "nowhere.json").code == 2
+    assert ask("fleet", "--html", "page.html", "--outdated", "sizes.json").code == 2
+
+
+@pytest.mark.parametrize("option", ["--sizes", "--outdated"])
+def test_documents_without_a_page_are_refused(ask, option):
+    result = ask("fleet", option, "t.json")
+    assert (result.code, result.out) == (2, "")
+    assert "add --html FILE" in result.err
