@@ -22,7 +22,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.build.dockerfile.instructions import Instruction
 
@@ -194,14 +194,19 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
 
     The values are plain words. Raises DockerfileError if the last instruction is not complete.
     """
-    lines = (line for line in reversed(dockerfile.splitlines()) if not says_nothing(line))
-    last = next(lines, "")
+    last = next((line for line in _lines_from_end(dockerfile) if not says_nothing(line)), "")
     if GOES_ON.search(last):
         message = "the Dockerfile has a last instruction that goes on"
         fault = Fault(message, dockerfile.rindex(last), "remove the backslash at its end")
         raise DockerfileError(dockerfile, [fault])
     words = " ".join(f"{name}={value}" for name, value in environment.items())
     return f"{dockerfile.rstrip()}\n\nENV {words}\n"
+
+
+def _lines_from_end(text: str) -> Iterator[str]:
+    while text:
+        text, _, line = text.rpartition("\n")
+        yield line
 
 
 def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:

@@ -72,7 +72,7 @@ class Renderer:
         self._to: IO[bytes] = self._process.stdin
         self._from: IO[bytes] = self._process.stdout
         # Limit for pending requests: half of the pipe, so that a write never blocks on unread answers.
-        self._room = fcntl.fcntl(self._to, fcntl.F_GETPIPE_SZ) // 2
+        self._room = self._all_room = fcntl.fcntl(self._to, fcntl.F_GETPIPE_SZ) // 2
         self._waiting: deque[tuple[Key, Cell, dict[str, str]]] = deque()
         self._next: tuple[Key, Cell, bytes] | None = None
         self._sent: deque[tuple[Key, Cell, bytes]] = deque()
@@ -140,19 +140,20 @@ class Renderer:
         return self._answers.pop(key)
 
     def _send(self) -> None:
-        while self._next or self._waiting:
-            self._next = self._next or self._request(*self._waiting.popleft())
-            _, _, line = self._next
-            if self._sent and len(line) > self._room:
-                return
-            self._sent.append(self._next)
-            self._next = None
-            self._room -= len(line)
-            try:
+        """Send many requests at once, as soon as half of the room is free."""
+        if self._sent and self._room < self._all_room // 2:
+            return
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and _answer reports why
+            while self._next or self._waiting:
+                self._next = self._next or self._request(*self._waiting.popleft())
+                _, _, line = self._next
+                if self._sent and len(line) > self._room:
+                    break
+                self._sent.append(self._next)
+                self._next = None
+                self._room -= len(line)
                 self._to.write(line)
-                self._to.flush()
-            except BrokenPipeError:  # the process has ended, and _answer reports why
-                return
+            self._to.flush()
 
     def _request(self, key: Key, cell: Cell, images: Mapping[str, str]) -> tuple[Key, Cell, bytes]:
         request = {
