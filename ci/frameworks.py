@@ -64,7 +64,7 @@ GPUS = {
     "12.0": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
 }
 CLOSED = ("6.0", "7.0")  # GPUs that the open kernel modules do not drive
-YES, PTX, NO = "yes", "PTX", "no"
+YES, PTX, JIT, NO = "yes", "PTX", "JIT", "no"
 
 
 def compare(names: Sequence[str] = ()) -> bool:
@@ -238,7 +238,7 @@ class _Hashed:
 
 
 def _answer(catalog: im.Catalog, compute: str, driver: str) -> str:
-    """Return whether `select` takes the image for a host with one GPU, and whether only PTX runs there."""
+    """Return whether `select` takes the image for a host with one GPU, and what code runs there."""
     host = json.loads(HOST.read_text())
     gpu = host["gpus"][0] | {"compute": compute, "name": GPUS[compute], "pci_device_id": None}
     kind = "proprietary" if compute in CLOSED else "open"
@@ -252,4 +252,6 @@ def _answer(catalog: im.Catalog, compute: str, driver: str) -> str:
     from imagematrix.selection.rules.device_code import CUBIN, code
 
     matched = code(selection.variant, selection.chosen_gpus[0], driver)
-    return YES if matched and matched[0] == CUBIN else PTX
+    if matched is None:
+        return JIT
+    return YES if matched[0] == CUBIN else PTX
