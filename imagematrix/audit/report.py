@@ -93,8 +93,8 @@ class Found:
 class Unit:
     """Device code for NVIDIA's GPUs of which some has to run: a file's, or that of a package's loose cubins.
 
-    A program loads one of the cubins by its name. `files` is their number, `path` and `name` are those of the
-    first.
+    A program loads one of the cubins by its name. `files` is their number, `globs` match them, `path` and
+    `name` are those of the first.
     """
 
     path: str
@@ -102,6 +102,7 @@ class Unit:
     code: DeviceCode
     role: str
     files: int = 1
+    globs: tuple[str, ...] = ()
     guard: UseGuard | None = None
 
 
@@ -298,7 +299,12 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         ptx=tuple(entries.common_ptx(codes)),
         device_code=entries.joined(
             entries.entry(
-                unit.name, unit.code, files=unit.files, optional=unit.role == OPTIONAL, guard=unit.guard
+                unit.name,
+                unit.code,
+                files=unit.files,
+                globs=unit.globs,
+                optional=unit.role == OPTIONAL,
+                guard=unit.guard,
             )
             for unit in units
         ),
@@ -363,7 +369,9 @@ def _counts(found: Found) -> bool:
 
 def _units(coded: Iterable[Found]) -> Iterator[Unit]:
     loose: dict[tuple[str, str], list[Found]] = {}
+    names = set()
     for found in coded:
+        names.add(found.name)
         if _is_loose(found):
             loose.setdefault((found.package or "", found.role), []).append(found)
         else:
@@ -376,7 +384,9 @@ def _units(coded: Iterable[Found]) -> Iterator[Unit]:
             )
     for (_, role), cubins in loose.items():
         first, code = cubins[0], merged(found.file.code for found in cubins)
-        yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins))
+        own = {found.name for found in cubins}
+        globs = tuple(entries.covering([*own], names - own)) if len(cubins) > 1 else ()
+        yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins), globs=globs)
 
 
 def _without(flags: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:

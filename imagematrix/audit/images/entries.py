@@ -46,9 +46,15 @@ CUBIN, PTX = 0, 1
 
 
 def entry(
-    name: str, code: DeviceCode, *, files: int = 1, optional: bool = False, guard: UseGuard | None = None
+    name: str,
+    code: DeviceCode,
+    *,
+    files: int = 1,
+    globs: Sequence[str] = (),
+    optional: bool = False,
+    guard: UseGuard | None = None,
 ) -> Code:
-    """Return the entry of one file, or of several that share their code, of which `name` is the first.
+    """Return the entry of one file, or of several that share their code and match `globs`, `name` the first.
 
     PTX counts only if it can run all of the file's code.
     """
@@ -56,6 +62,7 @@ def entry(
     return Code(
         files=files,
         name=name,
+        globs=_limited(globs),
         cubins=cubins,
         ptx=() if code.scattered else texts,
         optional=optional,

@@ -29,6 +29,7 @@ __all__ = ["RULE", "code", "need", "partial_code", "served"]
 
 CUBIN, PTX = 0, 1
 REST = "the others do not suffice: they are of libraries linked into it, or have only PTX"
+LOOSE = ".cubin"  # the end of the name of a file that is a cubin
 SHOWN = 4  # items that a sentence lists before "and N more"
 USABLE = ("ok", "vgpu")  # the states of GPUs that containers can use
 STATES = {
@@ -354,9 +355,16 @@ def _quoted(word: str) -> str:
 
 
 def _partly(variant: Variant, code: Code, gpu: Gpu, driver: str | None) -> bool:
-    """Whether other files of the same Python package have code for a GPU, so that these may be optional."""
+    """Whether other files of the same Python package have code for a GPU, so that these may be optional.
+
+    A program loads a loose cubin by its name, and may be in another package: then any file counts.
+    """
     package, slash, _ = code.name.partition("/")
-    others = (other for other in variant.code if slash and package and other.name.startswith(f"{package}/"))
+    if not (slash and package):
+        return False
+    others = variant.code
+    if not code.name.endswith(LOOSE):
+        others = tuple(other for other in others if other.name.startswith(f"{package}/"))
     return any(_match(other, gpu, driver) is not None for other in others)
 
 

@@ -266,7 +266,13 @@ def test_loose_cubins_of_a_package_are_alternatives(seen):
     members = [(f"{SITE}/{name}", raw) for name, raw in zip(names, (CUBIN, OTHER_CUBIN, CUBIN), strict=True)]
     result = seen(*packaged("it", "1", *names), *members)
     assert result["device_code"] == [
-        {"files": 3, "name": "it/cubins/a.cubin", "cubins": ["80", "90a"], "ptx": []}
+        {
+            "files": 3,
+            "name": "it/cubins/a.cubin",
+            "cubins": ["80", "90a"],
+            "ptx": [],
+            "globs": ["it/cubins/*.cubin"],
+        }
     ]
     assert result["cubins"] == ["80", "90a"]
 

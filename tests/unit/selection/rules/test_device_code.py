@@ -261,6 +261,17 @@ def test_refusal_names_all_files_by_their_globs(judge, make):
     assert why.endswith("adopt the image with --optional 'vllm/_flashmla*'")
 
 
+def test_loose_cubins_may_be_optional_where_other_packages_have_code(judge, make):
+    """The programs that load one by its name are often in another package, and choose by the GPU."""
+    node = make.host(make.gpu(compute="8.0"), driver="550.54.14")
+    cubins = replace(MLA, files=3, name="flash_cubin/k/a.cubin", globs=("flash_cubin/k/*.cubin",))
+    why = judge("device-code", node, exact(make, MAIN, cubins)).why
+    assert why.endswith("adopt the image with --optional 'flash_cubin/k/*.cubin'")
+    assert "--optional" not in judge("device-code", node, exact(make, cubins)).why
+    other = replace(MLA, name="x/y.so")
+    assert "--optional" not in judge("device-code", node, exact(make, MAIN, cubins, other)).why
+
+
 def test_guarded_entry_decides_only_where_it_is_used(judge, make):
     guard = UseGuard(path="vllm/ops/mla.py", line=56, unless=(("7.5", "8.9"), ("10.0", None)))
     variant = exact(
