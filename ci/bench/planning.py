@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration, processes
 
-from imagematrix.build.matrix.load import load
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.matrix.load import load_matrix
+from imagematrix.build.plan.planner import PlanContext, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from measure import Extent, Pace
 
-    from imagematrix.build.plan.backend import Present
+    from imagematrix.build.plan.protocols import StoredVariant
 
 TIME_BAR, MEMORY_BAR = 1.0, 150  # seconds (see measure.REFERENCE), MiB
 CELLS, ROUNDS = 10_000, 5
@@ -31,11 +31,11 @@ class Store:
         """Return a digest."""
         return f"sha256:{0:064}"
 
-    def present(self, _image: str, _version: str) -> list[Present]:
+    def list_variants(self, _image: str, _version: str) -> list[StoredVariant]:
         """Return nothing."""
         return []
 
-    def earlier(self, _image: str, _digests: Mapping[str, str]) -> dict[str, str]:
+    def find_earlier_versions(self, _image: str, _digests: Mapping[str, str]) -> dict[str, str]:
         """Return nothing."""
         return {}
 
@@ -74,4 +74,4 @@ def _bake(folder: Path, cells: int) -> float:
 
 
 if __name__ == "__main__":
-    plan(load(Path(sys.argv[1])), Against(resolve=Store().resolve, store=Store()))  # type: ignore[arg-type] # a plan needs no more
+    plan(load_matrix(Path(sys.argv[1])), PlanContext(resolve=Store().resolve, store=Store()))  # type: ignore[arg-type] # a plan needs no more

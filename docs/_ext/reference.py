@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from imagematrix import errors
-from imagematrix.cli.app import COMMANDS, app
+from imagematrix.cli.app import COMMANDS, make_app
 from imagematrix.cli.dispatch import HUNG_UP, INTERRUPTED, TERMINATED
 from imagematrix.images.catalog import labels
 from imagematrix.integrations.export.classad import ATTRIBUTES
@@ -46,7 +46,7 @@ MATRIX, SITE = "matrix", "site"  # the schemas that are not for JSON documents
 
 def commands() -> str:
     """Return every command with its arguments and options."""
-    group = typer.main.get_command(app())
+    group = typer.main.get_command(make_app())
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     return "\n".join(_commands(name, group.commands[name]) for name in COMMANDS)
 

@@ -15,13 +15,14 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line and exit with its code.
 
-    Until `run` can report Ctrl-C, it ends the process as it ends any other program, without a traceback.
+    Until `run_command` can report Ctrl-C, it ends the process as it ends any other program, without a
+    traceback.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the caller ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from imagematrix.cli.dispatch import ENDED_BY_SIGNAL, run
+    from imagematrix.cli.dispatch import ENDED_BY_SIGNAL, run_command
 
-    code = run(sys.argv[1:])
+    code = run_command(sys.argv[1:])
     if code in ENDED_BY_SIGNAL:
         _leave(code)
     raise SystemExit(code)

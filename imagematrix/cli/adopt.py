@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.audit_images import Platform, References, audited
-from imagematrix.cli.shared.output import info, print_json, warn, writing
+from imagematrix.cli.shared.audit_images import Platform, References, audit_references
+from imagematrix.cli.shared.output import print_info, print_json, report_write_errors, warn
 from imagematrix.common import files, json_documents
 from imagematrix.common.image_reference import DIGEST, TAG, split
 from imagematrix.common.text import counted
@@ -53,8 +53,8 @@ def command(
     image, version = split(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
-    flags = None if cpu_flags is None else _flags(cpu_flags)
-    audits = audited(references, platform, optional or ())
+    flags = None if cpu_flags is None else _parse_flags(cpu_flags)
+    audits = audit_references(references, platform, optional or ())
     unmatched = [glob for glob in optional or () if all(glob in audit.unmatched for audit in audits)]
     entries.require((), unmatched)
     for audit in audits:
@@ -65,12 +65,12 @@ def command(
     if output is None:
         print_json(result.to_json())
         return
-    with writing(output):
+    with report_write_errors(output):
         files.write(output, json_documents.dump(result.to_json()).encode())
-    info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")
+    print_info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")
 
 
-def _flags(text: str) -> frozenset[str]:
+def _parse_flags(text: str) -> frozenset[str]:
     """Return the flags in a list separated by commas, none of `none`; raise UsageError."""
     from imagematrix.common.suggestions import nearest
     from imagematrix.hardware.vendors import macros

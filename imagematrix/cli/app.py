@@ -11,15 +11,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from imagematrix.cli.shared import completion
-from imagematrix.cli.shared.message_commands import remember
-from imagematrix.cli.shared.options import resolved
+from imagematrix.cli.shared.message_commands import remember_parameters
+from imagematrix.cli.shared.options import resolve_options
 from imagematrix.common.text import visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["COMMANDS", "app"]
+__all__ = ["COMMANDS", "make_app"]
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
@@ -61,7 +61,7 @@ COMMANDS = (
 )
 
 
-def app(words: Sequence[str] = ()) -> typer.Typer:
+def make_app(words: Sequence[str] = ()) -> typer.Typer:
     """Return the application; if the first of `words` is a command, with that command only.
 
     Loading the others takes longer than many commands run. For completion, the words come from the shell.
@@ -75,7 +75,7 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
         context_settings=HELP,
     )
     application.callback()(_options)
-    _add(application, "imagematrix.cli", COMMANDS, words or completion.words(os.environ))
+    _add(application, "imagematrix.cli", COMMANDS, words or completion.split_line(os.environ))
     return application
 
 
@@ -92,7 +92,7 @@ def _add(application: typer.Typer, package: str, names: Sequence[str], words: Se
             application.add_typer(group, name=name)
         else:
             settings = getattr(module, "SETTINGS", {})
-            application.command(name, cls=_Command, **settings)(resolved(module.command))
+            application.command(name, cls=_Command, **settings)(resolve_options(module.command))
 
 
 class _Command(TyperCommand):
@@ -100,7 +100,7 @@ class _Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         given = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
-        remember({name: ctx.params[name] for name in given})
+        remember_parameters({name: ctx.params[name] for name in given})
         return super().invoke(ctx)
 
 

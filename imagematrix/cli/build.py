@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.build_session import lock_and_plan, make_shard_filter, open_build_session
+from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
@@ -25,8 +26,15 @@ from imagematrix.cli.shared.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.shared.output import info, info_raw, print_error, print_json, print_text, warn, writing
-from imagematrix.cli.shared.planning import locked, sharding, workshop
+from imagematrix.cli.shared.output import (
+    print_error,
+    print_info,
+    print_info_raw,
+    print_json,
+    print_text,
+    report_write_errors,
+    warn,
+)
 from imagematrix.common.suggestions import require_known
 from imagematrix.common.text import and_others, counted, shortened
 from imagematrix.errors import ImagematrixError, UsageError
@@ -35,8 +43,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from imagematrix.build.executor.image_tester import ImageTester
     from imagematrix.build.executor.result import Result
-    from imagematrix.build.executor.testing import ImageTester
     from imagematrix.build.plan.plan import Plan
     from imagematrix.build.reports.outcome import Outcome
     from imagematrix.cli.shared.progress import Progress
@@ -148,29 +156,29 @@ def command(
     missing are built, too; not in a shard.
     """
     from imagematrix.build.executor.build import build
-    from imagematrix.build.executor.caches import BuildCaches
-    from imagematrix.build.executor.result import failure, report
-    from imagematrix.build.plan.given import parse
+    from imagematrix.build.executor.caches import ExternalCaches
+    from imagematrix.build.executor.result import combine_failures, make_build_document
+    from imagematrix.build.plan.build_inputs import parse_build_inputs
     from imagematrix.build.plan.plan import Plan
     from imagematrix.cli.shared.progress import KINDS
-    from imagematrix.cli.shared.rebuild_loop import Rounds
+    from imagematrix.cli.shared.rebuild_loop import RebuildLoop
 
     require_known(progress, KINDS, "progress")
     if no_cache and cache_from:
         raise UsageError("--no-cache and --cache-from contradict each other", remedy="pass one of them")
-    caches = BuildCaches(cache_from or (), cache_to or ())
-    narrow = sharding(shard, durations)
-    needs = needing(hosts, at_most)
-    given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
+    caches = ExternalCaches(cache_from or (), cache_to or ())
+    narrow = make_shard_filter(shard, durations)
+    needs = load_host_needs(hosts, at_most)
+    given = parse_build_inputs(secret or (), ssh or (), build_arg or (), proxy=proxy)
     if junit:
         _write(junit, ())  # report an unwritable path before an hour of builds
-    rounds = Rounds(narrow(Plan(items=(), bases={})), needs, adds=shard is None, shown=progress)
+    rounds = RebuildLoop(narrow(Plan(items=(), bases={})), needs, adds=shard is None, shown=progress)
     cause: BaseException | None = None
     tester: ImageTester | None = None
     with contextlib.ExitStack() as stack:
         try:
             shop = stack.enter_context(
-                workshop(
+                open_build_session(
                     jobs,
                     push=push,
                     builders=builder or (),
@@ -188,7 +196,7 @@ def command(
             def planned() -> Plan:
                 contexts = allow_context or ()
                 return narrow(
-                    locked(
+                    lock_and_plan(
                         file,
                         shop.against,
                         only,
@@ -202,7 +210,7 @@ def command(
 
             def built(plan: Plan, reporter: Progress) -> None:
                 if not shop.builder.reproducible:
-                    info(CLASSIC)
+                    print_info(CLASSIC)
                 build(
                     plan,
                     shop.builder,
@@ -216,19 +224,19 @@ def command(
                     verify=verify,
                 )
 
-            rounds.run(planned, built, verify=verify, due=shop.tester.due)
+            rounds.run(planned, built, verify=verify, due=shop.tester.is_due)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
-        with _undisturbed():
+        with _interrupts_deferred():
             results = rounds.results
-            error = cause or failure(results) or (needs.error() if needs and shard is None else None)
-            document = report(rounds.plan, results, _fatal(cause, results), tester)
+            error = cause or combine_failures(results) or (needs.error() if needs and shard is None else None)
+            document = make_build_document(rounds.plan, results, _format_fatal(cause, results), tester)
             _report(rounds.plan, results, error, document, json=json, junit=junit)
     if error:
         raise error
 
 
-def _fatal(cause: BaseException | None, results: Sequence[Result]) -> str | None:
+def _format_fatal(cause: BaseException | None, results: Sequence[Result]) -> str | None:
     """Return the message of what ended a build as a whole; `results` show that it was stopped."""
     if cause is None or isinstance(cause, ImagematrixError):
         return str(cause) if cause else None
@@ -238,7 +246,7 @@ def _fatal(cause: BaseException | None, results: Sequence[Result]) -> str | None
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _interrupts_deferred() -> Iterator[None]:
     """Defer further interrupts until the outcome has been reported."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signal_number: signal.signal(signal_number, signal.SIG_IGN) for signal_number in ending}
@@ -264,26 +272,28 @@ def _report(
     """
     from imagematrix.build.executor.result import BuildStatus
     from imagematrix.build.plan.plan import PlanStatus
-    from imagematrix.build.reports.outcome import parse
+    from imagematrix.build.reports.outcome import parse_report
     from imagematrix.cli.shared import ci
 
-    read = parse(document, "build")
+    read = parse_report(document, "build")
     outcomes, fatal = read.outcomes, read.error
     with contextlib.ExitStack() as others:
         if junit:
             others.callback(_write, junit, outcomes, fatal)
         others.callback(ci.write_summary, outcomes, fatal)
-        others.callback(_explain, results, overall=error)
-        others.callback(_warn, results)
+        others.callback(_print_failures, results, overall=error)
+        others.callback(_print_warnings, results)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            others.callback(info, "stopped: finished images are kept, and the next build continues from here")
+            others.callback(
+                print_info, "stopped: finished images are kept, and the next build continues from here"
+            )
         elif error is None or any(result.status is not BuildStatus.STOPPED for result in results):
             done = {id(result.item) for result in results}
             up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))
-            others.callback(_conclude, len(results), up_to_date)
-            others.callback(_tell_compression, results)
-            others.callback(_tell_imported, results)
-            others.callback(_tell_untested, outcomes)
+            others.callback(_print_conclusion, len(results), up_to_date)
+            others.callback(_print_compression, results)
+            others.callback(_print_imported, results)
+            others.callback(_print_untested, outcomes)
         if json:
             print_json(document)
         else:
@@ -293,7 +303,7 @@ def _report(
         sys.stdout.flush()
 
 
-def _tell_compression(results: Sequence[Result]) -> None:
+def _print_compression(results: Sequence[Result]) -> None:
     """Print the compression of new layers, with the library whose release may decide their bytes."""
     kinds = {
         f"{result.compression}{f' by libzstd {result.libzstd}' if result.libzstd else ''}"
@@ -301,18 +311,18 @@ def _tell_compression(results: Sequence[Result]) -> None:
         if result.compression
     }
     if kinds:
-        info(f"compression of new layers: {', '.join(sorted(kinds))}")
+        print_info(f"compression of new layers: {', '.join(sorted(kinds))}")
 
 
-def _tell_imported(results: Sequence[Result]) -> None:
+def _print_imported(results: Sequence[Result]) -> None:
     """Print how many images may have results of steps that others wrote to a cache."""
     if imported := sum(result.imported_cache for result in results):
-        info(f"{counted(imported, 'image')} with results of steps from an imported cache")
+        print_info(f"{counted(imported, 'image')} with results of steps from an imported cache")
 
 
-def _tell_untested(outcomes: Sequence[Outcome]) -> None:
+def _print_untested(outcomes: Sequence[Outcome]) -> None:
     """Print which images have a test that did not run here, with each reason once."""
-    from imagematrix.build.executor.testing import ImageTestOutcome
+    from imagematrix.build.executor.image_tester import ImageTestOutcome
 
     cells: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -322,27 +332,29 @@ def _tell_untested(outcomes: Sequence[Outcome]) -> None:
         warn(f"not tested here: {shortened(names, SHOWN)}: {why}")
 
 
-def _conclude(done: int, up_to_date: int) -> None:
+def _print_conclusion(done: int, up_to_date: int) -> None:
     if done == 0:
-        info(f"nothing to build: {counted(up_to_date, 'image')} up to date")
+        print_info(f"nothing to build: {counted(up_to_date, 'image')} up to date")
     elif up_to_date:
-        info(f"{counted(up_to_date, 'image')} more up to date")
+        print_info(f"{counted(up_to_date, 'image')} more up to date")
 
 
 def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
-    from imagematrix.build.executor.logs import excerpt
-    from imagematrix.build.reports.junit import junit
+    from imagematrix.build.executor.logs import excerpt_log
+    from imagematrix.build.reports.junit import format_junit
     from imagematrix.common import files
 
-    with writing(path):
-        files.write(path, junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or ""), fatal))
+    with report_write_errors(path):
+        files.write(
+            path, format_junit(outcomes, lambda outcome: excerpt_log(outcome.log, outcome.error or ""), fatal)
+        )
 
 
-def _warn(results: Sequence[Result]) -> None:
+def _print_warnings(results: Sequence[Result]) -> None:
     """Print the warnings of audits, each once, because cells of an image often share them."""
-    from imagematrix.build.plan.plan import naming
+    from imagematrix.build.plan.plan import make_item_namer
 
-    name = naming(result.item for result in results)
+    name = make_item_namer(result.item for result in results)
     cells: dict[str, list[str]] = {}
     for result in results:
         for text in result.warnings:
@@ -351,32 +363,34 @@ def _warn(results: Sequence[Result]) -> None:
         warn(f"warning: {and_others(names, 'cell')}: {text}")
 
 
-def _explain(results: Sequence[Result], *, overall: BaseException | None) -> None:
+def _print_failures(results: Sequence[Result], *, overall: BaseException | None) -> None:
     """Print why cells failed, each reason once, in the format of the CI system, if there is one.
 
     `overall` is the error of the build as a whole; the caller prints it last.
     """
-    from imagematrix.build.executor.logs import excerpt, gist
+    from imagematrix.build.executor.logs import excerpt_log, summarize_error
     from imagematrix.build.executor.result import BuildStatus
-    from imagematrix.build.plan.plan import naming
+    from imagematrix.build.plan.plan import make_item_namer
     from imagematrix.cli.shared import ci
-    from imagematrix.cli.shared.message_commands import repeated
+    from imagematrix.cli.shared.message_commands import repeat_options
     from imagematrix.common.text import headline
 
-    name = naming(result.item for result in results)
-    system = ci.system()
+    name = make_item_namer(result.item for result in results)
+    system = ci.find_ci_system()
     alike: dict[tuple[str, str | None], list[tuple[Result, ImagematrixError]]] = {}
     for result in results:
         error = result.error
         if result.status is BuildStatus.FAILED and error is not None and error is not overall:
-            alike.setdefault((gist(str(error)), error.remedy), []).append((result, error))
+            alike.setdefault((summarize_error(str(error)), error.remedy), []).append((result, error))
     for group in alike.values():
         first, error = group[0]
         names = shortened([name(result.item) for result, _ in group], SHOWN)
         if system:
-            text = "\n".join(filter(None, (excerpt(first.log, str(error)), repeated(error.remedy or ""))))
-            info_raw(ci.failed(system, names, headline(str(error)), text))
+            text = "\n".join(
+                filter(None, (excerpt_log(first.log, str(error)), repeat_options(error.remedy or "")))
+            )
+            print_info_raw(ci.format_failure(system, names, headline(str(error)), text))
             continue
-        info("")
-        info(f"{names} (log: {first.log})" if first.log else names)
+        print_info("")
+        print_info(f"{names} (log: {first.log})" if first.log else names)
         print_error(error)

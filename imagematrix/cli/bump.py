@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from imagematrix.build.plan.plan import Planned, PlanStatus
+from imagematrix.cli.shared.build_session import open_build_session, plan_with_lock
 from imagematrix.cli.shared.options import AllowContext, BuildArgs, File, Proxy
-from imagematrix.cli.shared.output import info, print_lines
-from imagematrix.cli.shared.planning import planned, workshop
+from imagematrix.cli.shared.output import print_info, print_lines
 from imagematrix.common.suggestions import nearest
 from imagematrix.errors import UsageError
 
@@ -46,32 +46,32 @@ def command(
     Nothing else in the file changes. Images that build on an image with a new version change, too. Prints
     each image with its new version.
     """
-    from imagematrix.build.matrix.bump import raised, with_versions
-    from imagematrix.build.matrix.load import load, parsed
-    from imagematrix.build.plan.given import parse
+    from imagematrix.build.matrix.bump import raise_version, replace_versions
+    from imagematrix.build.matrix.load import load_matrix, parse_matrix
+    from imagematrix.build.plan.build_inputs import parse_build_inputs
     from imagematrix.common import files
 
     if minor and to is not None:
         raise UsageError("--minor and --to exclude each other")
     contexts = allow_context or ()
-    matrix = load(file, contexts=contexts)
+    matrix = load_matrix(file, contexts=contexts)
     before = {image.name: image.version for image in matrix.images}
     if images:
-        chosen = _known(images, before, file)
+        chosen = _require_known(images, before, file)
     else:
-        given = parse(args=build_arg or (), proxy=proxy)
-        with workshop(push=push, given=given) as shop:
-            chosen = _changed(planned(file, shop.against, None, push=push, contexts=contexts))
-    wanted = {name: raised(before[name], minor=minor) if to is None else to for name in chosen}
-    text = with_versions(matrix.text, wanted, str(file))
-    after = {image.name: image.version for image in parsed(text, file, contexts).images}
+        given = parse_build_inputs(args=build_arg or (), proxy=proxy)
+        with open_build_session(push=push, given=given) as shop:
+            chosen = _find_changed(plan_with_lock(file, shop.against, None, push=push, contexts=contexts))
+    wanted = {name: raise_version(before[name], minor=minor) if to is None else to for name in chosen}
+    text = replace_versions(matrix.text, wanted, str(file))
+    after = {image.name: image.version for image in parse_matrix(text, file, contexts).images}
     for name, version in wanted.items():
         if after[name] != version:  # such as one that YAML reads as a comment
             raise UsageError(f"{version!r} is not a version such as v1")
     if after == before:
-        info(f"{file}: no version changes")
+        print_info(f"{file}: no version changes")
         return
-    if load(file, contexts=contexts).text != matrix.text:
+    if load_matrix(file, contexts=contexts).text != matrix.text:
         raise UsageError(f"{file} was changed meanwhile", remedy="run this again")
     try:
         encoding = "utf-8-sig" if file.read_bytes().startswith(BOM_UTF8) else "utf-8"
@@ -80,11 +80,11 @@ def command(
         raise UsageError(f"{file}: {error.strerror}") from error
     for name, version in after.items():
         if version != before[name]:
-            info(f"{name}: {before[name]} -> {version}")
+            print_info(f"{name}: {before[name]} -> {version}")
             print_lines(f"{name}:{version}")
 
 
-def _known(images: Sequence[str], versions: Mapping[str, str], file: Path) -> list[str]:
+def _require_known(images: Sequence[str], versions: Mapping[str, str], file: Path) -> list[str]:
     for name in images:
         if name not in versions:
             remedy = nearest(name, versions) or f"it has {', '.join(versions)}"
@@ -92,7 +92,7 @@ def _known(images: Sequence[str], versions: Mapping[str, str], file: Path) -> li
     return list(images)
 
 
-def _changed(plan: Plan) -> list[str]:
+def _find_changed(plan: Plan) -> list[str]:
     """Return the images that cannot keep their versions: their own cells have changed, or images below them.
 
     Raises the error of a base whose digest is unknown, because its cells cannot be compared.

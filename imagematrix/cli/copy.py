@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.publish import document_of, report_of, signing_key, signing_with
+from imagematrix.cli.publish import load_signing_key, make_published_document, make_signer, print_published
 from imagematrix.cli.shared.options import Json, Policy
-from imagematrix.cli.shared.output import info, print_json, print_text
+from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -36,7 +36,7 @@ def command(
     Prints the index with its digest. Nothing is built, and nothing needs an engine. What policies require
     has to hold in both places. COSIGN_PASSWORD is the password of KEY.
     """
-    from imagematrix.build.publish.copying import copy_version
+    from imagematrix.build.publish.version_copy import copy_version
     from imagematrix.common.image_reference import names_registry, split
     from imagematrix.images.catalog.sources import policies_of
     from imagematrix.images.oci.registry import Registry
@@ -56,7 +56,7 @@ def command(
         )
     if (image, version) == (other, version):
         raise UsageError(f"{name} would be copied to itself", remedy="name another registry or repository")
-    key = signing_key(sign) if sign else None
+    key = load_signing_key(sign) if sign else None
     with Registry(image) as source, Registry(other) as mirror:
         done = copy_version(
             source,
@@ -64,11 +64,11 @@ def command(
             version,
             alias or (),
             policies=policies_of(policy),
-            sign=signing_with(mirror, key) if key else None,
-            note=lambda tag: info(f"copied {tag}"),
+            sign=make_signer(mirror, key) if key else None,
+            note=lambda tag: print_info(f"copied {tag}"),
         )
-    report_of(f"{other}:{version}", done)
+    print_published(f"{other}:{version}", done)
     if json:
-        print_json(document_of(other, version, alias or [], done) | {"unneeded": []})
+        print_json(make_published_document(other, version, alias or [], done) | {"unneeded": []})
     else:
         print_text(f"{other}:{version}@{done.digest}")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.host_filter import plain_pulls
-from imagematrix.cli.shared.inputs import catalog_of, require_image
+from imagematrix.cli.shared.host_filter import choose_plain_pulls
+from imagematrix.cli.shared.inputs import find_catalog, require_image
 from imagematrix.cli.shared.options import (
     AllowCpu,
     AtMost,
@@ -21,7 +21,15 @@ from imagematrix.cli.shared.options import (
     Policy,
     Where,
 )
-from imagematrix.cli.shared.output import escaped, folded, names, print_json, print_lines, table, writing
+from imagematrix.cli.shared.output import (
+    escape_text,
+    fold_paragraph,
+    format_names,
+    print_json,
+    print_lines,
+    print_table,
+    report_write_errors,
+)
 from imagematrix.common import files
 from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
@@ -82,7 +90,7 @@ def command(
     from imagematrix.selection.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
-    image, hosts = _split(image, hosts)
+    image, hosts = _split_arguments(image, hosts)
     require_image(image, catalog)
     if html is None and (sizes or outdated):
         raise UsageError("--sizes and --outdated add to the page of --html", remedy="add --html FILE")
@@ -90,14 +98,14 @@ def command(
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     report = coverage(
         fleet,
-        catalog_of(image, catalog, policy),
+        find_catalog(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,
         where=parse(where or ()),
     )
     if at_most is not None:
-        report = with_few(report, at_most, always=plain_pulls(fleet.values(), report.catalog, {}))
+        report = with_few(report, at_most, always=choose_plain_pulls(fleet.values(), report.catalog, {}))
     if html is not None:
         _write(html, report, sizes, outdated)
     if json:
@@ -108,7 +116,7 @@ def command(
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _split(image: str | None, words: list[Path]) -> tuple[str | None, list[Path]]:
+def _split_arguments(image: str | None, words: list[Path]) -> tuple[str | None, list[Path]]:
     """Return the image and the hosts: as in other commands, the first argument may be the image."""
     first, *hosts = words
     is_hosts = first.suffix in HOSTS or str(first) == "-" or first.exists()
@@ -122,21 +130,21 @@ def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | No
 
     storage = load_storage(sizes, report.catalog) if sizes else None
     aged = load_aged(outdated) if outdated else None
-    with writing(html):
+    with report_write_errors(html):
         files.write(html, page(report, storage=storage, aged=aged).encode(errors="backslashreplace"))
 
 
 def _print(report: Coverage) -> None:
     def short(reference: str) -> str:
-        return escaped(report.short(reference))
+        return escape_text(report.short(reference))
 
-    name = escaped(f"{report.image}:{report.version}")
+    name = escape_text(f"{report.image}:{report.version}")
     print_lines(f"{name} serves {report.served} of {counted(report.hosts, 'host')}")
     if report.unserved:
         lacking = report.hosts - report.served
-        print_lines("", f"[red]nothing fits {counted(lacking, 'host')}[/]", *_unserved(report, short))
+        print_lines("", f"[red]nothing fits {counted(lacking, 'host')}[/]", *_format_unserved(report, short))
     print_lines("")
-    table(
+    print_table(
         ("variant", "hosts", "share", "fits"),
         [
             (short(service.reference), str(len(service.hosts)), f"{service.share:.1%}", str(service.fits))
@@ -147,39 +155,39 @@ def _print(report: Coverage) -> None:
     if report.unused:
         print_lines("", f"[yellow]no host would choose {counted(len(report.unused), 'variant')}[/]")
         rows = [(short(service.reference), str(service.fits)) for service in report.unused]
-        table(("variant", "fits"), rows)
-    print_lines("", *_smallest(report, short))
+        print_table(("variant", "fits"), rows)
+    print_lines("", *_format_smallest(report, short))
     if report.few:
         _few(report.few, report, short)
     for upgrade in report.upgrades:
         _upgrade(upgrade, short)
 
 
-def _unserved(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
+def _format_unserved(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
     for unserved in report.unserved[:LISTED]:
-        yield from folded("  ", names(unserved.hosts))
-        yield from _miss(unserved.miss, short)
+        yield from fold_paragraph("  ", format_names(unserved.hosts))
+        yield from _format_miss(unserved.miss, short)
     if len(report.unserved) > LISTED:
         yield f"  {counted(len(report.unserved) - LISTED, 'more reason')}; --json has all"
 
 
-def _miss(miss: Miss, short: Callable[[str], str]) -> Iterator[str]:
+def _format_miss(miss: Miss, short: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines about the nearest variant, and its remedy."""
     if not miss.told:
-        yield from folded("       ", escaped(miss.why))
+        yield from fold_paragraph("       ", escape_text(miss.why))
         yield from _remedy("         ", miss.shown)
     if miss.nearest:
         yield f"       nearest is {short(miss.nearest)}"
     for rule in miss.relevant:
-        yield from folded("         ", escaped(f"{rule.rule}: {rule.why}"))
+        yield from fold_paragraph("         ", escape_text(f"{rule.rule}: {rule.why}"))
         yield from _remedy("           ", rule.shown)
 
 
 def _remedy(indent: str, fix: str | None) -> list[str]:
-    return folded(indent, f"-> {escaped(fix)}") if fix else []
+    return fold_paragraph(indent, f"-> {escape_text(fix)}") if fix else []
 
 
-def _smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
+def _format_smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
     least = report.smallest
     many = counted(len(least.variants), "variant")
     if least.exact:
@@ -202,9 +210,9 @@ def _few(few: Few, report: Coverage, short: Callable[[str], str]) -> None:
         *(f"  {short(reference)}" for reference in chosen.variants),
     )
     if chosen.left_out:
-        print_lines(*folded("  left out: ", names(chosen.left_out)))
+        print_lines(*fold_paragraph("  left out: ", format_names(chosen.left_out)))
     print_lines("")
-    table(
+    print_table(
         ("variants", "served", "worse", *LOSSES.values(), "proven"),
         [
             (
@@ -233,15 +241,15 @@ def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
     hosts = counted(upgrade.hosts, "host")
     print_lines("", f"driver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
     rows = [
-        (names(loss.hosts), short(loss.old), f"[red]nothing[/]: {escaped(_fixes(loss.miss))}")
+        (format_names(loss.hosts), short(loss.old), f"[red]nothing[/]: {escape_text(_fixes(loss.miss))}")
         for loss in upgrade.lost
     ]
     rows += [
-        (names(change.hosts), short(change.old) if change.old else "nothing", short(change.new))
+        (format_names(change.hosts), short(change.old) if change.old else "nothing", short(change.new))
         for change in (*upgrade.changed, *upgrade.gained)
     ]
     if rows:
-        table(("hosts", "now", "then"), rows[:LISTED])
+        print_table(("hosts", "now", "then"), rows[:LISTED])
     if len(rows) > LISTED:
         print_lines(f"{counted(len(rows) - LISTED, 'more change')}; --json has all")
 

@@ -18,8 +18,8 @@ import os
 import signal
 import sys
 
-from imagematrix.cli.shared.message_commands import OPTIONS, remember
-from imagematrix.cli.shared.output import info_block, print_error
+from imagematrix.cli.shared.message_commands import OPTIONS, remember_parameters
+from imagematrix.cli.shared.output import print_error, print_info_block
 from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-__all__ = ["ENDED_BY_SIGNAL", "plain", "run"]
+__all__ = ["ENDED_BY_SIGNAL", "parse_plain_words", "run_command"]
 
 PLAIN = ("select", "explain", "pull")
 REPEATABLE = frozenset({"where", "gang"})  # options that make a list
@@ -43,17 +43,17 @@ TERMINATED = 143
 ENDED_BY_SIGNAL = (HUNG_UP, INTERRUPTED, TERMINATED)
 
 
-def run(words: Sequence[str]) -> int:
+def run_command(words: Sequence[str]) -> int:
     """Run the command that the arguments name, and return the exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _handle_terminate)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-        signal.signal(signal.SIGHUP, _hung_up)
+        signal.signal(signal.SIGHUP, _handle_hangup)
     _open_streams()
-    sys.excepthook = _unexpected
+    sys.excepthook = _print_bug
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names in documents may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    code, error = _code(words)
+    code, error = _run_guarded(words)
     try:
         sys.stdout.flush()
     except OSError as unwritten:
@@ -71,7 +71,7 @@ def run(words: Sequence[str]) -> int:
     return code or UNEXPECTED
 
 
-def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
+def _run_guarded(words: Sequence[str]) -> tuple[int, OSError | None]:
     """Run a command; return its exit code, and the error if its answer could not be written."""
     ends = signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     try:
@@ -111,7 +111,7 @@ def _open_streams() -> None:
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
-def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
+def parse_plain_words(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
     """Return the parameters of `command` from a plain command line; None if typer must parse it.
 
     A plain line has the argument, and options with their full names, each value in a separate word; only
@@ -139,48 +139,48 @@ def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] 
 
 
 def _call(words: Sequence[str]) -> None:
-    remember({})
+    remember_parameters({})
     if words and words[0] in PLAIN:
         command = __import__(f"imagematrix.cli.{words[0]}", fromlist=["command"]).command
-        parameters = plain(command, words[1:])
+        parameters = parse_plain_words(command, words[1:])
         if parameters is not None:
-            remember(parameters)
+            remember_parameters(parameters)
             command(**parameters)
             return
     if words[:1] == ["run"]:
-        from imagematrix.launcher.docker.options import split
+        from imagematrix.launcher.docker.options import parse_run_args
 
-        args = split(words[1:])
+        args = parse_run_args(words[1:])
         if args.image is not None and not args.help:
-            from imagematrix.cli.shared.run_docker import start
+            from imagematrix.cli.shared.run_docker import run_with_docker
 
-            remember({name: getattr(args, name, None) for name in OPTIONS})
-            sys.exit(start(args, args.image))
+            remember_parameters({name: getattr(args, name, None) for name in OPTIONS})
+            sys.exit(run_with_docker(args, args.image))
     if words[:1] == ["oci-task"] and words[1:] not in (["-h"], ["--help"]):
-        from imagematrix.cli.shared.slurm_task import start as start_task
+        from imagematrix.cli.shared.slurm_task import run_slurm_task as start_task
 
         sys.exit(start_task(words[1:]))
-    from imagematrix.cli.app import app
-    from imagematrix.cli.shared.completion import completion
+    from imagematrix.cli.app import make_app
+    from imagematrix.cli.shared.completion import enable_bash_completion
 
-    with completion(os.environ):
-        app(words)(list(words), prog_name="imagematrix")
+    with enable_bash_completion(os.environ):
+        make_app(words)(list(words), prog_name="imagematrix")
 
 
-def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the traceback of a bug; the error in it may have text from others."""
     from traceback import format_exception
 
-    info_block("".join(format_exception(kind, error, trace)).rstrip("\n"))
+    print_info_block("".join(format_exception(kind, error, trace)).rstrip("\n"))
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
+def _handle_terminate(_signal: int, _frame: FrameType | None) -> None:
     # Unwinds the stack, so that child processes are ended.
     sys.exit(TERMINATED)
 
 
-def _hung_up(_signal: int, _frame: FrameType | None) -> None:
-    """Exit as `_terminated` does; what is still written to a terminal that is gone is lost, and no error."""
+def _handle_hangup(_signal: int, _frame: FrameType | None) -> None:
+    """Exit as `_handle_terminate` does; what is still written to a closed terminal is lost without error."""
     for stream in range(STDERR + 1):
         try:
             os.tcgetpgrp(stream)

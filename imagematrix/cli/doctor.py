@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.completion import images
-from imagematrix.cli.shared.inputs import catalog_of
+from imagematrix.cli.shared.completion import complete_images
+from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.cli.shared.options import HostFile, Json, Policy, Where
-from imagematrix.cli.shared.output import escaped, print_json, print_lines
+from imagematrix.cli.shared.output import escape_text, print_json, print_lines
 from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.launcher.doctor.checks import Finding
-    from imagematrix.launcher.doctor.facts import ImageFacts
+    from imagematrix.launcher.doctor.node_facts import ImageFacts
 
 __all__ = ["command"]
 
@@ -29,7 +29,9 @@ CODES = dict.fromkeys(("engine", "docker-command", "kubelet"), EngineError.exit_
 
 
 def command(
-    image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
+    image: Annotated[
+        str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=complete_images)
+    ] = None,
     host: HostFile = None,
     where: Where = None,
     policy: Policy = None,
@@ -43,8 +45,8 @@ def command(
     from imagematrix.hardware.host.probe import assemble
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.integrations.swarm.program import installed_locks
-    from imagematrix.launcher.doctor.checks import ERROR, examine, to_json
-    from imagematrix.launcher.doctor.facts import gather, saved
+    from imagematrix.launcher.doctor.checks import ERROR, make_doctor_document, run_checks
+    from imagematrix.launcher.doctor.node_facts import gather_facts, make_saved_facts
     from imagematrix.launcher.gpu_claims.survey import query_nvml
     from imagematrix.selection.question import parse
 
@@ -52,15 +54,17 @@ def command(
     if host:
         node = Host.load(host)
         image_facts = _image(node, image, conditions, policy, live=False) if image else None
-        findings = examine(saved(node, image_facts))
+        findings = run_checks(make_saved_facts(node, image_facts))
     else:
         nvml = query_nvml()
         node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
         image_facts = _image(node, image, conditions, policy, live=True) if image else None
-        restricted, error = _restricted(node)
-        findings = examine(gather(restricted, nvml, image_facts, environment=error, tasks=installed_locks))
+        restricted, error = _restrict_host(node)
+        findings = run_checks(
+            gather_facts(restricted, nvml, image_facts, environment=error, tasks=installed_locks)
+        )
     if json:
-        print_json(to_json(findings))
+        print_json(make_doctor_document(findings))
     else:
         _print(findings)
     for finding in findings:
@@ -69,7 +73,7 @@ def command(
             raise typer.Exit(codes.get(finding.check, ProbeError.exit_code))
 
 
-def _restricted(host: Host) -> tuple[Host, UsageError | None]:
+def _restrict_host(host: Host) -> tuple[Host, UsageError | None]:
     """Return the host as the environment limits it, and the error if the environment is invalid."""
     from imagematrix.hardware.gpu_request.visible import within
 
@@ -83,16 +87,16 @@ def _image(
     host: Host, name: str, where: Mapping[str, Sequence[str]], policy: Path | None, *, live: bool
 ) -> ImageFacts:
     from imagematrix.hardware.gpu_request.visible import within
-    from imagematrix.launcher.doctor.facts import ImageFacts
-    from imagematrix.launcher.doctor.image import libcudas
+    from imagematrix.launcher.doctor.image import find_libcudas
+    from imagematrix.launcher.doctor.node_facts import ImageFacts
     from imagematrix.selection.select import select
 
     try:
         node, wanted = within(host) if live else (host, None)
-        chosen = select(node, catalog_of(name, None, policy), gpus=wanted, where=where)
+        chosen = select(node, find_catalog(name, None, policy), gpus=wanted, where=where)
         driver = chosen.variant.driver if chosen.variant else None
         try:
-            paths = libcudas(str(chosen.selected)) if driver else ()
+            paths = find_libcudas(str(chosen.selected)) if driver else ()
         except UnknownImageError:  # in a registry, and not pulled yet
             paths = None
         mode = driver.mode if driver else None
@@ -105,7 +109,7 @@ def _print(findings: Iterable[Finding]) -> None:
     lines = []
     for finding in findings:
         colour = COLOURS[finding.severity]
-        lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escaped(finding.saw)}")
+        lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escape_text(finding.saw)}")
         if finding.remedy:
-            lines.append(f"{'':<25}-> {escaped(finding.remedy)}")
+            lines.append(f"{'':<25}-> {escape_text(finding.remedy)}")
     print_lines(*lines)

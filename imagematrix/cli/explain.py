@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from imagematrix.cli.shared.inputs import catalog_of, node_of
-from imagematrix.cli.shared.output import escaped, folded, print_json, print_lines
+from imagematrix.cli.shared.inputs import find_catalog, load_node
+from imagematrix.cli.shared.output import escape_text, fold_paragraph, print_json, print_lines
 from imagematrix.common.text import shortened
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
@@ -55,9 +55,9 @@ def command(
     from imagematrix.selection.question import parse
     from imagematrix.selection.select import explain
 
-    node, wanted = node_of(host, root, nvidia_smi, gpus)
+    node, wanted = load_node(host, root, nvidia_smi, gpus)
     selection = explain(
-        node, catalog_of(image, catalog, policy), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
+        node, find_catalog(image, catalog, policy), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
     )
     if json:
         print_json(selection.to_json())
@@ -74,19 +74,21 @@ def command(
 
 def _lines(host: Host, selection: Selection) -> Iterator[str]:
     name = f"{selection.image}:{selection.version}{selection.decision.question.words}"
-    yield from map(escaped, folded("", f"{name} on {_host(host, selection)}"))
+    yield from map(escape_text, fold_paragraph("", f"{name} on {_host(host, selection)}"))
     candidates = selection.candidates  # computed on each access
     fitting = [candidate for candidate in candidates if candidate.fits]
     yield ""
     yield f"[green]{len(fitting)} fit[/], best first" if fitting else "[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
-        yield escaped(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
+        yield escape_text(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
         if unknown:
-            yield from map(escaped, folded("       ", f"some of its needs are unknown: {unknown}"))
+            yield from map(
+                escape_text, fold_paragraph("       ", f"some of its needs are unknown: {unknown}")
+            )
         for note in _notes(candidate):
-            yield from map(escaped, folded("       ", note))
+            yield from map(escape_text, fold_paragraph("       ", note))
     groups: dict[tuple[str, ...], list[Candidate]] = {}
     for candidate in candidates:
         if not candidate.fits:
@@ -95,7 +97,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
         yield ""
         yield f"[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
     for members in groups.values():
-        yield from map(escaped, _group(members, selection))
+        yield from map(escape_text, _group(members, selection))
 
 
 def _notes(candidate: Candidate) -> Iterator[str]:
@@ -109,12 +111,12 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
     """Yield the rules that refuse all of `members`; the remedies may differ among them."""
     references = [_short(candidate, selection) for candidate in members]
-    yield from folded("  ", shortened(references, SHOWN, more=", {} more"))
+    yield from fold_paragraph("  ", shortened(references, SHOWN, more=", {} more"))
     for position, rule in enumerate(members[0].failing):
-        yield from folded("       ", _refusal(rule))
+        yield from fold_paragraph("       ", _refusal(rule))
         fixes = dict.fromkeys(fix for candidate in members if (fix := candidate.failing[position].shown))
         if fixes:
-            yield from folded("         ", f"-> {shortened([*fixes], SHOWN, ' or ', ' or {} more')}")
+            yield from fold_paragraph("         ", f"-> {shortened([*fixes], SHOWN, ' or ', ' or {} more')}")
 
 
 def _refusal(rule: RuleResult) -> str:

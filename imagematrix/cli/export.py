@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus
-from imagematrix.cli.shared.host_filter import needing
-from imagematrix.cli.shared.inputs import host_of
+from imagematrix.cli.shared.build_session import open_build_session, plan_with_lock
+from imagematrix.cli.shared.host_filter import load_host_needs
+from imagematrix.cli.shared.inputs import load_host
 from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
@@ -21,8 +22,7 @@ from imagematrix.cli.shared.options import (
     Platforms,
     Root,
 )
-from imagematrix.cli.shared.output import info, print_document, warn, writing
-from imagematrix.cli.shared.planning import planned, workshop
+from imagematrix.cli.shared.output import print_document, print_info, report_write_errors, warn
 from imagematrix.common import files
 from imagematrix.common.suggestions import require_known
 from imagematrix.common.text import counted, word
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from imagematrix.build.matrix.matrix import Cell
-    from imagematrix.build.plan.backend import Order
     from imagematrix.build.plan.plan import Plan
-    from imagematrix.build.plan.planner import Against
+    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.hardware.host.host import Host
 
@@ -93,11 +93,11 @@ def command(
     matrix.
     """
     require_known(target, HELP, "export target")
-    _require_options_of(target, context)
+    _require_known_options(target, context)
     if target == CDI:
-        _write_cdi(host_of(host, root, nvidia_smi), output)
+        _write_cdi(load_host(host, root, nvidia_smi), output)
         return
-    needs = needing(hosts, at_most)
+    needs = load_host_needs(hosts, at_most)
     source = _MatrixFile(file, only, platform or (), allow_context or (), needs)
     written = TARGETS[target].files(source, jobs)
     _write(written, output)
@@ -105,7 +105,7 @@ def command(
         raise unserved
 
 
-def _require_options_of(target: str, context: typer.Context) -> None:
+def _require_known_options(target: str, context: typer.Context) -> None:
     """Raise UsageError if an option is given that the target does not read."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
@@ -121,19 +121,19 @@ def _write_cdi(host: Host, output: Path | None) -> None:
     """Write the GPUs of a host as a CDI spec, and say which are not in it, and what engines will not find."""
     from imagematrix.integrations import cdi
     from imagematrix.integrations.export.cdi import FILE, of_host
-    from imagematrix.launcher.docker.devices import absent
+    from imagematrix.launcher.docker.devices import find_absent_nodes
 
     gpus = of_host(host)
     if output is None:
         print_document(cdi.dump(gpus.document), ELSEWHERE)
     else:
         path = output if output.suffix == ".json" and not output.is_dir() else output / FILE
-        with writing(path):
+        with report_write_errors(path):
             cdi.write(path, gpus.document)
-        info(f"wrote {counted(len(gpus.document['devices']), 'device')} to {path}")
+        print_info(f"wrote {counted(len(gpus.document['devices']), 'device')} to {path}")
     for reason in gpus.left_out:
         warn(reason)
-    for problem in absent(path for path in gpus.paths if path not in host.devices):
+    for problem in find_absent_nodes(path for path in gpus.paths if path not in host.devices):
         warn(str(problem), problem.remedy)
 
 
@@ -144,12 +144,12 @@ def _write(written: Mapping[str, str], output: Path | None) -> None:
             raise UsageError(f"cannot write {len(written)} files to stdout", remedy=remedy)
         print_document("".join(written.values()), ELSEWHERE)
         return
-    with writing():
+    with report_write_errors():
         output.mkdir(parents=True, exist_ok=True)
         for name, text in written.items():
             with files.named(output / name):
                 (output / name).write_text(text, encoding="utf-8")
-    info(f"wrote {counted(len(written), 'file')} to {output}")
+    print_info(f"wrote {counted(len(written), 'file')} to {output}")
 
 
 class _MatrixFile:
@@ -170,8 +170,8 @@ class _MatrixFile:
         self._contexts = contexts
         self._needs = needs
 
-    def _planned(self, against: Against) -> Plan:
-        return planned(
+    def _planned(self, against: PlanContext) -> Plan:
+        return plan_with_lock(
             self._file,
             against,
             self._only,
@@ -181,20 +181,20 @@ class _MatrixFile:
         )
 
     def cells(self) -> list[Cell]:
-        from imagematrix.build.plan.planner import Against
+        from imagematrix.build.plan.planner import PlanContext
 
-        plan = self._planned(Against())
+        plan = self._planned(PlanContext())
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
-    def orders(self, source_of: Callable[[str], str]) -> list[Order]:
+    def orders(self, source_of: Callable[[str], str]) -> list[BuildRequest]:
         from imagematrix.build.executor import labels
         from imagematrix.build.executor.compiler import Compilers
-        from imagematrix.build.matrix import claims
-        from imagematrix.build.plan.backend import Order
-        from imagematrix.build.plan.given import Given
+        from imagematrix.build.matrix import promised_variants
+        from imagematrix.build.plan.build_inputs import BuildInputs
+        from imagematrix.build.plan.protocols import BuildRequest
 
-        with workshop(push=False, given=Given()) as shop:
+        with open_build_session(push=False, given=BuildInputs()) as shop:
             plan = self._planned(shop.against)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
@@ -219,19 +219,21 @@ class _MatrixFile:
                     "run `imagematrix build --retest` where the images are",
                 )
             compilers = Compilers(items, shop.builder.export)
-            pins = {base: shop.lasting(base, digest) for base, digest in plan.bases.items()}
+            pins = {base: shop.pin_permanently(base, digest) for base, digest in plan.bases.items()}
             orders = []
             for item in items:
                 images = {base: pins[base] for base in item.bases}
                 images |= {need: source_of(need) for need in item.needs}
                 sources = plan.given.sources(item.cell, item.cell.image.context or self._file.parent, images)
-                entry = claims.variant(item.cell, compilers.flags(item, sources), item.reference)
+                entry = promised_variants.make_variant(
+                    item.cell, compilers.flags(item, sources), item.reference
+                )
                 orders.append(
-                    Order(
+                    BuildRequest(
                         reference=item.reference,
                         dockerfile=item.dockerfile,
                         sources=sources,
-                        labels=labels.for_item(item, entry),
+                        labels=labels.compose_labels(item, entry),
                         compression=item.cell.image.compression,
                     )
                 )

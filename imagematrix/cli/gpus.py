@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import HostFile, Json
-from imagematrix.cli.shared.output import escaped, info, print_json, print_text, table
+from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table, print_text
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -37,35 +37,35 @@ def command(
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import assemble
     from imagematrix.hardware.host.tree import Tree
-    from imagematrix.launcher.gpu_claims.report import statuses, to_json
-    from imagematrix.launcher.gpu_claims.survey import node_leases, query_nvml, survey
-    from imagematrix.launcher.gpu_claims.usage import combined
+    from imagematrix.launcher.gpu_claims.report import list_statuses, make_gpus_document
+    from imagematrix.launcher.gpu_claims.survey import query_nvml, survey_node_leases, survey_usage
+    from imagematrix.launcher.gpu_claims.usage import merge_usages
 
     nvml = query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
     query = (lambda: nvml) if nvml else None
     node = Host.load(host) if host else assemble(Tree("/"), query=query)
-    leased = node_leases()
+    leased = survey_node_leases()
     containers, engine_warnings = _containers(node, leased, saved=host is not None)
     pods, pod_warnings = _pods(node)
     # On a node of Kubernetes all containers belong to pods, and there is often no engine.
     warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
     warnings = [*warnings, *_lock_warnings()]
-    usage = combined(leased, pods or {}, survey(node.gpus, lambda: containers, lambda: nvml))
-    gpus = statuses(node.gpus, usage, nvml, complete=not warnings)
+    usage = merge_usages(leased, pods or {}, survey_usage(node.gpus, lambda: containers, lambda: nvml))
+    gpus = list_statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
-        print_json(to_json(gpus, (*node.warnings, *warnings)))
+        print_json(make_gpus_document(gpus, (*node.warnings, *warnings)))
     elif metrics:
-        from imagematrix.launcher.gpu_claims.metrics import text
+        from imagematrix.launcher.gpu_claims.metrics import format_metrics
 
-        print_text(*text(gpus).rstrip("\n").split("\n"))
+        print_text(*format_metrics(gpus).rstrip("\n").split("\n"))
     elif gpus:
-        table(COLUMNS, [row for status in gpus for row in _rows(status)])
+        print_table(COLUMNS, [row for status in gpus for row in _rows(status)])
     else:
         print("this node has no GPU")
     others = (f"unsupported accelerator: {accelerator.label}" for accelerator in node.accelerators)
     for warning in (*node.warnings, *others, *warnings):
-        info(f"warning: {warning}")
+        print_info(f"warning: {warning}")
 
 
 def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -74,29 +74,29 @@ def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[st
     from imagematrix.images.engine import system
     from imagematrix.images.engine.containers import running_or_starting
     from imagematrix.launcher.gpu_claims import other_engines, pods
-    from imagematrix.launcher.gpu_claims.survey import attendance, running_containers
+    from imagematrix.launcher.gpu_claims.survey import list_running_containers, make_lease_check
 
-    gpus, in_pods = node.gpus, not pods.access()
+    gpus, in_pods = node.gpus, not pods.check_access()
     try:
         machine = system.remote()
         if machine and saved:
             warning = f"the engine runs on {machine}: GPU usage by processes and leases there unknown"
-            return running_or_starting(attendance(gpus, leased)), [warning]
+            return running_or_starting(make_lease_check(gpus, leased)), [warning]
         if not machine:
-            return running_containers(gpus, attendance(gpus, leased), pods=in_pods), []
+            return list_running_containers(gpus, make_lease_check(gpus, leased), pods=in_pods), []
         warning = f"the engine runs on {machine}: GPU usage by containers here unknown"
     except EngineError as error:
         warning = f"{error}: GPU usage by containers unknown"
-    return other_engines.containers(gpus, tuple, pods=in_pods), [warning]
+    return other_engines.find_other_containers(gpus, tuple, pods=in_pods), [warning]
 
 
 def _lock_warnings() -> list[str]:
     from imagematrix.errors import EngineError, ProbeError
     from imagematrix.launcher.gpu_claims.lock_folder import require_shared
-    from imagematrix.launcher.gpu_claims.locks import folder
+    from imagematrix.launcher.gpu_claims.locks import locate_locks
 
     try:
-        require_shared(folder())
+        require_shared(locate_locks())
     except EngineError:  # it has a warning of its own
         pass
     except ProbeError as error:
@@ -109,18 +109,18 @@ def _pods(node: Host) -> tuple[Usage | None, list[str]]:
     from imagematrix.errors import EngineError
     from imagematrix.launcher.gpu_claims import pods
 
-    access = pods.access()
+    access = pods.check_access()
     if not access:
-        return None, [] if access is None else [pods.denied()]
+        return None, [] if access is None else [pods.format_denied()]
     try:
-        return pods.usage(node.gpus), []
+        return pods.compute_pod_usage(node.gpus), []
     except EngineError as error:
         return None, [f"{error}: GPU usage by pods unknown"]
 
 
 def _rows(status: GpuStatus) -> Iterator[tuple[str | tuple[str, ...], ...]]:
     gpu, live = status.gpu, status.live
-    identity = (str(gpu.index), escaped(gpu.name or ""), escaped(gpu.uuid or ""))
+    identity = (str(gpu.index), escape_text(gpu.name or ""), escape_text(gpu.uuid or ""))
     readings = (
         f"{live.utilization} %" if live and live.utilization is not None else "",
         _memory(live.memory_used_mib if live else None, gpu.memory_mib),
@@ -134,14 +134,22 @@ def _rows(status: GpuStatus) -> Iterator[tuple[str | tuple[str, ...], ...]]:
         (device,) = part.gpu.mig or ()
         name = f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
         memory = _memory(None, device.memory_mib)
-        yield (name, escaped(device.profile or ""), escaped(device.uuid or ""), *_usage(part), "", memory, "")
+        yield (
+            name,
+            escape_text(device.profile or ""),
+            escape_text(device.uuid or ""),
+            *_usage(part),
+            "",
+            memory,
+            "",
+        )
 
 
 def _usage(status: GpuStatus) -> tuple[str, str | tuple[str, ...]]:
     if status.used_by:
         free_mib = status.free_mib
         state = "used" if free_mib is None else f"shared, {free_mib} MiB free"
-        return state, tuple(escaped(str(use)) for use in status.used_by)
+        return state, tuple(escape_text(str(use)) for use in status.used_by)
     if status.free is None:
         return "unknown", ""
     return ("free" if status.free else status.gpu.state), ""

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.init_from_dockerfile import (
-    dockerfile_among,
+    find_dockerfile,
+    print_next_commands,
+    refuse_write_errors,
     require_absent,
-    take_over,
-    tell_next,
-    writing_all,
+    write_converted,
 )
-from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.output import print_info
 from imagematrix.common.suggestions import nearest
 from imagematrix.common.text import counted, listed
 from imagematrix.errors import UnservedError, UsageError
@@ -90,7 +90,7 @@ def command(
     if chosen not in TEMPLATES:
         remedy = nearest(chosen, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
         raise UsageError(f"template {chosen!r} not found", remedy=remedy)
-    with writing_all():
+    with refuse_write_errors():
         for name in ("matrix.yaml", "templates"):
             require_absent(folder / name)
         for name in (chosen, *BASES.get(chosen, ())):
@@ -98,50 +98,50 @@ def command(
         for name in MACROS:
             shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)
         shutil.copyfile(STARTER / f"{chosen}.yaml", folder / "matrix.yaml")
-    info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
-    tell_next(folder)
+    print_info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
+    print_next_commands(folder)
 
 
 def _write_from(sources: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
     """Write a matrix from hosts, or from a Dockerfile."""
-    text = dockerfile_among(sources)
+    text = find_dockerfile(sources)
     if text is None:
         _write_for(sources, folder, drivers, cuda)
     elif drivers is not None or cuda:
         raise UsageError("--drivers and --cuda need hosts, not a Dockerfile", remedy="leave them out")
     else:
-        take_over(sources[0], text, folder)
+        write_converted(sources[0], text, folder)
 
 
 def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
     """Write a matrix for a fleet, and those files of a template that are not there."""
     from imagematrix.build import proposal
-    from imagematrix.build.proposal.cells import proposed
-    from imagematrix.build.proposal.text import DRIVERS, TEMPLATE, matrix_text, unserved
+    from imagematrix.build.proposal.cells import propose_cells
+    from imagematrix.build.proposal.matrix_text import DRIVERS, TEMPLATE, describe_unserved, format_matrix
     from imagematrix.common import files
     from imagematrix.selection.fleet.hosts import load_hosts
 
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
-    cells = proposed(fleet, releases=cuda)
-    reasons = unserved(cells)
+    cells = propose_cells(fleet, releases=cuda)
+    reasons = describe_unserved(cells)
     if not cells.suited:
         raise UnservedError("no cell can serve any of these hosts:", *listed(reasons, len(reasons)))
-    text = matrix_text(cells, drivers=DRIVERS if drivers is None else drivers)
+    text = format_matrix(cells, drivers=DRIVERS if drivers is None else drivers)
     own = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
     own[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"
-    with writing_all():
+    with refuse_write_errors():
         require_absent(folder / "matrix.yaml")
         for name, source in own.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if not (folder / name).exists():
                 shutil.copyfile(source, folder / name)
         files.write(folder / "matrix.yaml", text.encode())
-    info(
+    print_info(
         f"wrote {folder / 'matrix.yaml'}: {counted(len(cells.points), 'cell')} for {cells.served} of "
         f"{counted(len(fleet), 'host')}"
     )
     for reason in reasons:
-        info(f"no cell can serve {reason}")
+        print_info(f"no cell can serve {reason}")
     command = ["imagematrix", "plan", *(("-f", str(folder / "matrix.yaml")) if folder != Path() else ())]
     command += [word for path in hosts for word in ("--for", str(path))]
-    info(f"next: write {folder / 'templates' / TEMPLATE}, then `{shlex.join(command)}`")
+    print_info(f"next: write {folder / 'templates' / TEMPLATE}, then `{shlex.join(command)}`")

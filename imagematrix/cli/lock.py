@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import AllowContext, File, Json
-from imagematrix.cli.shared.output import info, print_json
+from imagematrix.cli.shared.output import print_info, print_json
 from imagematrix.common.text import counted
 
 __all__ = ["command"]
@@ -28,15 +28,15 @@ def command(
 
     Builds use them until the next upgrade. Locked digests stay, except for those that no cell uses any more.
     """
-    from imagematrix.build.matrix.load import load
+    from imagematrix.build.matrix.load import load_matrix
     from imagematrix.build.plan import lock
-    from imagematrix.build.plan.planner import Against, plan
-    from imagematrix.build.plan.remote_driver import resolved
+    from imagematrix.build.plan.planner import PlanContext, plan
+    from imagematrix.build.plan.remote_driver import resolve_driver
     from imagematrix.build.stores.engine import EngineStore
 
-    matrix = load(file, contexts=allow_context or ())
-    path = lock.beside(file)
-    locked, drivers = lock.contents(path)
+    matrix = load_matrix(file, contexts=allow_context or ())
+    path = lock.locate_lock(file)
+    locked, drivers = lock.read_lock(path)
     with ExitStack() as stack:
 
         @cache
@@ -46,24 +46,24 @@ def command(
         def resolve(name: str) -> str:
             return engine().newest(name) if upgrade else engine().resolve(name)
 
-        against = Against(
+        against = PlanContext(
             resolve=resolve,
             locked={} if upgrade else locked,
             drivers={} if upgrade else drivers,
-            resolve_driver=partial(resolved, note=info),
-            note=info,
+            resolve_driver=partial(resolve_driver, note=print_info),
+            note=print_info,
         )
         planned = plan(matrix, against)
     for error in planned.unresolved.values():
         raise error
-    bases = lock.renew(path, locked, planned.bases, planned.drivers)
+    bases = lock.renew_lock(path, locked, planned.bases, planned.drivers)
     before = {**locked, **{address: one.file for address, one in drivers.items()}}
     after = {**bases, **{address: one.file for address, one in planned.drivers.items()}}
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            info(f"{name}: {before.get(name, 'new')} -> {after.get(name, 'removed')}")
+            print_info(f"{name}: {before.get(name, 'new')} -> {after.get(name, 'removed')}")
     counts = [counted(len(bases), "base image")]
     counts += [counted(len(planned.drivers), "driver")] if planned.drivers else []
-    info(f"{path}: {', '.join(counts)}")
+    print_info(f"{path}: {', '.join(counts)}")
     if json:
-        print_json(lock.document(bases, planned.drivers))
+        print_json(lock.make_lock_document(bases, planned.drivers))

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.completion import images
+from imagematrix.cli.shared.completion import complete_images
 from imagematrix.cli.shared.options import CatalogName, Json, Policy, Where
-from imagematrix.cli.shared.output import escaped, print_json, print_text, table
+from imagematrix.cli.shared.output import escape_text, print_json, print_table, print_text
 from imagematrix.common.text import counted, word
 from imagematrix.common.units import megabytes
 from imagematrix.errors import UsageError
@@ -30,7 +30,9 @@ SCHEMA = "imagematrix.versions/v1"
 
 
 def command(
-    image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
+    image: Annotated[
+        str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=complete_images)
+    ] = None,
     catalog: CatalogName = None,
     policy: Policy = None,
     where: Where = None,
@@ -75,7 +77,7 @@ def command(
 
     For an image in a registry without a version, list the versions. With --store, list what is there.
     """
-    from imagematrix.cli.shared.inputs import catalog_of
+    from imagematrix.cli.shared.inputs import find_catalog
     from imagematrix.common.image_reference import names_registry, split
     from imagematrix.images.catalog.sources import confirm, list_catalogs
     from imagematrix.selection.question import parse
@@ -97,29 +99,31 @@ def command(
     if before is not None and not single:
         raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
     versions = name is not None and not single and names_registry(name)
-    catalogs = [catalog_of(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
+    catalogs = [find_catalog(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
     confirm(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
     if package is not None:
         from imagematrix.cli.shared import package_search
 
-        package_search.show(catalogs[0], package, hosts or (), parse(where or ()), json=json)
+        package_search.print_package_variants(
+            catalogs[0], package, hosts or (), parse(where or ()), json=json
+        )
         return
-    catalogs = _narrowed(catalogs, parse(where or ()))
+    catalogs = _narrow_catalogs(catalogs, parse(where or ()))
     if before is not None:
         _upgrade(catalogs[0], before, policy, json=json)
     elif size:
-        from imagematrix.build.stores.sizes import sizes
+        from imagematrix.build.stores.sizes import measure_sizes
 
-        weighed = [sizes(each) for each in catalogs]
+        weighed = [measure_sizes(each) for each in catalogs]
         if json:
             print_json(_document(weighed, single=single))
         else:
             for each in weighed:
-                _weights(each)
+                _print_sizes(each)
     elif json:
         print_json(_document(catalogs, single=single))
     elif versions:
-        table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
+        print_table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
     else:
         _variants(catalogs)
 
@@ -138,7 +142,7 @@ def _list_store(
         raise UsageError(
             f"there is no store {store}", remedy=f"run `imagematrix pull IMAGE --to {word(store)}`"
         )
-    catalogs = _narrowed(present(store, image), where)
+    catalogs = _narrow_catalogs(present(store, image), where)
     if json:
         print_json(_document(catalogs, single=single))
     else:
@@ -161,7 +165,7 @@ def _variants(catalogs: Sequence[Catalog]) -> None:
     variants = [variant for each in catalogs for variant in each.variants]
     axes = sorted({axis for variant in variants for axis, _ in variant.axes})
     rows = [_row(variant, axes) for variant in variants]
-    table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
+    print_table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
 
 
 def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
@@ -172,16 +176,16 @@ def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
 
 def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) -> None:
     """Print the sizes of a version with what a node that has the version or image `before` still pulls."""
-    from imagematrix.build.publish.predecessor import predecessors
-    from imagematrix.build.stores.sizes import sizes
+    from imagematrix.build.publish.predecessor import find_predecessors
+    from imagematrix.build.stores.sizes import measure_sizes
     from imagematrix.images.catalog.sources import open_catalog
 
     whole = any(mark in before for mark in ":/@")
     old = open_catalog(before if whole else f"{catalog.image}:{before}", policy=policy)
-    weights = sizes(catalog)
-    found = predecessors(weights, sizes(old))
+    weights = measure_sizes(catalog)
+    found = find_predecessors(weights, measure_sizes(old))
     if not json:
-        _weights(weights, [megabytes(one.pull if one else None) for one in found], f"from {before}")
+        _print_sizes(weights, [megabytes(one.pull if one else None) for one in found], f"from {before}")
         return
     document = weights.to_json()
     document["variants"] = [
@@ -191,12 +195,12 @@ def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) 
     print_json(document)
 
 
-def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> None:
+def _print_sizes(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> None:
     """Print a table of the sizes of a version's variants, and their total; `upgrade` is one more column."""
     pull = any(weight.pull is not None for weight in weights.variants)
     rows = [
         (
-            escaped(weight.variant.reference),
+            escape_text(weight.variant.reference),
             megabytes(weight.size),
             megabytes(adds),
             *([megabytes(weight.pull)] if pull else []),
@@ -204,8 +208,8 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
         )
         for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
     ]
-    headings = [*(["to pull"] if pull else []), *([escaped(heading)] if upgrade else [])]
-    table(("reference", "size", "adds", *headings), rows)
+    headings = [*(["to pull"] if pull else []), *([escape_text(heading)] if upgrade else [])]
+    print_table(("reference", "size", "adds", *headings), rows)
     kinds = {weight.compressed for weight in weights.variants}
     kind = "partly compressed"
     if len(kinds) == 1:
@@ -215,7 +219,7 @@ def _weights(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> 
     print_text("", f"{name}: {megabytes(weights.total)} {kind} in {layers}, each counted once")
 
 
-def _narrowed(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
+def _narrow_catalogs(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
     """Return the catalogs narrowed to `where`; raise UsageError if it is invalid for all of them."""
     from imagematrix.selection.question import narrowed
 
@@ -239,17 +243,22 @@ def _version(catalog: Catalog) -> tuple[str, ...]:
             values.setdefault(axis, set()).add(value)
     axes = [f"{axis} {'|'.join(sorted(of_axis, key=natural))}" for axis, of_axis in sorted(values.items())]
     name = f"{catalog.image}:{catalog.version}"
-    return escaped(name), str(len(catalog.variants)), escaped(", ".join(platforms)), ", ".join(axes) or "-"
+    return (
+        escape_text(name),
+        str(len(catalog.variants)),
+        escape_text(", ".join(platforms)),
+        ", ".join(axes) or "-",
+    )
 
 
 def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
     driver = variant.driver
     return (
-        escaped(variant.reference),
+        escape_text(variant.reference),
         variant.cuda or "-",
-        "-" if driver is None else escaped(driver.version or driver.mode),
+        "-" if driver is None else escape_text(driver.version or driver.mode),
         ", ".join(f"sm_{cubin}" for cubin in served(variant)) or "-",
-        escaped(variant.march or "-"),
+        escape_text(variant.march or "-"),
         *(dict(variant.axes).get(axis, "-") for axis in axes),
         megabytes(variant.size, 0),
     )

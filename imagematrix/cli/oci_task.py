@@ -26,6 +26,6 @@ def command(
     IMAGE is the name that --container was given, ENVFILE has the job's variables, and SPOOL is the folder of
     the step's files. `imagematrix slurm node-config` writes oci.conf.
     """
-    from imagematrix.cli.shared.slurm_task import start
+    from imagematrix.cli.shared.slurm_task import run_slurm_task
 
-    raise SystemExit(start([image, envfile, spool, *words]))
+    raise SystemExit(run_slurm_task([image, envfile, spool, *words]))

@@ -12,7 +12,15 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import AllowContext, File, Json, Only, Platforms, Policy
-from imagematrix.cli.shared.output import escaped, folded, info, names, print_json, print_lines, table
+from imagematrix.cli.shared.output import (
+    escape_text,
+    fold_paragraph,
+    format_names,
+    print_info,
+    print_json,
+    print_lines,
+    print_table,
+)
 from imagematrix.common.text import counted, shortened
 
 TYPE_CHECKING = False
@@ -48,31 +56,33 @@ def command(
 
     Exits with 11 if something is outdated, else with 8 if something could not be asked.
     """
-    from imagematrix.build.outdated.finding import document
-    from imagematrix.build.outdated.indexes import of_lock, settings
-    from imagematrix.build.outdated.outdated import outdated
+    from imagematrix.build.outdated.finding import make_outdated_document
+    from imagematrix.build.outdated.indexes import find_lock_indexes, read_index_settings
+    from imagematrix.build.outdated.outdated import find_outdated
     from imagematrix.build.plan import lock
     from imagematrix.build.plan.plan import Planned
-    from imagematrix.build.plan.planner import Against
-    from imagematrix.cli.shared.planning import planned
+    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.cli.shared.build_session import plan_with_lock
     from imagematrix.errors import EngineError, OutdatedError, UsageError
     from imagematrix.selection.fleet.hosts import load_hosts
 
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer) if hosts else {}
-    plan = planned(file, Against(), only, platforms=platform or (), contexts=allow_context or ())
+    plan = plan_with_lock(file, PlanContext(), only, platforms=platform or (), contexts=allow_context or ())
     if not any(isinstance(item, Planned) for item in plan.items):
         raise UsageError("no cell can be built, so nothing can be outdated", remedy="see `imagematrix plan`")
-    locked = lock.read(lock.beside(file))
-    indexes = partial(of_lock, configured=settings(file.parent, os.environ), environment=os.environ)
-    chosen = _chosen(file, allow_context or (), fleet) if fleet else {}
-    findings = outdated(plan, locked, chosen, dt.datetime.now(dt.UTC).date(), indexes, policy)
+    locked = lock.read_base_digests(lock.locate_lock(file))
+    indexes = partial(
+        find_lock_indexes, configured=read_index_settings(file.parent, os.environ), environment=os.environ
+    )
+    chosen = _find_chosen(file, allow_context or (), fleet) if fleet else {}
+    findings = find_outdated(plan, locked, chosen, dt.datetime.now(dt.UTC).date(), indexes, policy)
     if json:
-        print_json(document(findings))
+        print_json(make_outdated_document(findings))
     else:
         _print(findings)
     unlocked = sorted(plan.unresolved)
     if unlocked:
-        info(f"not locked, so the next build resolves them: {', '.join(unlocked)}")
+        print_info(f"not locked, so the next build resolves them: {', '.join(unlocked)}")
     old = [finding for finding in findings if finding.status == "outdated"]
     unknown = len(findings) - len(old)
     if old:
@@ -83,19 +93,21 @@ def command(
         raise OutdatedError(f"{counted(len(old), 'thing')} outdated{also}", remedy=remedy)
     if unknown:
         raise EngineError(f"{counted(unknown, 'thing')} could not be asked", remedy="run this again later")
-    info("nothing is outdated")
+    print_info("nothing is outdated")
 
 
-def _chosen(file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]) -> dict[str, tuple[str, ...]]:
+def _find_chosen(
+    file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]
+) -> dict[str, tuple[str, ...]]:
     """Return the hosts that would choose each cell of the whole matrix, as `plan --for` decides."""
-    from imagematrix.build.matrix.claims import candidates
-    from imagematrix.build.matrix.expand import expand
-    from imagematrix.build.matrix.load import load
+    from imagematrix.build.matrix.expand import expand_matrix
+    from imagematrix.build.matrix.load import load_matrix
+    from imagematrix.build.matrix.promised_variants import list_candidates
     from imagematrix.selection.fleet.needed import choosing
 
-    matrix = load(file, contexts=contexts)
-    expansion = expand(matrix)
-    catalogs = [candidates(matrix, expansion, image).catalog for image in matrix.images]
+    matrix = load_matrix(file, contexts=contexts)
+    expansion = expand_matrix(matrix)
+    catalogs = [list_candidates(matrix, expansion, image).catalog for image in matrix.images]
     return {name: hosts for catalog in catalogs for name, hosts in choosing(fleet, catalog).items()}
 
 
@@ -103,30 +115,30 @@ def _print(findings: Sequence[AgeFinding]) -> None:
     if not findings:
         return
     columns = ("kind", "name", "used", "now", "images", "cells")
-    table(columns, [_row(finding) for finding in findings])
+    print_table(columns, [_row(finding) for finding in findings])
     groups: dict[tuple[str, str, str], list[AgeFinding]] = {}
     for finding in findings:
         date = f" ({finding.date})" if finding.date else ""
         groups.setdefault((finding.kind, finding.why, f"{finding.source}{date}"), []).append(finding)
     for (kind, why, source), alike in groups.items():
         which = shortened([finding.name for finding in alike], SHOWN)
-        print_lines("", *folded("", escaped(f"{kind} {which}: {why}; {source}")))
+        print_lines("", *fold_paragraph("", escape_text(f"{kind} {which}: {why}; {source}")))
         hosts = sorted({host for finding in alike for host in finding.hosts})
         if hosts:
-            print_lines(*folded("  ", names(hosts)))
+            print_lines(*fold_paragraph("  ", format_names(hosts)))
 
 
 def _row(finding: AgeFinding) -> list[str]:
     return [
         finding.kind,
-        escaped(finding.name),
-        escaped(_short(finding.used)),
-        escaped(_short(finding.now)) if finding.now else "[yellow]unknown[/]",
-        names(finding.images),
+        escape_text(finding.name),
+        escape_text(_shorten_digest(finding.used)),
+        escape_text(_shorten_digest(finding.now)) if finding.now else "[yellow]unknown[/]",
+        format_names(finding.images),
         str(len(finding.items)),
     ]
 
 
-def _short(text: str) -> str:
+def _shorten_digest(text: str) -> str:
     """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
     return text[:SHORT] if text.startswith("sha256:") else text

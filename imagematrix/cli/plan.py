@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 from imagematrix.build.plan.plan import Dropped, DropStatus, PlanStatus
-from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.build_session import (
+    make_shard_filter,
+    plan_and_compare,
+    warn_of_lost,
+    warn_of_unseen,
+)
+from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
@@ -23,8 +29,7 @@ from imagematrix.cli.shared.options import (
     Proxy,
     ShardOf,
 )
-from imagematrix.cli.shared.output import escaped, info, print_error, print_json, table
-from imagematrix.cli.shared.planning import compared, sharding, warn_of_lost, warn_of_unseen
+from imagematrix.cli.shared.output import escape_text, print_error, print_info, print_json, print_table
 from imagematrix.common.text import counted
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
@@ -63,13 +68,13 @@ def command(
     json: Json = False,
 ) -> None:
     """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
-    from imagematrix.build.plan.given import parse
+    from imagematrix.build.plan.build_inputs import parse_build_inputs
 
-    narrow = sharding(shard, durations)
-    given = parse(args=build_arg or (), proxy=proxy)
-    needs = needing(hosts, at_most)
+    narrow = make_shard_filter(shard, durations)
+    given = parse_build_inputs(args=build_arg or (), proxy=proxy)
+    needs = load_host_needs(hosts, at_most)
     plan = narrow(
-        compared(
+        plan_and_compare(
             file,
             only,
             platforms=platform or (),
@@ -91,7 +96,7 @@ def command(
     failed = plan.with_status(PlanStatus.FAILED)
     errors = [item.error for item in failed if item.error]
     for remedy in dict.fromkeys(error.remedy for error in errors if error.remedy):
-        info(f"  {remedy}")
+        print_info(f"  {remedy}")
     if plan.with_status(PlanStatus.REFUSED):
         raise typer.Exit(TagMovedError.exit_code)
     if failed:
@@ -102,9 +107,9 @@ def command(
 
 
 def _print(plan: Plan) -> None:
-    from imagematrix.build.plan.plan import naming
+    from imagematrix.build.plan.plan import make_item_namer
 
-    name = naming(plan.items)
+    name = make_item_namer(plan.items)
     rows: list[tuple[str, PlanStatus | DropStatus, str]] = [
         (name(item), item.status, _why(item))
         for item in plan.items
@@ -116,13 +121,16 @@ def _print(plan: Plan) -> None:
     unneeded = len(plan.dropped(DropStatus.UNNEEDED))
     if unneeded:
         rows.append((counted(unneeded, "cell"), DropStatus.UNNEEDED, "no host would choose them"))
-    table(
+    print_table(
         ("cell", "status", "why"),
-        [(escaped(cell), f"[{COLOURS[status]}]{status}[/]", escaped(why)) for cell, status, why in rows],
+        [
+            (escape_text(cell), f"[{COLOURS[status]}]{status}[/]", escape_text(why))
+            for cell, status, why in rows
+        ],
     )
     counts = Counter[PlanStatus | DropStatus](item.status for item in plan.items)
     statuses = (*PlanStatus, *DropStatus)
-    info(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
+    print_info(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
 
 
 def _why(item: Planned | Dropped) -> str:

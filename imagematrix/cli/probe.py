@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import Json, NvidiaSmi, Root
-from imagematrix.cli.shared.output import info, print_json, print_text, warn
+from imagematrix.cli.shared.output import print_info, print_json, print_text, warn
 from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
 
@@ -61,7 +61,7 @@ def command(
     else:
         print_text(*_lines(host))
     for warning in host.warnings:
-        info(f"warning: {warning}")
+        print_info(f"warning: {warning}")
 
 
 def _print_conda(host: Host, root: Path | None) -> None:

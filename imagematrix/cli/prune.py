@@ -9,15 +9,20 @@ import typer
 
 from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.options import Json, Keep, KeptFor, Protect, Yes
-from imagematrix.cli.shared.output import escaped, info, print_json, table
-from imagematrix.cli.shared.retention_options import counting, retention, shown_completely, unserved
+from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table
+from imagematrix.cli.shared.retention_options import (
+    flush_stdout,
+    make_retention,
+    report_removed_count,
+    warn_of_unserved,
+)
 from imagematrix.common.text import counted
 from imagematrix.common.units import megabytes
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.build.retire.prune import Held, Pruning
+    from imagematrix.build.retire.prune import PruneCandidate, Pruning
 
 __all__ = ["command"]
 
@@ -28,7 +33,7 @@ def command(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completion.names
+            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completion.complete_names
         ),
     ] = None,
     keep: Keep = None,
@@ -69,10 +74,10 @@ def command(
     for name, version in names:
         if version is not None:
             raise UsageError(f"{name}:{version} has a version", remedy=f"pass {name}")
-    wanted = retention(keep, protect, hosts, newer, names=OPTIONS)
+    wanted = make_retention(keep, protect, hosts, newer, names=OPTIONS)
     folder = None if store is None else ImageStore(store)
     look = partial(
-        partial(prune_store.survey, folder) if folder else prune.survey,
+        partial(prune_store.survey_store, folder) if folder else prune.survey_engine,
         wanted,
         only=[familiar(name) for name, _ in names],
         newer_s=newer_s,
@@ -83,32 +88,32 @@ def command(
         print_json({**shown.to_json(), "dry_run": not yes})
     else:
         _print(shown)
-    unserved(shown.unserved)
+    warn_of_unserved(shown.unserved)
     missing = sorted(wanted.protect - {image.version for image in shown.images})
     if missing:
-        info(f"{folder or 'the engine'} has no image of version {', '.join(missing)}")
+        print_info(f"{folder or 'the engine'} has no image of version {', '.join(missing)}")
     what = counted(len(shown.removed), "image")
     if not yes or not shown.removed:
-        info(f"{what} would be removed" if shown.removed else "nothing to remove")
+        print_info(f"{what} would be removed" if shown.removed else "nothing to remove")
         return
-    shown_completely()
-    removed: list[Held] = []
-    with counting(removed, what):
+    flush_stdout()
+    removed: list[PruneCandidate] = []
+    with report_removed_count(removed, what):
         remove = partial(prune_store.remove_image, folder) if folder else None
-        prune.carry_out(shown, look, removed.append, remove)
-    info(f"removed {what}")
+        prune.apply_pruning(shown, look, removed.append, remove)
+    print_info(f"removed {what}")
 
 
 def _print(shown: Pruning) -> None:
     rows = [
         (
-            escaped(name),
+            escape_text(name),
             "[green]keep[/]" if image.kept else "[red]remove[/]",
             megabytes(image.size, 0),
-            escaped(image.reasons),
+            escape_text(image.reasons),
         )
         for image in shown.images
         for name in image.names
     ]
     if rows:
-        table(("image", "status", "size", "why"), rows)
+        print_table(("image", "status", "size", "why"), rows)

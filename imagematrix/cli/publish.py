@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.build_session import development_push_error
+from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import AtMost, ForHosts, Json
-from imagematrix.cli.shared.output import info, print_json, print_text
-from imagematrix.cli.shared.planning import never_pushed
+from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.common import record
 from imagematrix.common.text import counted
 from imagematrix.errors import EngineError, TagMovedError, UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.expand import Expansion
     from imagematrix.build.matrix.matrix import Image, Matrix
-    from imagematrix.build.publish.plain_pull import PlatformDefault
+    from imagematrix.build.publish.default_platform import PlatformDefault
     from imagematrix.build.publish.publish import Published
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.images.catalog.index import IndexEntry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Declared = tuple[Matrix, Expansion, Image]  # a version, in a matrix with its cells
 
-__all__ = ["command", "document_of", "report_of", "signing_key", "signing_with"]
+__all__ = ["command", "load_signing_key", "make_published_document", "make_signer", "print_published"]
 
 
 def command(
@@ -75,7 +75,7 @@ def command(
 
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
-    from imagematrix.build.matrix.expand import plain_pull
+    from imagematrix.build.matrix.expand import find_plain_pull_cells
     from imagematrix.build.publish.publish import publish
     from imagematrix.common.image_reference import split
     from imagematrix.images.oci.registry import Registry
@@ -84,10 +84,10 @@ def command(
     if version is None or "/" not in image or "@" in name:
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
-    needs = needing(hosts, at_most)
-    key = signing_key(sign) if sign else None
-    matrix = _matrix(image, version, file)
-    declared = _declared(matrix, image, version) if matrix else None
+    needs = load_host_needs(hosts, at_most)
+    key = load_signing_key(sign) if sign else None
+    matrix = _find_matrix(image, version, file)
+    declared = _find_declared(matrix, image, version) if matrix else None
     needed = _NeededCells(needs, declared, image, version) if needs else None
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
@@ -97,39 +97,39 @@ def command(
             registry,
             version,
             alias or (),
-            named=plain_pull(*declared) if declared else {},
+            named=find_plain_pull_cells(*declared) if declared else {},
             versions=frozenset(one.version for one in matrix.images if one.name == image) if matrix else (),
             chosen=chosen,
             repair=repair,
             needed=needed.among if needed else None,
-            sign=signing_with(registry, key) if key else None,
+            sign=make_signer(registry, key) if key else None,
         )
     unneeded = sorted({*done.unneeded, *kept_back})
-    report_of(name, done)
+    print_published(name, done)
     for tag in unneeded:
-        info(f"{tag} left out: no host would choose it")
+        print_info(f"{tag} left out: no host would choose it")
     if json:
-        print_json(document_of(image, version, alias or [], done) | {"unneeded": unneeded})
+        print_json(make_published_document(image, version, alias or [], done) | {"unneeded": unneeded})
     else:
         print_text(f"{name}@{done.digest}")
     if needs and (unserved := needs.error()):
         raise unserved
 
 
-def signing_key(file: Path) -> SigningKey:
+def load_signing_key(file: Path) -> SigningKey:
     """Return the private key in a file; raise UsageError."""
     from imagematrix.images.trust.signing import PASSWORD, SigningKey
 
     return SigningKey.load(file, os.environ.get(PASSWORD))
 
 
-def signing_with(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
+def make_signer(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
     """Return a function that signs manifests of a registry, and says how many it signed."""
-    from imagematrix.build.publish.sign import sign
+    from imagematrix.build.publish.sign import sign_manifests
 
     def signing(digests: Sequence[str]) -> None:
-        if new := sign(registry, key, digests):
-            info(f"signed with {key.public.name}: {counted(new, 'manifest')}")
+        if new := sign_manifests(registry, key, digests):
+            print_info(f"signed with {key.public.name}: {counted(new, 'manifest')}")
 
     return signing
 
@@ -138,12 +138,12 @@ class _NeededCells:
     """The cells of a version that hosts need, by the images that exist and by what other cells promise."""
 
     def __init__(self, needs: HostNeeds, declared: Declared | None, image: str, version: str) -> None:
-        from imagematrix.build.matrix.claims import candidates
+        from imagematrix.build.matrix.promised_variants import list_candidates
 
         self._needs = needs
         self._image = image
         self._version = version
-        self._promised = candidates(*declared) if declared else None
+        self._promised = list_candidates(*declared) if declared else None
 
     def among(self, entries: Iterable[IndexEntry]) -> frozenset[str]:
         """Return the needed cells among those of these variants; raise UnservedError if another is needed."""
@@ -151,11 +151,11 @@ class _NeededCells:
 
     def of(self, found: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
         """Return the needed cells among those with these labels; raise UnservedError if another is needed."""
-        from imagematrix.build.matrix.claims import Candidates, name
+        from imagematrix.build.matrix.promised_variants import Candidates, make_reference
 
-        names = {name(self._image, self._version, cell): cell for cell in found}
+        names = {make_reference(self._image, self._version, cell): cell for cell in found}
         for cell, own in found.items():
-            self._needs.learn(self._image, self._version, cell, own)
+            self._needs.add_labels(self._image, self._version, cell, own)
         if self._promised:
             catalog = self._promised.catalog
         else:
@@ -181,42 +181,44 @@ class _NeededCells:
         return frozenset(cell for one, cell in names.items() if one in self._needs.needed)
 
 
-def _matrix(image: str, version: str, file: Path | None) -> Matrix | None:
+def _find_matrix(image: str, version: str, file: Path | None) -> Matrix | None:
     """Return the matrix that names an image, or None; raise UsageError if `file` lacks the version."""
-    from imagematrix.build.matrix.load import load
+    from imagematrix.build.matrix.load import load_matrix
 
     path = file or Path("matrix.yaml")
     if file is None and not path.exists():
         return None
-    matrix = load(path, contexts=None)
+    matrix = load_matrix(path, contexts=None)
     if file and not any((each.name, each.version) == (image, version) for each in matrix.images):
         names = ", ".join(f"{each.name}:{each.version}" for each in matrix.images)
         raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {names}")
     return matrix
 
 
-def _declared(matrix: Matrix, image: str, version: str) -> Declared | None:
+def _find_declared(matrix: Matrix, image: str, version: str) -> Declared | None:
     """Return the matrix with its cells and a version of an image in it; None if it lacks that."""
-    from imagematrix.build.matrix.expand import expand
+    from imagematrix.build.matrix.expand import expand_matrix
 
     found = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
-    return (matrix, expand(matrix), found) if found else None
+    return (matrix, expand_matrix(matrix), found) if found else None
 
 
-def report_of(name: str, done: Published) -> None:
+def print_published(name: str, done: Published) -> None:
     """Print what was published, and what a plain pull of it gets."""
-    info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
+    print_info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
-        info(f"{reference} removed: the registry lost it")
+        print_info(f"{reference} removed: the registry lost it")
     for reference in done.stuck:
-        info(f"the registry does not allow {reference} to be deleted; until it is, builds treat it as pushed")
+        print_info(
+            f"the registry does not allow {reference} to be deleted; until it is, builds treat it as pushed"
+        )
     for tag in done.others:
-        info(f"{tag} skipped: its cell is published with other inputs")
+        print_info(f"{tag} skipped: its cell is published with other inputs")
     for plain in done.plain:
-        info(_plain_pull(plain))
+        print_info(_describe_plain_pull(plain))
 
 
-def _plain_pull(plain: PlatformDefault) -> str:
+def _describe_plain_pull(plain: PlatformDefault) -> str:
     """Return a line with what a plain pull gets on a platform, and what that needs beyond the baseline."""
     if plain.variant is None:
         return f"{plain.platform}: `docker pull` gets nothing: {plain.why}"
@@ -243,16 +245,16 @@ def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCell
     try:
         engine = EngineStore()
     except EngineError as error:
-        info(f"{error}: publishing only what is in the registry")
+        print_info(f"{error}: publishing only what is in the registry")
         return []
     with engine, RegistryStore(engine, Layers(Cache(cache_folder("layers")))) as remote:
-        in_engine = engine.present(image, version)
-        in_registry = remote.present(image, version)
+        in_engine = engine.list_variants(image, version)
+        in_registry = remote.list_variants(image, version)
         # Once a cell has a final image, its remaining development images do not count.
         final = [present for present in in_engine if not present.development]
         cells = {present.cell for present in (*final, *in_registry) if not present.lost}
         if any(present.cell not in cells for present in in_engine):
-            raise never_pushed(image, version)
+            raise development_push_error(image, version)
         pushed = {present.reference for present in in_registry if not present.lost}
         wanted = needed.of({one.cell: one.labels for one in (*final, *in_registry)}) if needed else cells
         for present in final:
@@ -267,13 +269,15 @@ def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCell
                     f"{present.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
                     remedy="raise the version, or pass the tag in the registry to --choose",
                 )
-            info(f"pushing {present.reference}")
+            print_info(f"pushing {present.reference}")
             remote.adopt(present.reference)
         unneeded = {one.reference for one in final if one.cell not in wanted}
         return [reference.rpartition(":")[2] for reference in unneeded - pushed]
 
 
-def document_of(image: str, version: str, aliases: list[str], done: Published) -> dict[str, object]:
+def make_published_document(
+    image: str, version: str, aliases: list[str], done: Published
+) -> dict[str, object]:
     """Return the Published document."""
     return {
         "schema": "imagematrix.published/v1",

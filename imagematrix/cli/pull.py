@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.shared.inputs import choose, node_of, remark
+from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
 from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.common.image_reference import split
 from imagematrix.common.settings import DOCKER, read_site
@@ -63,9 +63,9 @@ def command(
 
         image = read_site().full(image)
         require_source(image, catalog)
-    node, wanted = node_of(host, root, nvidia_smi, gpus)
+    node, wanted = load_node(host, root, nvidia_smi, gpus)
     # Without an engine, an image is only where its name says.
-    selection = choose(
+    selection = choose_variant(
         image,
         catalog or (image if store else None),
         (node, wanted),
@@ -80,10 +80,10 @@ def command(
 
             name = pull(selection, policy=policy, report=display)
         else:
-            from imagematrix.cli.shared.store_image import fetched
+            from imagematrix.cli.shared.store_image import fetch_into_store
             from imagematrix.images.local_store.fetching import FetchOptions
 
-            stored = fetched(
+            stored = fetch_into_store(
                 selection,
                 store,
                 catalog,
@@ -97,7 +97,7 @@ def command(
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:
         print_text(name)
-        remark(selection, wanted)
+        print_gpu_remark(selection, wanted)
 
 
 def _store(to: str | None, *, stored: bool) -> ImageStore | None:
@@ -113,10 +113,10 @@ def _store(to: str | None, *, stored: bool) -> ImageStore | None:
 def _require_engine(*, described: bool) -> None:
     """Raise EngineError if no engine answers, UsageError if it runs on a machine that is not `described`."""
     from imagematrix.images.local_store.folder import store_folder
-    from imagematrix.launcher.docker.machine import engine_machine
+    from imagematrix.launcher.docker.remote_engine import find_engine_machine
 
     try:
-        engine_machine(described=described)
+        find_engine_machine(described=described)
     except EngineUnreachableError as error:
         folder = word(store_folder(read_site()))
         error.remedy = f"{error.remedy}; or add --to {folder}, a folder that needs no engine"

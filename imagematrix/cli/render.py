@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.cli.shared.build_session import plan_with_lock
 from imagematrix.cli.shared.options import AllowContext, File, Only, Platforms
-from imagematrix.cli.shared.output import info, print_document, writing
-from imagematrix.cli.shared.planning import planned
+from imagematrix.cli.shared.output import print_document, print_info, report_write_errors
 from imagematrix.common import files
 from imagematrix.errors import UsageError
 
@@ -28,10 +28,10 @@ def command(
 ) -> None:
     """Write the Dockerfiles to a folder, or that of a single cell to stdout."""
     from imagematrix.build.plan.plan import PlanStatus
-    from imagematrix.build.plan.planner import Against
+    from imagematrix.build.plan.planner import PlanContext
 
     # A cell fails here if it lacks files; its Dockerfile does not need them.
-    plan = planned(file, Against(), only, platforms=platform or (), contexts=allow_context or ())
+    plan = plan_with_lock(file, PlanContext(), only, platforms=platform or (), contexts=allow_context or ())
     items = plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)
     if output is None:
         if len(items) != 1:
@@ -39,7 +39,7 @@ def command(
             raise UsageError(f"cannot write {len(items)} Dockerfiles to stdout", remedy=remedy)
         print_document(items[0].dockerfile, "write it to a folder with -o DIR")
         return
-    with writing():
+    with report_write_errors():
         for item in items:
             image = item.cell.image
             folder = output / image.name / f"{image.version}-{item.cell.id}"
@@ -47,4 +47,4 @@ def command(
             file = folder / "Dockerfile"
             with files.named(file):
                 file.write_text(item.dockerfile, encoding="utf-8")
-    info(f"wrote {len(items)} Dockerfiles to {output}")
+    print_info(f"wrote {len(items)} Dockerfiles to {output}")

@@ -11,9 +11,9 @@ import typer
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.build.reports.outcome import BUILT, MISSING
 from imagematrix.cli.shared import progress
-from imagematrix.cli.shared.host_filter import needing
+from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import AtMost, ForHosts, Json
-from imagematrix.cli.shared.output import escaped, info, print_json, table
+from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,21 +40,21 @@ def command(
 
     With --for, what all builds found decides again which cells the hosts need.
     """
-    from imagematrix.build.matrix.claims import name
+    from imagematrix.build.matrix.promised_variants import make_reference
     from imagematrix.build.reports import outcome
-    from imagematrix.build.reports.candidates import Known
-    from imagematrix.build.reports.merge import merge
+    from imagematrix.build.reports.candidates import KnownCandidates
+    from imagematrix.build.reports.merge import merge_reports
     from imagematrix.cli.shared.ci import write_summary
 
-    needs = needing(hosts, at_most)
-    known = Known()
-    reports = map(outcome.load, files)
-    merged = merge(map(known.add, reports) if needs else reports)
+    needs = load_host_needs(hosts, at_most)
+    known = KnownCandidates()
+    reports = map(outcome.load_report, files)
+    merged = merge_reports(map(known.add, reports) if needs else reports)
     document = merged.to_json()
     if needs:
         needs.consider(known.candidates)
         document["for"] = needs.to_json()
-    outcomes = outcome.parse(document, "report").outcomes
+    outcomes = outcome.parse_report(document, "report").outcomes
     if json:
         print_json(document)
     else:
@@ -64,23 +64,25 @@ def command(
     if error:
         raise error
     if needs:
-        needs.require([name(one.image, one.version, one.cell) for one in outcomes if one.status in BUILT])
+        needs.require(
+            [make_reference(one.image, one.version, one.cell) for one in outcomes if one.status in BUILT]
+        )
         if unserved := needs.error():
             raise unserved
 
 
 def _print(outcomes: tuple[Outcome, ...]) -> None:
-    from imagematrix.cli.shared.ci import test_of
+    from imagematrix.cli.shared.ci import describe_test
 
     tested = any(outcome.test for outcome in outcomes)
-    table(
+    print_table(
         ("image", "cell", "status", *(["test"] if tested else []), "seconds"),
         [
             (
-                escaped(f"{outcome.image}:{outcome.version}"),
-                escaped(outcome.cell),
+                escape_text(f"{outcome.image}:{outcome.version}"),
+                escape_text(outcome.cell),
                 f"[{COLOURS[outcome.status]}]{outcome.status}[/]",
-                *([escaped(test_of(outcome))] if tested else []),
+                *([escape_text(describe_test(outcome))] if tested else []),
                 "" if outcome.seconds is None else f"{outcome.seconds:.1f}",
             )
             for outcome in outcomes
@@ -88,4 +90,4 @@ def _print(outcomes: tuple[Outcome, ...]) -> None:
         ],
     )
     counts = Counter(outcome.status for outcome in outcomes)
-    info(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells")
+    print_info(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import Health, HostFile
-from imagematrix.cli.shared.output import info, print_text
+from imagematrix.cli.shared.output import print_info, print_text
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -89,13 +89,13 @@ def command(
         from imagematrix.integrations.resolver.sweep import sweep as remove
 
         Address.parse(listen)  # raises an error; names begin with the address as it is written
-        names = Containerd(mirrored(_given(upstream)), namespace) if namespace else Docker(listen)
-        for name in remove(names, listen, info, token=_token(token_file)):
+        names = Containerd(mirrored(_parse_upstream(upstream)), namespace) if namespace else Docker(listen)
+        for name in remove(names, listen, print_info, token=_read_token(token_file)):
             print_text(name)
         return
     if namespace:
         raise UsageError("--namespace is for --sweep")
-    upstream = _given(upstream)
+    upstream = _parse_upstream(upstream)
     if containerd:
         from imagematrix.integrations.resolver.mirror import write
 
@@ -104,7 +104,7 @@ def command(
     from imagematrix.integrations.resolver.node import Probed, Saved
     from imagematrix.integrations.resolver.server import ResolverSettings, serve
 
-    token = _token(token_file)
+    token = _read_token(token_file)
     classes = {}
     for text in node_class or ():
         name, equals, file = text.partition("=")
@@ -123,17 +123,17 @@ def command(
             policy=policy,
             state=state,
         ),
-        note=info,
+        note=print_info,
     )
 
 
-def _given(upstream: str | None) -> str:
+def _parse_upstream(upstream: str | None) -> str:
     if upstream is None:
         raise UsageError("--upstream is required", remedy="name the registry that has the images")
     return upstream
 
 
-def _token(file: Path | None) -> str | None:
+def _read_token(file: Path | None) -> str | None:
     if file is None:
         return None
     try:

@@ -7,8 +7,20 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import Json, Keep, KeptFor, Protect, Yes
-from imagematrix.cli.shared.output import escaped, info, print_json, print_lines, print_text, table
-from imagematrix.cli.shared.retention_options import counting, retention, shown_completely, unserved
+from imagematrix.cli.shared.output import (
+    escape_text,
+    print_info,
+    print_json,
+    print_lines,
+    print_table,
+    print_text,
+)
+from imagematrix.cli.shared.retention_options import (
+    flush_stdout,
+    make_retention,
+    report_removed_count,
+    warn_of_unserved,
+)
 from imagematrix.common.suggestions import nearest
 from imagematrix.common.text import counted
 from imagematrix.common.units import megabytes
@@ -36,39 +48,39 @@ def command(
     signatures go with it, unless another tag or index names them. The registry's garbage collection then
     frees the space.
     """
-    from imagematrix.build.retire.retire import carry_out, survey
+    from imagematrix.build.retire.retire import apply_retirement, survey_repository
     from imagematrix.common.image_reference import names_registry, split
 
     name, version = split(image)
     if version is not None or not names_registry(name):
         remedy = "such as registry.example.com/ml/training, without a version"
         raise UsageError(f"{image} is not the name of an image in a registry", remedy=remedy)
-    wanted = retention(keep, protect, hosts)
-    shown = survey(name, wanted)
+    wanted = make_retention(keep, protect, hosts)
+    shown = survey_repository(name, wanted)
     _require(shown, wanted)
     if json:
         print_json({**shown.to_json(), "dry_run": not yes})
     else:
         _print(shown)
-    unserved(shown.unserved)
+    warn_of_unserved(shown.unserved)
     size = f"{megabytes(shown.size)} of layers and documents"
     versions = counted(len(shown.retired), "version")
     what = f"{counted(len(shown.removals), 'manifest')} of {versions}"
     if not yes or not shown.removals:
-        info(
+        print_info(
             f"{name}: {what} would be removed, with {size}"
             if shown.removals
             else f"{name}: nothing to remove"
         )
         return
-    shown_completely()
+    flush_stdout()
     removed: list[Removal] = []
-    with counting(removed, counted(len(shown.removals), "manifest")):
-        stuck = carry_out(shown, wanted, removed.append)
+    with report_removed_count(removed, counted(len(shown.removals), "manifest")):
+        stuck = apply_retirement(shown, wanted, removed.append)
     for removal in stuck:
-        info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
+        print_info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
     done = f"removed {counted(len(removed), 'manifest')} of {versions}"
-    info(f"{name}: {done}; the registry's garbage collection frees {size}")
+    print_info(f"{name}: {done}; the registry's garbage collection frees {size}")
 
 
 def _require(shown: Retirement, wanted: Retention) -> None:
@@ -84,10 +96,10 @@ def _require(shown: Retirement, wanted: Retention) -> None:
 
 def _print(shown: Retirement) -> None:
     rows = [
-        (escaped(version), "[green]keep[/]" if fate.kept else "[red]remove[/]", escaped(fate.why))
+        (escape_text(version), "[green]keep[/]" if fate.kept else "[red]remove[/]", escape_text(fate.why))
         for version, fate in shown.fates.items()
     ]
-    table(("version", "status", "why"), rows)
+    print_table(("version", "status", "why"), rows)
     if shown.removals:
         print_lines("")
     for removal in shown.removals:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from imagematrix.cli.shared.completion import run_words
-from imagematrix.cli.shared.output import console, escaped
+from imagematrix.cli.shared.completion import complete_run_words
+from imagematrix.cli.shared.output import escape_text, make_console
 from imagematrix.launcher.docker.options import OWN
 
 __all__ = ["SETTINGS", "command"]
@@ -24,7 +24,8 @@ SETTINGS: dict[str, Any] = {
 def command(
     context: typer.Context,
     words: Annotated[  # noqa: ARG001
-        list[str] | None, typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]", autocompletion=run_words)
+        list[str] | None,
+        typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]", autocompletion=complete_run_words),
     ] = None,
 ) -> None:
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
@@ -37,5 +38,7 @@ def command(
     print(context.get_help().rstrip())
     options = Table.grid(padding=(0, 2))
     for name, (value, text) in OWN.items():
-        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escaped(text))
-    console(sys.stdout).print(Panel.fit(options, title="Options", title_align="left", border_style="dim"))
+        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escape_text(text))
+    make_console(sys.stdout).print(
+        Panel.fit(options, title="Options", title_align="left", border_style="dim")
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.shared.inputs import choose, node_of, remark
+from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
 from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
 from imagematrix.images.catalog.sources import confirm
@@ -56,9 +56,9 @@ def command(
     if gang:
         if any(option is not None for option in (host, root, nvidia_smi)):
             raise UsageError("--gang has the hosts: --host, --root and --nvidia-smi name another one")
-        from imagematrix.cli.shared.gang_options import gang_up
+        from imagematrix.cli.shared.gang_options import print_gang_selection
 
-        gang_up(
+        print_gang_selection(
             image,
             catalog,
             gang,
@@ -73,8 +73,8 @@ def command(
     if alike is not None:
         raise UsageError("--alike is about several hosts", remedy="give them with --gang PATH")
     try:
-        node, wanted = node_of(host, root, nvidia_smi, gpus)
-        selection = choose(
+        node, wanted = load_node(host, root, nvidia_smi, gpus)
+        selection = choose_variant(
             image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
         )
     except ImagematrixError as error:
@@ -88,7 +88,7 @@ def command(
         _advertise(image, selection)
     else:
         print_text(str(selection.selected))
-        remark(selection, wanted)
+        print_gpu_remark(selection, wanted)
 
 
 def _advertise(image: str, selection: Selection | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import Json
-from imagematrix.cli.shared.output import escaped, info, print_json, table, warn
+from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table, warn
 from imagematrix.common.text import counted
 from imagematrix.common.units import MEGABYTE, megabytes
 
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from imagematrix.build.trim.examine import Amount
+    from imagematrix.build.trim.examination import Amount
     from imagematrix.build.trim.trim import TrimReport
 
 __all__ = ["command"]
@@ -61,13 +61,15 @@ def command(
     Every cubin that runs on one of them is kept, and PTX if no cubin does. Files keep their length, and
     wheels stay valid.
     """
-    from imagematrix.build.trim.rules import Rules, capabilities
+    from imagematrix.build.trim.rules import Rules, parse_capabilities
     from imagematrix.build.trim.trim import trim
 
     rules = Rules(
-        computes=capabilities(compute), keep_ptx=keep_ptx, drop_dead=drop_dead, nvidia=include_nvidia
+        computes=parse_capabilities(compute), keep_ptx=keep_ptx, drop_dead=drop_dead, nvidia=include_nvidia
     )
-    report = trim(paths, rules, output=output, dry_run=dry_run, measure=_compressed if dry_run else None)
+    report = trim(
+        paths, rules, output=output, dry_run=dry_run, measure=_measure_compressed if dry_run else None
+    )
     if json:
         print_json(report.to_json())
     else:
@@ -75,7 +77,7 @@ def command(
     _warn(report)
 
 
-def _compressed(pieces: Iterable[bytes]) -> int:
+def _measure_compressed(pieces: Iterable[bytes]) -> int:
     import zstandard
 
     writer = zstandard.ZstdCompressor().compressobj()
@@ -86,17 +88,17 @@ def _show(report: TrimReport) -> None:
     columns = ("file", "status", "keeps", "removes", "removed", *(["compressed"] if report.dry_run else []))
     rows = []
     for result in report.results:
-        row = [escaped(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
+        row = [escape_text(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
         row.append(f"{result.removed / MEGABYTE:.1f} of {megabytes(result.size)}")
         if report.dry_run:
             row.append("-" if result.compressed is None else megabytes(result.compressed))
         rows.append(row)
     if rows:
-        table(columns, rows)
+        print_table(columns, rows)
     removed = sum(result.removed for result in report.results)
     verb = "would be removed" if report.dry_run else "removed"
     files = counted(sum(bool(result.edits) for result in report.results), "file")
-    info(f"{megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")
+    print_info(f"{megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")
 
 
 def _targets(amounts: Sequence[Amount]) -> str:
@@ -117,7 +119,7 @@ def _warn(report: TrimReport) -> None:
     if dead and not report.rules.drop_dead:
         fatbins = counted(sum(result.dead for result in dead), "fatbin")
         files = counted(len(dead), "file")
-        info(f"{fatbins} in {files} with nothing that runs on {computes} are unchanged")
+        print_info(f"{fatbins} in {files} with nothing that runs on {computes} are unchanged")
     for path in report.recorded:
         warn(f"{path} has another hash in RECORD, which now has its own: was it altered, or trimmed before?")
     for path in report.linked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagematrix.cli.shared.options import AllowContext, File
-from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.output import print_info
 from imagematrix.common.text import and_others, counted, listed
 from imagematrix.errors import UsageError
 
@@ -22,31 +22,31 @@ SHOWN = 5  # different failures that a message lists; further ones are counted
 
 def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None) -> None:
     """Check a matrix: every error with file, line, column and a suggestion."""
-    from imagematrix.build.matrix.load import load
+    from imagematrix.build.matrix.load import load_matrix
     from imagematrix.build.plan.plan import DropStatus, PlanStatus
-    from imagematrix.build.plan.planner import Against, plan
+    from imagematrix.build.plan.planner import PlanContext, plan
 
     # A plan without an engine also renders every cell, which finds errors in the templates.
-    plan_ = plan(load(file, contexts=allow_context or ()), Against())
+    plan_ = plan(load_matrix(file, contexts=allow_context or ()), PlanContext())
     failed = plan_.with_status(PlanStatus.FAILED)
     if failed:
-        raise _error(file, failed)
+        raise _merge_errors(file, failed)
     buildable = plan_.with_status(PlanStatus.BUILD)
     dropped = [
         f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
     ]
-    info(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")
+    print_info(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")
 
 
-def _error(file: Path, failed: Sequence[Planned]) -> UsageError:
+def _merge_errors(file: Path, failed: Sequence[Planned]) -> UsageError:
     """Return one error for cells that failed: faults of their templates first, if they have any."""
-    from imagematrix.build.dockerfile.template_error import TemplateError, together
-    from imagematrix.build.plan.plan import full_name, naming
+    from imagematrix.build.dockerfile.template_error import TemplateError, merge_errors
+    from imagematrix.build.plan.plan import full_name, make_item_namer
 
     faulty = {full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)}
     if faulty:
-        return together(faulty)
-    name = naming(failed)
+        return merge_errors(faulty)
+    name = make_item_namer(failed)
     alike: dict[str, list[str]] = {}
     for item in failed:
         alike.setdefault(item.why or "", []).append(name(item))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.audit.packages.installed import GENERIC
-from imagematrix.cli.shared.audit_images import Platform, References, audited
+from imagematrix.cli.shared.audit_images import Platform, References, audit_references
 from imagematrix.cli.shared.options import Json
 from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.common.text import counted, shortened
@@ -56,9 +56,9 @@ def command(
     from imagematrix.audit.sbom.components import components, unread
     from imagematrix.cli.shared import sboms
 
-    sboms.require(sbom, references, json=json)
-    audits = audited(references, platform, sboms=sbom is not None)
-    judged: list[_Judged] = []
+    sboms.require_writable_sboms(sbom, references, json=json)
+    audits = audit_references(references, platform, sboms=sbom is not None)
+    judged: list[_JudgedAudit] = []
     for audit in audits:
         variant = claimed(audit)
         broken = contradictions(audit, variant) if variant else []
@@ -67,10 +67,12 @@ def command(
         if variant:
             warnings = [*doubts.of_march(audit, variant), *doubts.of_runtime(audit, variant)]
         warnings += [*unread(audit.contents), *problems]
-        needs = variant or (None if _foreign(audit) else unlabelled(audit)[0])
-        judged.append(_Judged(audit=audit, needs=needs, broken=broken, warnings=warnings, components=found))
+        needs = variant or (None if _is_foreign(audit) else unlabelled(audit)[0])
+        judged.append(
+            _JudgedAudit(audit=audit, needs=needs, broken=broken, warnings=warnings, components=found)
+        )
     if sbom is not None:
-        sboms.write(sbom, [(one.audit, one.components) for one in judged])
+        sboms.write_sboms(sbom, [(one.audit, one.components) for one in judged])
     whole = fat(audits)
     if json:
         written = [
@@ -86,7 +88,7 @@ def command(
         ]
         print_json(written[0] if len(written) == 1 else written)
     elif sbom != sboms.STDOUT:
-        parts = [*map(_lines, judged), *([text] for text in _together(audits, whole))]
+        parts = [*map(_lines, judged), *([text] for text in _describe_combined_size(audits, whole))]
         print_text(*(line for number, part in enumerate(parts) for line in ([""] * bool(number) + part)))
     wrong = sum(1 for one in judged if one.broken)
     if wrong:
@@ -94,7 +96,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class _JudgedAudit:
     """An audit with the judgements about it, and the packages in the image.
 
     `needs` are what a host is compared with, by labels or as `adopt` would write them; None if it would not.
@@ -107,7 +109,7 @@ class _Judged:
     components: Sequence[Component]
 
 
-def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
+def _describe_combined_size(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
     """Yield the estimated size of a single image for all GPUs, and the sizes of the images."""
     from rich.filesize import decimal
 
@@ -119,7 +121,7 @@ def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
         )
 
 
-def _lines(judged: _Judged) -> list[str]:
+def _lines(judged: _JudgedAudit) -> list[str]:
     audit = judged.audit
     image = audit.image
     rows = [
@@ -128,10 +130,10 @@ def _lines(judged: _Judged) -> list[str]:
         ("platform", image.platform),
         ("device code", _code(audit)),
         *(("optional", line) for line in _optional(audit)),
-        *(("not counted", line) for line in _uncounted(audit)),
-        *(("guarded", line) for line in _guarded(audit)),
+        *(("not counted", line) for line in _list_uncounted(audit)),
+        *(("guarded", line) for line in _list_guarded(audit)),
         *(("driver", line) for line in _drivers(audit)),
-        *(_needs(judged.needs) if judged.needs else ()),
+        *(_describe_needs(judged.needs) if judged.needs else ()),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
         *(("packages", line) for line in _packages(judged.components)),
@@ -143,12 +145,12 @@ def _lines(judged: _Judged) -> list[str]:
     return [f"{name:<13}  {line}" for name, line in rows]
 
 
-def _foreign(audit: Audit) -> bool:
+def _is_foreign(audit: Audit) -> bool:
     """Whether an image is for GPUs of another vendor only."""
     return bool(audit.objects) and not any(True for _ in audit.gpu_code)
 
 
-def _needs(variant: Variant) -> Iterator[tuple[str, str]]:
+def _describe_needs(variant: Variant) -> Iterator[tuple[str, str]]:
     """Yield what a host needs that no file of the image has by itself."""
     if variant.cuda:
         claim = " (a claim)" if variant.source("cuda") == CLAIM else ""
@@ -176,7 +178,7 @@ def _optional(audit: Audit) -> Iterator[str]:
             yield f"{code.name}{more}: {', '.join(code.targets)}"
 
 
-def _uncounted(audit: Audit) -> Iterator[str]:
+def _list_uncounted(audit: Audit) -> Iterator[str]:
     """Yield the files whose device code counts for nothing, by the reason."""
     paths: dict[str, list[str]] = {}
     for found in audit.files:
@@ -186,7 +188,7 @@ def _uncounted(audit: Audit) -> Iterator[str]:
         yield f"{shortened(listed, SHOWN)}: {why}"
 
 
-def _guarded(audit: Audit) -> Iterator[str]:
+def _list_guarded(audit: Audit) -> Iterator[str]:
     for code in audit.device_code:
         if code.guard:
             more = f" and {code.files - 1} more" if code.files > 1 else ""

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from imagematrix.build.matrix.load import load
-from imagematrix.build.plan.backend import KeptImage, Made, Present, StoppedError
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.matrix.load import load_matrix
+from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.protocols import BuiltImage, StoppedError, StoredImageInfo, StoredVariant
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage, write_without_layers
@@ -97,10 +97,10 @@ class FakeBackend:
             raise UsageError(f"{reference} is nowhere")
         return digest(f"{reference}{self.salt}".encode())
 
-    def present(self, image, version):
+    def list_variants(self, image, version):
         self.calls.append(("present", image, version))
         return [
-            Present(
+            StoredVariant(
                 reference=reference,
                 cell=own[labels.CELL],
                 input_digest=own[labels.INPUT],
@@ -111,7 +111,7 @@ class FakeBackend:
             if (own[labels.IMAGE], own[labels.VERSION]) == (image, version)
         ]
 
-    def earlier(self, image, cells):
+    def find_earlier_versions(self, image, cells):
         built = {name: self.images[name] for name in self.raw if self.images[name][labels.IMAGE] == image}
         return {
             own[labels.CELL]: name
@@ -119,26 +119,26 @@ class FakeBackend:
             if cells.get(own[labels.CELL]) == own[labels.INPUT]
         }
 
-    def without_layers(self, reference, folder):
+    def load_without_layers(self, reference, folder):
         write_without_layers(folder, *self.raw[reference])
-        return Made(digest=digest(self.raw[reference][0]), layout=folder)
+        return BuiltImage(digest=digest(self.raw[reference][0]), layout=folder)
 
     def components(self, reference):
         return labels.components(self.images[reference])
 
-    def stored(self, reference):
+    def inspect_image(self, reference):
         return self.kept[reference]
 
-    def held(self, reference, digest):
-        return self.pinned(reference, digest)
+    def pin_by_immovable_name(self, reference, digest):
+        return self.pin_by_digest(reference, digest)
 
     def source(self, reference, *, local):  # noqa: ARG002
         return f"docker-image://{reference}@{digest(reference.encode())}"
 
-    def pinned(self, reference, digest):
+    def pin_by_digest(self, reference, digest):
         return None if digest == self.resolve(reference) else f"docker-image://{reference}@{digest}"
 
-    def lasting(self, reference, digest):
+    def pin_permanently(self, reference, digest):
         return f"docker-image://{reference}@{digest}"
 
     def export(self, dockerfile, sources, first=()):  # noqa: ARG002
@@ -147,7 +147,7 @@ class FakeBackend:
             raise self.errors["export"]
         return self.macros
 
-    def base_layers(self, base, sources, together):  # noqa: ARG002
+    def export_base_layers(self, base, sources, together):  # noqa: ARG002
         self.calls.append(("base", base, sources))
         if base in self.errors:
             raise self.errors[base]
@@ -168,10 +168,10 @@ class FakeBackend:
         if cell in self.errors:
             raise self.errors[cell]
         if self.layers is None:
-            yield Made(digest=digest(order.dockerfile.encode()))
+            yield BuiltImage(digest=digest(order.dockerfile.encode()))
         else:
             folder = self.folder / cell
-            yield Made(digest=layout(folder, *self.layers), layout=folder)
+            yield BuiltImage(digest=layout(folder, *self.layers), layout=folder)
 
     def parts(self, made):
         if made.layout:
@@ -190,7 +190,7 @@ class FakeBackend:
         image = LayoutImage(made.layout, made.digest) if made.layout else None
         if image:
             self.raw[order.reference] = image.raw, image.blob(image.config).read_bytes()
-        self.kept[order.reference] = KeptImage(
+        self.kept[order.reference] = StoredImageInfo(
             digest=made.digest,
             layers=tuple(image.configuration["rootfs"]["diff_ids"]) if image else (),
             content=self._content(image),
@@ -246,17 +246,17 @@ class FakeTester:
             raise self.errors[item.cell.id]
         return self.results.get(item.cell.id)
 
-    def made(self, item, variant, order, made, log):
+    def test_built(self, item, variant, order, made, log):
         log.write("testing\n")
         return self._result(item, "made", variant.reference, order.reference, made.digest)
 
-    def stored(self, item, variant, log):  # noqa: ARG002
+    def test_stored(self, item, variant, log):  # noqa: ARG002
         return self._result(item, "stored", variant.reference, variant.digest)
 
-    def due(self, item):
+    def is_due(self, item):
         return item.cell.id in self.dues
 
-    def known(self, item):
+    def find_known_result(self, item):
         return self.results.get(item.cell.id)
 
     def note(self, item, result):
@@ -296,7 +296,7 @@ def planned(project, backend):
     """Call it with changes to the valid matrix to get its plan against the simulated engine."""
 
     def call(*changes, only=None, **files):
-        against = Against(resolve=backend.resolve, store=backend)
-        return plan(load(project(*changes, **files)), against, expression=only)
+        against = PlanContext(resolve=backend.resolve, store=backend)
+        return plan(load_matrix(project(*changes, **files)), against, expression=only)
 
     return call

@@ -82,9 +82,9 @@ def started(monkeypatch, tmp_path, filled_store):
     calls = []
     monkeypatch.setattr(settings, "FILE", str(tmp_path / "site.toml"))
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(daemonless, "node_of", lambda *words: (HOST, words[-1]))
-    monkeypatch.setattr(daemonless, "check", lambda _: ())
-    monkeypatch.setattr("imagematrix.launcher.docker.request.require", lambda _: None)
+    monkeypatch.setattr(daemonless, "load_node", lambda *words: (HOST, words[-1]))
+    monkeypatch.setattr(daemonless, "check_device_nodes", lambda _: ())
+    monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_without_daemon", lambda *_: {})
 
     def runtime_of(engine, wanted, *, of_user=False):
@@ -100,13 +100,13 @@ def started(monkeypatch, tmp_path, filled_store):
         calls.append((container, image, runtime.name, store, claim.descriptors if claim else ()))
         return 7
 
-    monkeypatch.setattr(start, "runtime_of", runtime_of)
-    monkeypatch.setattr(start, "start", begin)
+    monkeypatch.setattr(start, "choose_runtime", runtime_of)
+    monkeypatch.setattr(start, "run_container", begin)
 
     def call(*words, variants=None):
         if variants:
             catalog(*variants)
         calls.clear()
-        return dispatch.run([*words]), list(calls)
+        return dispatch.run_command([*words]), list(calls)
 
     return call

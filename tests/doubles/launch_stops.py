@@ -11,16 +11,16 @@ from pathlib import Path
 
 from imagematrix.cli import dispatch
 from imagematrix.launcher.daemonless import start
-from imagematrix.launcher.daemonless.keeper import Keeper
+from imagematrix.launcher.daemonless.lease_holder import LeaseHolder
 
 # The method or function of the order before which, or after which, a launch stops.
 BEFORE = {
     "leased": (start, "hide_arguments"),
-    "forked": (Keeper, "_first_process"),
-    "standing": (Keeper, "_name"),
+    "forked": (LeaseHolder, "_first_process"),
+    "standing": (LeaseHolder, "_name_first_process"),
 }
-AFTER = {"named": (Keeper, "_name")}
-BEFORE["open"] = (Keeper, "_watch")
+AFTER = {"named": (LeaseHolder, "_name_first_process")}
+BEFORE["open"] = (LeaseHolder, "_watch")
 STEPS = ("leased", "forked", "standing", "named", "open")
 
 
@@ -47,7 +47,7 @@ def main():
     step, folder, *words = sys.argv[1:]
     owner, name = (BEFORE | AFTER)[step]
     setattr(owner, name, stopping(getattr(owner, name), Path(folder), before=step in BEFORE))
-    sys.exit(dispatch.run(words))
+    sys.exit(dispatch.run_command(words))
 
 
 if __name__ == "__main__":

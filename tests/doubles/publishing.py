@@ -9,7 +9,7 @@ import pytest
 from distribution import CONFIG, LAYER, MANIFEST, digest
 
 from imagematrix.audit.images.layers import Layers
-from imagematrix.build.plan.backend import BuildSources, Made, Order
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltImage
 from imagematrix.build.stores.registry import RegistryStore
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import labels
@@ -149,9 +149,9 @@ def make_image(image, tmp_path):
         }
         pushed = blob(json.dumps(manifest).encode(), MANIFEST)["digest"]
         sources = BuildSources(context=tmp_path, platform="linux/amd64")
-        order = Order(reference=f"{image}:{tag(own)}", dockerfile="", sources=sources, labels=own)
+        order = BuildRequest(reference=f"{image}:{tag(own)}", dockerfile="", sources=sources, labels=own)
         return SimpleNamespace(
-            order=order, made=Made(digest=pushed, layout=tmp_path / "layout"), tag=tag(own)
+            order=order, made=BuiltImage(digest=pushed, layout=tmp_path / "layout"), tag=tag(own)
         )
 
     return call

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagematrix.audit.images.layers import Layers
-from imagematrix.build.plan.backend import BuildSources, Made, Order
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltImage
 from imagematrix.build.stores.registry import RegistryStore
 from imagematrix.errors import ImagematrixError
 from imagematrix.images.catalog import labels
@@ -48,8 +48,8 @@ def image(layout, name, version, made_of):
     digest = blob(layout, json.dumps(manifest).encode())["digest"]
     reference = f"{name}:{labels.tag(version, 'a', own[labels.INPUT])}"
     sources = BuildSources(context=layout, platform="linux/amd64")
-    order = Order(reference=reference, dockerfile="", sources=sources, labels=own)
-    return order, Made(digest=digest, layout=layout)
+    order = BuildRequest(reference=reference, dockerfile="", sources=sources, labels=own)
+    return order, BuiltImage(digest=digest, layout=layout)
 
 
 def push(order, made):

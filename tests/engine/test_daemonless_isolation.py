@@ -32,7 +32,7 @@ import sys
 from imagematrix.cli import dispatch
 from imagematrix.cli.shared import daemonless
 daemonless.DaemonlessLaunch.__init__.__kwdefaults__["own_processes"] = False
-sys.exit(dispatch.run(sys.argv[1:]))
+sys.exit(dispatch.run_command(sys.argv[1:]))
 """
 APPTAINERS = ("APPTAINERENV_", "APPTAINER_MESSAGELEVEL", "ENGINE_CONFIG")  # what it tells its own processes
 ON_NODE = (sys.executable, "-P", "-c", AMONG_THE_NODE_S)

@@ -195,7 +195,7 @@ def matrix(folder: Path, cells: int, **axes: Mapping[str, Mapping[str, str]]) ->
     }
     path = folder / "matrix.yaml"
     path.write_text(json.dumps(document))  # JSON is YAML
-    lock.renew(lock.beside(path), {}, {"debian:trixie": f"sha256:{0:064}"}, {})
+    lock.renew_lock(lock.locate_lock(path), {}, {"debian:trixie": f"sha256:{0:064}"}, {})
     return path
 
 

@@ -16,14 +16,14 @@ from publishing import labels_of, tag
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.executor.result import failure
-from imagematrix.build.matrix.load import load
+from imagematrix.build.executor.result import combine_failures
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.retire.retention import Retention
-from imagematrix.build.retire.retire import retirement
-from imagematrix.build.stores.inventory import Inventory, Item
+from imagematrix.build.retire.retire import plan_retirement
+from imagematrix.build.stores.inventory import Inventory, RepositoryManifest
 from imagematrix.cli import dispatch
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
@@ -68,7 +68,7 @@ def command(*words: object) -> Callable[[], None]:
     """Return a call of the command line, which has to give an answer."""
 
     def run() -> None:
-        code = dispatch.run([*map(str, words)])
+        code = dispatch.run_command([*map(str, words)])
         if code not in ANSWERS:
             raise RuntimeError(f"imagematrix {words} ended with {code}")
 
@@ -101,12 +101,12 @@ def _render(cells: int, folder: Path) -> Callable[[], None]:
 def _lock(bases: int, folder: Path) -> Callable[[], object]:
     names = {f"f{number}": {"base": f"debian:{number}"} for number in range(bases)}
     matrix = growing.matrix(folder, growing.FIXED * bases, flavour=names)
-    path = lock.beside(matrix)
+    path = lock.locate_lock(matrix)
 
     def run() -> None:
-        planned = plan(load(matrix), Against(resolve=lambda name: f"sha256:{int(name[7:]):064x}"))
-        lock.renew(path, lock.read(path), planned.bases, planned.drivers)
-        if len(lock.read(path)) != bases:
+        planned = plan(load_matrix(matrix), PlanContext(resolve=lambda name: f"sha256:{int(name[7:]):064x}"))
+        lock.renew_lock(path, lock.read_base_digests(path), planned.bases, planned.drivers)
+        if len(lock.read_base_digests(path)) != bases:
             raise RuntimeError(f"{path} does not have all bases")
 
     return run
@@ -119,7 +119,7 @@ def _build(cells: int, folder: Path) -> Callable[[], object]:
 
     def run() -> None:
         results = build(
-            plan(load(matrix), Against(resolve=backend.resolve, store=backend)),
+            plan(load_matrix(matrix), PlanContext(resolve=backend.resolve, store=backend)),
             backend,
             backend,
             jobs=1,
@@ -127,8 +127,8 @@ def _build(cells: int, folder: Path) -> Callable[[], object]:
             reporter=Silent(),
             layers=Layers(),
         )
-        if failure(results):
-            raise RuntimeError(failure(results))
+        if combine_failures(results):
+            raise RuntimeError(combine_failures(results))
 
     return run
 
@@ -307,16 +307,19 @@ def _retire(versions: int, _: Path) -> Callable[[], object]:
     published = {f"v{version}": tuple(entry(version, cell) for cell in cells) for version in range(versions)}
     pushed = {tag(own): f"v{version}" for (version, _), own in images.items()}
     items = {
-        digest: Item(names=(), blobs={digest: 1, f"layer of {digest}": 2}) for digest in digests.values()
+        digest: RepositoryManifest(names=(), blobs={digest: 1, f"layer of {digest}": 2})
+        for digest in digests.values()
     }
     items |= {
-        indexes[version]: Item(names=tuple(one.digest for one in entries), blobs={indexes[version]: 1})
+        indexes[version]: RepositoryManifest(
+            names=tuple(one.digest for one in entries), blobs={indexes[version]: 1}
+        )
         for version, entries in published.items()
     }
     tags = {tag(own): digests[key] for key, own in images.items()} | indexes
     tags |= {f"alias{number}": digest for number, digest in enumerate([*indexes.values()][::2])}
     found = Inventory(tags=tags, items=items, published=published, pushed=pushed, named={}, attached={})
-    return partial(retirement, "t", found, Retention(keep=versions // 2))
+    return partial(plan_retirement, "t", found, Retention(keep=versions // 2))
 
 
 def _retire_signatures(signatures: int, _: Path) -> Callable[[], object]:
@@ -325,7 +328,7 @@ def _retire_signatures(signatures: int, _: Path) -> Callable[[], object]:
     signed = {f"{subject.replace(':', '-')}.sig": subject for subject in [image, *chain[:-1]]}
     found = Inventory(
         tags={"v2": newest, tag(own): image, **dict(zip(signed, chain, strict=True))},
-        items={digest: Item(names=(), blobs={digest: 1}) for digest in (newest, image, *chain)},
+        items={digest: RepositoryManifest(names=(), blobs={digest: 1}) for digest in (newest, image, *chain)},
         published={"v2": ()},
         pushed={tag(own): "v1"},
         named={},
@@ -333,7 +336,7 @@ def _retire_signatures(signatures: int, _: Path) -> Callable[[], object]:
     )
 
     def run() -> None:
-        if len(retirement("t", found, Retention(keep=1)).removals) != 1 + signatures:
+        if len(plan_retirement("t", found, Retention(keep=1)).removals) != 1 + signatures:
             raise RuntimeError("some signatures stay")
 
     return run

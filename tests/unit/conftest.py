@@ -24,10 +24,10 @@ import pytest
 from distribution import Server
 from rendering import Starter
 
-from imagematrix.build.matrix import claims
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix import promised_variants
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.build.stores.names import NEW, REPOSITORY
 from imagematrix.cli import main
 from imagematrix.common import json_documents, programs
@@ -132,7 +132,9 @@ def _few_children_are_traced(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_other_containers(monkeypatch):
     """Let no container that runs on this machine use a GPU of a test."""
-    monkeypatch.setattr("imagematrix.launcher.gpu_claims.other_engines.containers", lambda *_, **__: [])
+    monkeypatch.setattr(
+        "imagematrix.launcher.gpu_claims.other_engines.find_other_containers", lambda *_, **__: []
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -202,9 +204,9 @@ def starters(tmp_path_factory):
 def shipped_catalog(shipped):
     """The catalog of all images of the shipped matrix."""
     variants = []
-    for item in plan(load(shipped), Against()).with_status(PlanStatus.BUILD):
+    for item in plan(load_matrix(shipped), PlanContext()).with_status(PlanStatus.BUILD):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
-        variant = claims.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
+        variant = promised_variants.make_variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
         facts = (("cubins", "bytes"), ("driver", "bytes"))
         variants.append(replace(variant, facts=facts, libraries=()))
     return Catalog(image="training", version="v1", variants=tuple(variants))

@@ -99,8 +99,8 @@ def test_select_command_loads_no_third_party_library(profiles, catalog_file):
     code = """
         import sys
         before = set(sys.modules)
-        from imagematrix.cli.dispatch import run
-        assert run(["select", "training:v1", "--host", sys.argv[1], "--catalog", sys.argv[2]]) == 0
+        from imagematrix.cli.dispatch import run_command
+        assert run_command(["select", "training:v1", "--host", sys.argv[1], "--catalog", sys.argv[2]]) == 0
         loaded = sorted(set(sys.modules) - before)
         import json
         print(json.dumps(loaded), file=sys.stderr)

@@ -8,8 +8,8 @@ import sys
 from imagematrix import ImagematrixError, probe
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.gpu_request.spec import among
-from imagematrix.launcher.gpu_claims.claim import claim
-from imagematrix.launcher.gpu_claims.survey import query_nvml, survey
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.survey import query_nvml, survey_usage
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     try:
         gpus = among(host.gpus, f"device={sys.argv[1]}")
         choice = Choice(gpus=gpus, count=1)
-        taken = claim([choice], lambda _: survey(host.gpus, lambda: (), query_nvml))
+        taken = claim_gpus([choice], lambda _: survey_usage(host.gpus, lambda: (), query_nvml))
     except ImagematrixError as error:
         print(error, file=sys.stderr)
         return error.exit_code

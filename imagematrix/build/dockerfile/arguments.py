@@ -9,14 +9,19 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from imagematrix.build.dockerfile.instructions import DockerfileError, by_paragraph, parsed, words_of
-from imagematrix.build.matrix.words import ARGUMENT, BUILDKITS
+from imagematrix.build.dockerfile.instructions import (
+    DockerfileError,
+    parse_by_paragraph,
+    parse_instructions,
+    split_words,
+)
+from imagematrix.build.matrix.axis_values import ARGUMENT, BUILDKITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["declared", "with_bases_written_out"]
+__all__ = ["parse_declarations", "with_bases_written_out"]
 
 # BuildKit has more operators, but not in all releases. Anything else that a shell interprets also matches.
 VARIABLE = re.compile(
@@ -33,31 +38,31 @@ def with_bases_written_out(dockerfile: str, given: Mapping[str, str | None]) -> 
     value one will have.
     """
     try:
-        if not any("$" in name.text for step in by_paragraph(dockerfile) for name in step.names):
+        if not any("$" in name.text for step in parse_by_paragraph(dockerfile) for name in step.names):
             return dockerfile
     except DockerfileError:  # whoever reads the bases reports it, with variables that have no value
         pass
     values: dict[str, str | None] = {}  # None if a value is not known
     parts: list[str] = []
     end, inside = 0, False
-    for step in parsed(dockerfile)[0]:
+    for step in parse_instructions(dockerfile)[0]:
         inside = inside or step.stage is not None
-        for name, default in () if inside else declared(step.arguments):
+        for name, default in () if inside else parse_declarations(step.arguments):
             if name in given:
                 values[name] = given[name]
             elif default is not None:
-                values[name] = _expanded(default, values)
+                values[name] = _expand_word(default, values)
         for image in step.names if step.stage is not None else ():
-            text = _expanded(image.text, values)
+            text = _expand_word(image.text, values)
             if text:
                 parts += [dockerfile[end : image.at], text]
                 end = image.at + len(image.text)
     return "".join([*parts, dockerfile[end:]])
 
 
-def declared(arguments: str) -> Iterator[tuple[str, str | None]]:
+def parse_declarations(arguments: str) -> Iterator[tuple[str, str | None]]:
     """Yield the names in the text after ARG, each with its value as it is written, or None."""
-    for word in words_of(arguments, raw=True):
+    for word in split_words(arguments, raw=True):
         name, equals, value = word.partition("=")
         if ARGUMENT.fullmatch(name):
             yield name, value if equals else None
@@ -67,18 +72,18 @@ class _UnknownError(Exception):
     """The value of a word is not known."""
 
 
-def _expanded(text: str, values: Mapping[str, str | None]) -> str | None:
+def _expand_word(text: str, values: Mapping[str, str | None]) -> str | None:
     """Return a word without quotes, and with the values of its variables; None if it is not known."""
     quoted = QUOTED.fullmatch(text)
     if quoted and quoted[1] == "'":  # in which a variable is none
         return None if "$" in text else quoted[2]
     try:
-        return VARIABLE.sub(partial(_value, values), quoted[2] if quoted else text)
+        return VARIABLE.sub(partial(_look_up_variable, values), quoted[2] if quoted else text)
     except _UnknownError:
         return None
 
 
-def _value(values: Mapping[str, str | None], match: re.Match[str]) -> str:
+def _look_up_variable(values: Mapping[str, str | None], match: re.Match[str]) -> str:
     name, operator, word = match[1] or match[2], match[3] or "", match[4] or ""
     value = values.get(name)
     if not name or (name in values and value is None):

@@ -11,11 +11,11 @@ from imagematrix.build.dockerfile.instructions import (
     DockerfileError,
     Fault,
     Name,
-    by_paragraph,
-    imported,
-    parsed,
-    read,
-    says_nothing,
+    find_trigger_input,
+    is_blank_or_comment,
+    parse_by_paragraph,
+    parse_instructions,
+    read_instructions,
 )
 from imagematrix.common.suggestions import SLIP, nearest
 from imagematrix.errors import UsageError
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from imagematrix.build.dockerfile.instructions import Instruction
 
 __all__ = [
-    "bases",
-    "beginning",
-    "faults",
-    "frontend",
+    "find_faults",
+    "find_frontend",
+    "find_last_base",
+    "find_missing_sources",
     "has_stage",
-    "missing",
-    "replaced",
+    "list_bases",
+    "replace_images",
     "require_known_inputs",
-    "stages",
-    "through_stage",
+    "split_stages",
+    "truncate_after_stage",
     "with_environment",
 ]
 
@@ -46,7 +46,7 @@ PLAIN_NAME = re.compile(r"[\w-]+", re.ASCII)  # of an image without registry, ta
 SLIPPED = 2  # letters by which a misspelt name is longer or shorter
 
 
-def bases(dockerfile: str) -> tuple[str, ...]:
+def list_bases(dockerfile: str) -> tuple[str, ...]:
     """Return the external images that `dockerfile` names, in order, each once.
 
     Raises DockerfileError with all faults: a FROM with a variable, because the base is part of an image's
@@ -54,45 +54,45 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     cannot be parsed reliably.
     """
     try:
-        names, found = _external(dockerfile, by_paragraph(dockerfile))
+        names, found = _find_external_images(dockerfile, parse_by_paragraph(dockerfile))
     except DockerfileError as error:
-        raise DockerfileError(dockerfile, faults(dockerfile)) from error
+        raise DockerfileError(dockerfile, find_faults(dockerfile)) from error
     if found:
-        raise DockerfileError(dockerfile, faults(dockerfile))
+        raise DockerfileError(dockerfile, find_faults(dockerfile))
     return tuple(dict.fromkeys(name.text for name in names))
 
 
-def faults(dockerfile: str) -> list[Fault]:
-    """Return all faults of a Dockerfile that `bases` reports."""
-    steps, unread = parsed(dockerfile)
-    return [*unread, *_external(dockerfile, steps)[1]]
+def find_faults(dockerfile: str) -> list[Fault]:
+    """Return all faults of a Dockerfile that `list_bases` reports."""
+    steps, unread = parse_instructions(dockerfile)
+    return [*unread, *_find_external_images(dockerfile, steps)[1]]
 
 
-def frontend(dockerfile: str) -> str | None:
+def find_frontend(dockerfile: str) -> str | None:
     """Return the image that reads the Dockerfile in BuildKit's place, of its directive `syntax`, if any."""
-    name = _syntax(dockerfile)[0]
+    name = _parse_directives(dockerfile)[0]
     return name.text if name else None
 
 
 def has_stage(dockerfile: str, stage: str) -> bool:
     """Whether `dockerfile` has a stage named `stage`."""
-    return any(step.stage == stage for step in by_paragraph(dockerfile))
+    return any(step.stage == stage for step in parse_by_paragraph(dockerfile))
 
 
-def through_stage(dockerfile: str, stage: str) -> str | None:
+def truncate_after_stage(dockerfile: str, stage: str) -> str | None:
     """Return `dockerfile` up to the end of the stage named `stage`, or None if there is no such stage."""
     inside = False
-    for step in read(dockerfile):
+    for step in read_instructions(dockerfile):
         if step.stage is not None and inside:
             return dockerfile[: step.start]
         inside = inside or step.stage == stage
     return dockerfile if inside else None
 
 
-def beginning(dockerfile: str) -> str | None:
+def find_last_base(dockerfile: str) -> str | None:
     """Return the external image that the last stage of `dockerfile` starts from; None for scratch."""
     name, begins = "scratch", {"scratch": "scratch"}
-    for step in read(dockerfile):
+    for step in read_instructions(dockerfile):
         if step.stage is not None:
             base = step.names[0].text
             name = begins.get(base.lower(), base)
@@ -100,7 +100,7 @@ def beginning(dockerfile: str) -> str | None:
     return None if name == "scratch" else name
 
 
-def missing(
+def find_missing_sources(
     dockerfile: str, complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
 ) -> list[Fault]:
     """Return a fault for each path in the context that cannot be copied.
@@ -109,12 +109,14 @@ def missing(
     build needs do not count: it needs those of the last stage, and of the stages `targets`.
     """
     try:
-        if all(complaint(name.text) is None for step in by_paragraph(dockerfile) for name in step.copied):
+        if all(
+            complaint(name.text) is None for step in parse_by_paragraph(dockerfile) for name in step.copied
+        ):
             return []
     except DockerfileError:  # of other instructions
         pass
     found: list[Fault] = []
-    for step in _needed(parsed(dockerfile)[0], targets):
+    for step in _find_needed_steps(parse_instructions(dockerfile)[0], targets):
         for name in step.copied:
             wrong = complaint(name.text)
             if wrong and len(found) < MOST:
@@ -122,7 +124,7 @@ def missing(
     return found
 
 
-def _needed(steps: Sequence[Instruction], targets: Collection[str]) -> list[Instruction]:
+def _find_needed_steps(steps: Sequence[Instruction], targets: Collection[str]) -> list[Instruction]:
     """Return the instructions of the last stage, the stages `targets`, and those that they are built from."""
     stages: list[list[Instruction]] = []
     sources: list[set[int]] = []
@@ -157,7 +159,7 @@ def require_known_inputs(triggers: Iterable[str], base: str) -> None:
     The other inputs of triggers are in the base and in the context, and so in the identity.
     """
     for trigger in triggers:
-        source = imported(trigger)
+        source = find_trigger_input(trigger)
         if source:
             raise UsageError(
                 f"the base image {base} brings {source} into every build, by ONBUILD {trigger.strip()}",
@@ -165,12 +167,12 @@ def require_known_inputs(triggers: Iterable[str], base: str) -> None:
             )
 
 
-def stages(dockerfile: str) -> tuple[str, ...]:
+def split_stages(dockerfile: str) -> tuple[str, ...]:
     """Return the text of each stage except the last, preceded by the text of the stage that it starts from.
 
     Dockerfiles with one of these texts in common share that stage.
     """
-    begins = [step for step in read(dockerfile) if step.stage is not None]
+    begins = [step for step in read_instructions(dockerfile) if step.stage is not None]
     texts: dict[str, str] = {}
     for step, following in pairwise(begins):
         text = texts.get(step.names[0].text.lower(), "") + dockerfile[step.start : following.start]
@@ -178,11 +180,11 @@ def stages(dockerfile: str) -> tuple[str, ...]:
     return tuple(texts.values())
 
 
-def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
+def replace_images(dockerfile: str, images: Mapping[str, str]) -> str:
     """Return `dockerfile` with the images that `images` maps replaced; names of stages stay."""
     parts: list[str] = []
     end = 0
-    for name in _external(dockerfile, read(dockerfile))[0]:
+    for name in _find_external_images(dockerfile, read_instructions(dockerfile))[0]:
         if name.text in images:
             parts += [dockerfile[end : name.at], images[name.text]]
             end = name.at + len(name.text)
@@ -194,7 +196,7 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
 
     The values are plain words. Raises DockerfileError if the last instruction is not complete.
     """
-    last = next((line for line in _lines_from_end(dockerfile) if not says_nothing(line)), "")
+    last = next((line for line in _lines_from_end(dockerfile) if not is_blank_or_comment(line)), "")
     if GOES_ON.search(last):
         message = "the Dockerfile has a last instruction that goes on"
         fault = Fault(message, dockerfile.rindex(last), "remove the backslash at its end")
@@ -209,9 +211,9 @@ def _lines_from_end(text: str) -> Iterator[str]:
         yield line
 
 
-def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:
+def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:
     """Return the images that a Dockerfile's syntax line and steps name, without stages, and the faults."""
-    syntax, wrong = _syntax(dockerfile)
+    syntax, wrong = _parse_directives(dockerfile)
     found = [syntax] if syntax else []
     later = {step.stage for step in steps if step.stage}
     internal = {"scratch"}
@@ -221,10 +223,12 @@ def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name]
             if low in internal or (name.numbered and name.text.isdigit()):
                 continue
             if "$" in low:
-                wrong.append(_from_variable(name))
+                wrong.append(_unknown_variable_fault(name))
             elif step.stage is None and low in later:
-                wrong.append(_too_early(name))
-            elif fault := PLAIN_NAME.fullmatch(low) and _misspelt(name, step, steps, internal, later):
+                wrong.append(_early_reference_fault(name))
+            elif fault := PLAIN_NAME.fullmatch(low) and _find_misspelt_stage(
+                name, step, steps, internal, later
+            ):
                 wrong.append(fault)
             else:
                 found.append(name)
@@ -233,18 +237,18 @@ def _external(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name]
     return found, wrong[:MOST]
 
 
-def _from_variable(name: Name) -> Fault:
+def _unknown_variable_fault(name: Name) -> Fault:
     """Return the fault of a FROM whose variables have no values that are known when a build is planned."""
     remedy = "give it one before the first FROM, such as ARG BASE=debian:trixie, or name the image"
     return Fault(f"no value is known for the variable in FROM {name.text}", name.at, remedy)
 
 
-def _too_early(name: Name) -> Fault:
+def _early_reference_fault(name: Name) -> Fault:
     message = f"the Dockerfile has {name.text} as a source before its stage"
     return Fault(message, name.at, "put its stage first")
 
 
-def _misspelt(
+def _find_misspelt_stage(
     name: Name,
     step: Instruction,
     steps: Sequence[Instruction],
@@ -270,7 +274,7 @@ def _misspelt(
     return Fault(f"no stage is called {word}", name.at, remedy)
 
 
-def _syntax(dockerfile: str) -> tuple[Name | None, list[Fault]]:
+def _parse_directives(dockerfile: str) -> tuple[Name | None, list[Fault]]:
     """Return the image of the frontend, if a syntax line names one, and faults of parser directives."""
     if dockerfile.startswith("\ufeff"):
         return None, [Fault("the Dockerfile has a byte order mark", 0, "save it as UTF-8 without one")]

@@ -31,12 +31,12 @@ __all__ = [
     "Fault",
     "Instruction",
     "Name",
-    "by_paragraph",
-    "imported",
-    "parsed",
-    "read",
-    "says_nothing",
-    "words_of",
+    "find_trigger_input",
+    "is_blank_or_comment",
+    "parse_by_paragraph",
+    "parse_instructions",
+    "read_instructions",
+    "split_words",
 ]
 
 WITHOUT_IMAGES = (
@@ -151,22 +151,22 @@ class _Part:
     cut: bool
 
 
-def read(dockerfile: str) -> tuple[Instruction, ...]:
+def read_instructions(dockerfile: str) -> tuple[Instruction, ...]:
     """Return the instructions of a Dockerfile; raise DockerfileError if they have faults."""
-    instructions, faults = parsed(dockerfile)
+    instructions, faults = parse_instructions(dockerfile)
     if faults:
         raise DockerfileError(dockerfile, faults)
     return instructions
 
 
-def parsed(dockerfile: str) -> tuple[tuple[Instruction, ...], tuple[Fault, ...]]:
+def parse_instructions(dockerfile: str) -> tuple[tuple[Instruction, ...], tuple[Fault, ...]]:
     """Return the instructions of a Dockerfile that have no faults, and the faults of the others."""
-    part = _part(dockerfile)
+    part = _parse_part(dockerfile)
     return part.instructions, part.faults
 
 
 @lru_cache(maxsize=4)  # several questions about a Dockerfile follow each other
-def by_paragraph(dockerfile: str) -> tuple[Instruction, ...]:
+def parse_by_paragraph(dockerfile: str) -> tuple[Instruction, ...]:
     """Return the instructions of a Dockerfile that are ARG, name images, begin stages or read the context.
 
     It is parsed by paragraph, because Dockerfiles of a matrix share most of them. Offsets are those in a
@@ -175,29 +175,29 @@ def by_paragraph(dockerfile: str) -> tuple[Instruction, ...]:
     paragraphs = dockerfile.split("\n\n")
     found: list[Instruction] = []
     for index, paragraph in enumerate(paragraphs):
-        part = _paragraph(paragraph)
+        part = _parse_paragraph(paragraph)
         if part.cut or part.faults:  # an instruction contains an empty line: parse the rest as a whole
-            rest = _part("\n\n".join(paragraphs[index:]))
+            rest = _parse_part("\n\n".join(paragraphs[index:]))
             if rest.faults:
-                raise DockerfileError(dockerfile, parsed(dockerfile)[1])
-            return (*found, *filter(_matters, rest.instructions))
+                raise DockerfileError(dockerfile, parse_instructions(dockerfile)[1])
+            return (*found, *filter(_is_relevant, rest.instructions))
         found += part.instructions
     return tuple(found)
 
 
 @lru_cache(maxsize=4096)
-def _paragraph(text: str) -> _Part:
-    part = _part(text, whole=False)
-    return replace(part, instructions=tuple(filter(_matters, part.instructions)))
+def _parse_paragraph(text: str) -> _Part:
+    part = _parse_part(text, whole=False)
+    return replace(part, instructions=tuple(filter(_is_relevant, part.instructions)))
 
 
-def _matters(instruction: Instruction) -> bool:
+def _is_relevant(instruction: Instruction) -> bool:
     return bool(
         instruction.names or instruction.copied or instruction.arguments or instruction.stage is not None
     )
 
 
-def _part(text: str, *, whole: bool = True) -> _Part:
+def _parse_part(text: str, *, whole: bool = True) -> _Part:
     """Read a Dockerfile, or a part of one that begins with an instruction."""
     instructions: list[Instruction] = []
     faults: list[Fault] = []
@@ -211,13 +211,13 @@ def _part(text: str, *, whole: bool = True) -> _Part:
             if (raw.rstrip("\r").lstrip("\t") if dash else raw.rstrip("\r")) == last:
                 heredocs.pop(0)
             continue
-        if says_nothing(raw) or len(faults) == MOST:
+        if is_blank_or_comment(raw) or len(faults) == MOST:
             continue
         if not parts:
             start = begin
         line = (raw if parts else raw.lstrip(SPACE)).removesuffix("\r")
         if UNCLEAR.search(line):
-            unclear = _unreadable(f"a line that ends in two backslashes: {line}", "write it otherwise")
+            unclear = _unreadable_error(f"a line that ends in two backslashes: {line}", "write it otherwise")
             return _Part(tuple(instructions), (*faults, unclear.fault(raw, begin)), cut=False)
         ahead = GOES_ON.sub("", line)
         parts.append(ahead)
@@ -225,7 +225,7 @@ def _part(text: str, *, whole: bool = True) -> _Part:
             continue
         instruction, parts = "".join(parts), []
         try:
-            heredocs = _heredocs(instruction)
+            heredocs = _find_heredocs(instruction)
         except _FaultyError as error:
             return _Part(tuple(instructions), (*faults, error.fault(text[start:offset], start)), cut=False)
         _add(instruction, text[start:offset], start, instructions, faults)
@@ -237,71 +237,75 @@ def _part(text: str, *, whole: bool = True) -> _Part:
 def _add(text: str, raw: str, start: int, instructions: list[Instruction], faults: list[Fault]) -> None:
     """Add an instruction, whose text in the file is `raw`, or its fault."""
     try:
-        instructions.append(_instruction(text, raw, start))
+        instructions.append(_parse_instruction(text, raw, start))
     except _FaultyError as error:
         faults.append(error.fault(raw, start))
 
 
-def says_nothing(line: str) -> bool:
+def is_blank_or_comment(line: str) -> bool:
     """Whether a line of a Dockerfile is empty or a comment."""
     return line.lstrip(SPACE)[:1] in ("", "#")
 
 
 @lru_cache(maxsize=1024)  # cells of a matrix have most instructions in common, at few offsets
-def _instruction(text: str, raw: str, start: int) -> Instruction:
+def _parse_instruction(text: str, raw: str, start: int) -> Instruction:
     """Return the instruction in a text without continued lines; `raw` is its text in the file."""
-    word, arguments = _split(text)
+    word, arguments = _split_command(text)
     command = word.lower()
     if command == "arg":
         return Instruction(start, command, arguments=arguments)
     if command in WITHOUT_IMAGES:
         return Instruction(start, command)
     if command == "onbuild":  # it applies to later builds
-        source = imported(arguments)
+        source = find_trigger_input(arguments)
         if source:
             remedy = "write the instruction into the templates that build on this image"
             raise _FaultyError(f"ONBUILD brings {source} into later builds", remedy, source)
         return Instruction(start, command)
     if command != "from" and command not in WITH_HEREDOCS:
         remedy = nearest(word.upper(), INSTRUCTIONS, likeness=SLIP) or "see the Dockerfile reference"
-        raise _unreadable(f"{word!r}, which is not an instruction", remedy)
+        raise _unreadable_error(f"{word!r}, which is not an instruction", remedy)
     if command == "run" and "--" not in text:  # most instructions
         return Instruction(start, command)
-    flags, arguments = _flags(arguments)
+    flags, arguments = _split_flags(arguments)
     if command == "from":
-        return _stage(arguments, raw, start)
+        return _parse_from(arguments, raw, start)
     if command == "add":
         _require_fixed(flags, arguments)
-    names = tuple(_sources(command, flags, raw, start))
-    copied = tuple(Name(path, _place(path, raw, start)) for path in _copied(command, flags, arguments))
+    names = tuple(_find_sources(command, flags, raw, start))
+    copied = tuple(
+        Name(path, _locate_word(path, raw, start)) for path in _list_copied_paths(command, flags, arguments)
+    )
     return Instruction(start, command, names, copied=copied)
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split_command(text: str) -> tuple[str, str]:
     """Return the name of an instruction, and the text after it."""
     word, *rest = BLANKS.split(text.strip(SPACE), maxsplit=1)
     return word, rest[0] if rest else ""
 
 
-def _place(word: str, raw: str, start: int) -> int:
+def _locate_word(word: str, raw: str, start: int) -> int:
     """Return the offset of a word of an instruction with the text `raw` at the offset `start`."""
     match = re.search(rf"""(?<=[\s"=,]){re.escape(word)}(?=[\s",]|\Z)""", raw)
     return start + (match.start() if match else len(raw) - len(raw.lstrip(SPACE)))
 
 
-def imported(trigger: str) -> str | None:
+def find_trigger_input(trigger: str) -> str | None:
     """Return an image or a remote source that the instruction of an ONBUILD names; None if there is none."""
-    word, rest = _split(trigger)
+    word, rest = _split_command(trigger)
     command = word.lower()
     if command not in WITH_HEREDOCS:
         return None
-    flags, arguments = _flags(rest)
-    return next(_named_sources(flags), None) or (_changing(flags, arguments) if command == "add" else None)
+    flags, arguments = _split_flags(rest)
+    return next(_parse_source_flags(flags), None) or (
+        _find_changing_source(flags, arguments) if command == "add" else None
+    )
 
 
 def _require_fixed(flags: Iterable[str], arguments: str) -> None:
     """Raise _FaultyError if the content of a remote source of an ADD may change."""
-    source = _changing(flags, arguments)
+    source = _find_changing_source(flags, arguments)
     if source is None:
         return
     message = f"the content of {source} may change, but not the identity of the image"
@@ -316,7 +320,7 @@ def _require_fixed(flags: Iterable[str], arguments: str) -> None:
     raise _FaultyError(message, remedy, source)
 
 
-def _changing(flags: Iterable[str], arguments: str) -> str | None:
+def _find_changing_source(flags: Iterable[str], arguments: str) -> str | None:
     """Return a remote source of an ADD whose content may change; None if it has none.
 
     A checksum fixes it, as does a commit in the URL of a git repository. A variable could be a URL, or an
@@ -326,10 +330,10 @@ def _changing(flags: Iterable[str], arguments: str) -> str | None:
         return None
     words = json.loads(arguments) if _is_json(arguments) else BLANKS.split(arguments.strip(SPACE))
     sources = (re.sub(r"[\"'\\]", "", word) for word in words[:-1])
-    return next(filter(_changes, sources), None)
+    return next(filter(_is_changeable, sources), None)
 
 
-def _changes(source: str) -> bool:
+def _is_changeable(source: str) -> bool:
     """Whether a source of ADD is fetched without a commit that fixes its content."""
     return _is_remote(source) and not (GIT.match(source) and COMMIT.search(source))
 
@@ -341,15 +345,15 @@ def _is_remote(source: str) -> bool:
     return may_be_url or source.startswith(SCHEMES) or bool(GIT.match(source))
 
 
-def _copied(command: str, flags: Sequence[str], arguments: str) -> list[str]:
+def _list_copied_paths(command: str, flags: Sequence[str], arguments: str) -> list[str]:
     """Return the paths in the context that an instruction reads, as they are written."""
     if command == "run":
-        mounts = [dict(_fields(flag.partition("=")[2])) for flag in flags if flag.startswith("--mount=")]
+        mounts = [dict(_parse_mount(flag.partition("=")[2])) for flag in flags if flag.startswith("--mount=")]
         own = [mount for mount in mounts if mount.get("type", "bind") == "bind" and not mount.get("from")]
         return [mount.get("source") or mount.get("src") or "." for mount in own]
     if any(flag.startswith("--from=") for flag in flags):
         return []
-    words = json.loads(arguments) if _is_json(arguments) else words_of(arguments, raw=True)
+    words = json.loads(arguments) if _is_json(arguments) else split_words(arguments, raw=True)
     return [
         source
         for source in words[:-1]
@@ -357,70 +361,70 @@ def _copied(command: str, flags: Sequence[str], arguments: str) -> list[str]:
     ]
 
 
-def _fields(mount: str) -> Iterator[tuple[str, str]]:
+def _parse_mount(mount: str) -> Iterator[tuple[str, str]]:
     """Yield the keys of a mount, in lower case, with their values."""
     for option in next(csv.reader([mount]), []):
         key, _, value = option.partition("=")
         yield key.lower(), value
 
 
-def _stage(arguments: str, raw: str, start: int) -> Instruction:
+def _parse_from(arguments: str, raw: str, start: int) -> Instruction:
     words = BLANKS.split(arguments.strip(SPACE))
     if len(words) not in (1, 3) or not words[0] or (len(words) > 1 and words[1].lower() != "as"):
-        raise _unreadable(f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME")
+        raise _unreadable_error(f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME")
     return Instruction(
         start,
         "from",
-        (_named(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start),),
+        (_parse_name(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start),),
         words[2].lower() if len(words) > 1 else "",
     )
 
 
-def _sources(command: str, flags: Iterable[str], raw: str, start: int) -> Iterator[Name]:
+def _find_sources(command: str, flags: Iterable[str], raw: str, start: int) -> Iterator[Name]:
     """Yield the images and stages that flags of COPY and RUN name as sources."""
     at = 0
     for flag in flags:
-        for name in _named_sources([flag]):
+        for name in _parse_source_flags([flag]):
             if "$" in name:
                 message = f"{command.upper()} takes its source from a variable, which no build can: {name}"
                 remedy = "begin a stage with FROM IMAGE AS NAME, and name the stage"
                 raise _FaultyError(message, remedy, name)
             numbered = flag.startswith("--from=")
             pattern = FLAG_VALUE.format(re.escape(name))
-            place = _named(name, pattern, raw[at:], start + at, numbered=numbered)
+            place = _parse_name(name, pattern, raw[at:], start + at, numbered=numbered)
             at = place.at + len(name) - start
             yield place
 
 
-def _named_sources(flags: Iterable[str]) -> Iterator[str]:
+def _parse_source_flags(flags: Iterable[str]) -> Iterator[str]:
     for flag in flags:
         key, _, value = flag.partition("=")
         if key == "--from" and value:
             yield value
         elif key == "--mount":
-            yield from (source for name, source in _fields(value) if name == "from" and source)
+            yield from (source for name, source in _parse_mount(value) if name == "from" and source)
 
 
-def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = False) -> Name:
+def _parse_name(name: str, pattern: str, raw: str, start: int, *, numbered: bool = False) -> Name:
     """Return a name with its offset; raise _FaultyError if it is not written plainly."""
     match = re.search(pattern, raw)
     if match is None or set(name) & set("\"'\\"):
-        raise _unreadable(f"the image {name} in a different spelling", "write its name unchanged")
+        raise _unreadable_error(f"the image {name} in a different spelling", "write its name unchanged")
     return Name(name, start + match.start(1), numbered)
 
 
-def _flags(text: str) -> tuple[list[str], str]:
+def _split_flags(text: str) -> tuple[list[str], str]:
     """Split the text after an instruction's name into its flags, unquoted and unescaped, and the rest."""
     flags: list[str] = []
     while (text := text.lstrip(SPACE)).startswith("--"):
-        flag, text = _flag(text)
+        flag, text = _split_flag(text)
         if flag == "--":
             break
         flags.append(flag)
     return flags, text
 
 
-def _flag(text: str) -> tuple[str, str]:
+def _split_flag(text: str) -> tuple[str, str]:
     """Return the flag at the beginning of `text`, and the rest."""
     plain = PLAIN_WORD.match(text)
     if plain:  # almost every flag
@@ -437,23 +441,25 @@ def _flag(text: str) -> tuple[str, str]:
     return word, text[at:]
 
 
-def _heredocs(text: str) -> list[tuple[str, str]]:
+def _find_heredocs(text: str) -> list[tuple[str, str]]:
     """Return the heredocs of an instruction: "-" or nothing, and the line that ends each."""
     if "<<" not in text:
         return []
-    word, arguments = _split(text)
+    word, arguments = _split_command(text)
     if word.lower() == "onbuild":  # it applies to later builds, but its heredocs are here
         text = arguments
-        word, arguments = _split(text)
+        word, arguments = _split_command(text)
     else:
-        arguments = _flags(arguments)[1]
+        arguments = _split_flags(arguments)[1]
     if word.lower() not in WITH_HEREDOCS or _is_json(arguments):
         return []
-    words = (HEREDOC.fullmatch(word) for word in words_of(text, raw=True))
-    marks = [(word[2], words_of(word[3], raw=False)) for word in words if word]
+    words = (HEREDOC.fullmatch(word) for word in split_words(text, raw=True))
+    marks = [(word[2], split_words(word[3], raw=False)) for word in words if word]
     heredocs = [(dash, names[0]) for dash, names in marks if len(names) == 1]
     if heredocs and "${" in VARIABLE.sub("", text):
-        raise _unreadable(f"a heredoc beside such a variable: {text}", "give the variable to another line")
+        raise _unreadable_error(
+            f"a heredoc beside such a variable: {text}", "give the variable to another line"
+        )
     return heredocs
 
 
@@ -466,11 +472,11 @@ def _is_json(arguments: str) -> bool:
     except (ValueError, RecursionError):
         return False
     if end < len(text) and "<<" in text:  # older releases read the list, newer ones a command
-        raise _unreadable(f"a heredoc after a list: {arguments}", "write the command without brackets")
+        raise _unreadable_error(f"a heredoc after a list: {arguments}", "write the command without brackets")
     return all(isinstance(word, str) for word in value)
 
 
-def words_of(text: str, *, raw: bool) -> list[str]:
+def split_words(text: str, *, raw: bool) -> list[str]:
     """Return the words of a line, with quotes and escapes kept if `raw`; none if a quote is not closed."""
     if not QUOTED.search(text):  # almost every line
         return [word for word in BETWEEN_WORDS.split(text) if word]
@@ -493,6 +499,6 @@ def words_of(text: str, *, raw: bool) -> list[str]:
     return [] if quote else [word for word in words if word]
 
 
-def _unreadable(what: str, remedy: str) -> _FaultyError:
+def _unreadable_error(what: str, remedy: str) -> _FaultyError:
     """Return the error for an instruction that cannot be parsed reliably, because it has `what`."""
     return _FaultyError(f"the Dockerfile has {what}", remedy)

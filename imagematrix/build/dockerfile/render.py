@@ -15,8 +15,8 @@ from typing import Self
 
 from imagematrix.build.dockerfile.arguments import with_bases_written_out
 from imagematrix.build.dockerfile.dockerfile import with_environment
+from imagematrix.build.matrix.axis_values import HOST_DRIVER
 from imagematrix.build.matrix.feasibility import ARCHES
-from imagematrix.build.matrix.words import HOST_DRIVER
 from imagematrix.common.suggestions import nearest
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.hardware.vendors import archspec, cuda, device_code, installers, marches, runtime
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO, Any
 
-    from imagematrix.build.matrix.facts import March
     from imagematrix.build.matrix.matrix import Cell
+    from imagematrix.build.matrix.matrix_facts import March
 
-__all__ = ["Origin", "Renderer", "completed", "variables"]
+__all__ = ["Origin", "Renderer", "complete_dockerfile", "compute_variables"]
 
 Origin = tuple[str, int]  # a template in the folder, and the number of a line
 
@@ -90,10 +90,10 @@ class Renderer:
             self._to.close()
         self._process.wait()
 
-    def ahead(self, cells: Iterable[Cell]) -> None:
+    def announce(self, cells: Iterable[Cell]) -> None:
         """Announce cells that will be rendered, roughly in this order."""
         for cell in cells:
-            key = _key(cell)
+            key = _cell_key(cell)
             self._waiting.append((key, cell, {}))
             self._expected.add(key)
 
@@ -102,9 +102,9 @@ class Renderer:
 
         `look_up` returns the reference of another image of the same cell by its name.
         """
-        answer = self._answered(_key(cell), cell, look_up)
+        answer = self._request_answer(_cell_key(cell), cell, look_up)
         if "error" in answer:
-            raise self._error(cell, answer)
+            raise self._make_error(cell, answer)
         return str(answer["text"])
 
     def origins(self, cell: Cell, look_up: Callable[[str], str], text: str) -> list[Origin]:
@@ -112,27 +112,27 @@ class Renderer:
 
         There are none if the template gives another text with the marks by which origins are found.
         """
-        answer = self._answered(_key(cell, origins=True), cell, look_up)
+        answer = self._request_answer(_cell_key(cell, origins=True), cell, look_up)
         return (
             [(str(name), int(line)) for name, line in answer["origins"]] if answer.get("text") == text else []
         )
 
-    def _answered(self, key: Key, cell: Cell, look_up: Callable[[str], str]) -> dict[str, Any]:
+    def _request_answer(self, key: Key, cell: Cell, look_up: Callable[[str], str]) -> dict[str, Any]:
         images: dict[str, str] = {}
         if key not in self._expected:
             self._waiting.appendleft((key, cell, images))
-        while "image" in (answer := self._answer(key)):
+        while "image" in (answer := self._receive_answer(key)):
             name = str(answer["image"])
             images = {**images, name: look_up(name)}
             self._waiting.appendleft((key, cell, images))
         return answer
 
-    def _answer(self, key: Key) -> dict[str, Any]:
+    def _receive_answer(self, key: Key) -> dict[str, Any]:
         while key not in self._answers:
             self._send()
             line = self._from.readline()
             if not line:
-                raise self._ended()
+                raise self._describe_end()
             answered, _, request = self._sent.popleft()
             self._room += len(request)
             self._answers[answered] = json.loads(line)
@@ -158,14 +158,14 @@ class Renderer:
     def _request(self, key: Key, cell: Cell, images: Mapping[str, str]) -> tuple[Key, Cell, bytes]:
         request = {
             "template": cell.image.template,
-            "values": variables(cell),
+            "values": compute_variables(cell),
             "images": images,
             "names": self._images,
             "origins": key[-1],
         }
         return key, cell, f"{json.dumps(request)}\n".encode()
 
-    def _ended(self) -> ImagematrixError:
+    def _describe_end(self) -> ImagematrixError:
         """Return why the process has ended; the cell that it was rendering is the cause."""
         code = self._process.wait()
         _, cell, _ = self._sent[0]
@@ -177,10 +177,10 @@ class Renderer:
             return UsageError(f"{where}: rendering was killed by {name} (in the cell {cell.id})")
         return ImagematrixError(f"{where}: the renderer exited with code {code}")
 
-    def _error(self, cell: Cell, answer: Mapping[str, Any]) -> UsageError:
+    def _make_error(self, cell: Cell, answer: Mapping[str, Any]) -> UsageError:
         if not answer.get("of_cell"):
             return UsageError(str(answer["error"]))
-        names, name = variables(cell), answer.get("name")
+        names, name = compute_variables(cell), answer.get("name")
         if answer.get("empty"):
             remedy = f"test for it first: {{% if {name} %}}...{{% endif %}}"
         elif name in self._properties:
@@ -190,11 +190,11 @@ class Renderer:
         return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
 
 
-def _key(cell: Cell, *, origins: bool = False) -> Key:
+def _cell_key(cell: Cell, *, origins: bool = False) -> Key:
     return cell.image.name, cell.id, origins
 
 
-def completed(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = None) -> str:
+def complete_dockerfile(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = None) -> str:
     """Return a rendered Dockerfile with what no template needs to write.
 
     The values of ARGs are written into the images of FROM: those of the matrix, or those `given` on the
@@ -205,7 +205,7 @@ def completed(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = Non
     return with_bases_written_out(text, {**dict(cell.image.build_args), **(given or {})})
 
 
-def variables(cell: Cell) -> dict[str, str | None]:
+def compute_variables(cell: Cell) -> dict[str, str | None]:
     """Return the variables that a template sees for `cell`.
 
     Every axis by its name (None if it does not apply to this cell), the properties of the cell's values,

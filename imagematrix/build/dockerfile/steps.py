@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass, field
 from itertools import count, takewhile, zip_longest
 
-from imagematrix.build.dockerfile.instructions import WITH_HEREDOCS, read, says_nothing
+from imagematrix.build.dockerfile.instructions import WITH_HEREDOCS, is_blank_or_comment, read_instructions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Built", "Recipe", "built"]
+__all__ = ["BuildStep", "Recipe", "list_build_steps"]
 
 BUILDING = (*WITH_HEREDOCS, "workdir")
 NUMBERS = re.compile(r"--chown=\d+(:\d+)?")
@@ -35,7 +35,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildStep:
     """An instruction that builds something. Those of two recipes that build the same have one `digest`.
 
     `below` are the digests of those that its file system starts from, and `needs` of all that it is built
@@ -53,14 +53,14 @@ class Built:
     end: int
 
 
-def built(recipe: Recipe) -> tuple[Built, ...]:
+def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
     """Return the instructions from which the last stage of a recipe is built, in order.
 
     ENV and the like count with the instruction that follows them.
     """
     dockerfile = recipe.dockerfile
-    steps = read(dockerfile)
-    found: list[Built] = []
+    steps = read_instructions(dockerfile)
+    found: list[BuildStep] = []
     stages: dict[str, _Chain] = {"scratch": _Chain(_digest("scratch", recipe.platform))}  # by name and number
     chain, stage, numbers, number, begin = stages["scratch"], "", count(), "", 0
     for step, following in zip_longest(steps, steps[1:]):
@@ -84,12 +84,12 @@ def built(recipe: Recipe) -> tuple[Built, ...]:
             below = chain.below
             if _is_independent(text):
                 link = _digest("link", recipe.platform, text, *inputs)
-                found.append(Built(link, "link", (), needs, begin, step.start, end))
+                found.append(BuildStep(link, "link", (), needs, begin, step.start, end))
                 below, needs = (*below, link), needs | {link}
             chain = _Chain(digest, below, chain.needs | needs)
             builds = step.command in BUILDING
         if builds:
-            found.append(Built(digest, step.command, chain.below, chain.needs, begin, step.start, end))
+            found.append(BuildStep(digest, step.command, chain.below, chain.needs, begin, step.start, end))
             chain = _Chain(chain.whole, (digest,), chain.needs | {digest})
         stages[stage] = stages[number] = chain
     return tuple(one for one in found if one.digest in chain.needs)
@@ -121,7 +121,7 @@ def _is_independent(text: str) -> bool:
 def _without_comments(text: str) -> str:
     """Return the text of an instruction without the comments that follow it."""
     lines = text.rstrip().split("\n")
-    while says_nothing(lines[-1]):
+    while is_blank_or_comment(lines[-1]):
         lines.pop()
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.build.matrix.problems import Mark, Problem, detailed
+from imagematrix.build.matrix.problems import Mark, Problem, format_with_excerpt
 from imagematrix.common.text import and_others
 from imagematrix.errors import UsageError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from imagematrix.build.dockerfile.instructions import Fault
     from imagematrix.build.dockerfile.render import Origin
 
-__all__ = ["TemplateError", "TemplateFault", "of_faults", "together"]
+__all__ = ["TemplateError", "TemplateFault", "locate_faults", "merge_errors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class TemplateError(UsageError):
             problem = one.problem
             if self.remedy:
                 problem = Problem(problem.message, problem.mark)
-            lines += detailed(one.where, problem, texts[one.text])
+            lines += format_with_excerpt(one.where, problem, texts[one.text])
         return "\n".join(lines)
 
 
-def of_faults(
+def locate_faults(
     faults: Iterable[Fault], dockerfile: str, template: str, templates: Path, origins: Sequence[Origin]
 ) -> TemplateError:
     """Return the error for faults of a Dockerfile that `template` in the folder `templates` gave.
@@ -75,17 +75,17 @@ def of_faults(
             continue
         name, number = origins[min(mark.line, len(origins)) - 1]
         if name not in texts:
-            text = _text(templates, name)
+            text = _read_template(templates, name)
             texts[name] = text, text.split("\n")
         text, lines = texts[name]
         own = lines[number - 1] if number <= len(lines) else ""
-        column = _column(rendered[mark.line - 1], own, mark.column)
+        column = _map_column(rendered[mark.line - 1], own, mark.column)
         problem = Problem(fault.message, Mark(number, column), fault.remedy)
         found.append(TemplateFault(str(templates / name), problem, text))
     return TemplateError(found)
 
 
-def together(errors: Mapping[str, TemplateError]) -> TemplateError:
+def merge_errors(errors: Mapping[str, TemplateError]) -> TemplateError:
     """Return one error for those of several cells, by the names of the cells."""
     cells: dict[TemplateFault, list[str]] = {}
     for cell, error in errors.items():
@@ -99,7 +99,7 @@ def together(errors: Mapping[str, TemplateError]) -> TemplateError:
     return TemplateError(found)
 
 
-def _text(templates: Path, name: str) -> str:
+def _read_template(templates: Path, name: str) -> str:
     """Return the content of a template, or "" if it cannot be read any more."""
     try:
         return (templates / name).read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def _text(templates: Path, name: str) -> str:
         return ""
 
 
-def _column(rendered: str, own: str, column: int) -> int:
+def _map_column(rendered: str, own: str, column: int) -> int:
     """Return the column in a template's line `own` of a column in the line that it was rendered to."""
     end = len(rendered) - column + 1  # counted from the end of the line
     if rendered[:column] == own[:column]:

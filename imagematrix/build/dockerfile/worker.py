@@ -22,7 +22,7 @@ import jinja2.ext
 import jinja2.lexer
 import jinja2.sandbox
 
-from imagematrix.build.matrix.folders import inside
+from imagematrix.build.matrix.folders import resolve_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,17 +51,17 @@ LEADING = re.compile(f"(?:{LINES.pattern})*")
 def main() -> None:
     """Answer requests about the templates of a folder, each within a limit of CPU seconds."""
     folder, seconds = sys.argv[1:]
-    _limit(resource.RLIMIT_AS, MEMORY)
-    _limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_AS, MEMORY)
+    _set_limit(resource.RLIMIT_CORE, 0)
     templates = Templates(folder)
     for line in sys.stdin:
         # The kernel ends this process when the limit is reached.
-        _limit(resource.RLIMIT_CPU, int(time.process_time()) + int(seconds))
+        _set_limit(resource.RLIMIT_CPU, int(time.process_time()) + int(seconds))
         sys.stdout.write(f"{json.dumps(templates.answer(**json.loads(line)))}\n")
         sys.stdout.flush()
 
 
-def _limit(kind: int, value: int) -> None:
+def _set_limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
@@ -75,15 +75,15 @@ class Templates:
         self._environment = self._made()
 
     @cached_property
-    def _marking(self) -> _Environment:
+    def _marking_environment(self) -> _Environment:
         return self._made(_LineMarks)
 
     def _made(self, *extensions: type[jinja2.ext.Extension]) -> _Environment:
         environment = _Environment(
-            loader=jinja2.FunctionLoader(self._source),
+            loader=jinja2.FunctionLoader(self._load_source),
             extensions=extensions,
             undefined=_Unknown,
-            finalize=_present,
+            finalize=_require_printable,
             autoescape=False,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -112,11 +112,14 @@ class Templates:
         `origins`, "origins" has the template and the number of the line that each line comes from.
         """
         try:
-            seen = _named(values), _Images(images, names)
+            seen = _wrap_missing_values(values), _Images(images, names)
             if not origins:
-                return {"text": self._rendered(self._environment, template, *seen)}
-            text = self._rendered(self._marking, template, *seen)
-            return {"text": LINES.sub("", text), "origins": [*_origins(self._marking.marked, text)]}
+                return {"text": self._render(self._environment, template, *seen)}
+            text = self._render(self._marking_environment, template, *seen)
+            return {
+                "text": LINES.sub("", text),
+                "origins": [*_parse_origins(self._marking_environment.marked, text)],
+            }
         except _UnresolvedError as asked:
             return {"image": asked.name}
         except jinja2.TemplateNotFound as error:
@@ -125,9 +128,13 @@ class Templates:
             where = f"{error.filename or self._path(template)}:{error.lineno}"
             return {"error": f"{where}: {error.message}"}
         except Exception as error:  # noqa: BLE001 - a template can cause any exception
-            return {"error": self._with_position(error, template), "of_cell": True, **_blamed(error)}
+            return {
+                "error": self._with_position(error, template),
+                "of_cell": True,
+                **_describe_culprit(error),
+            }
 
-    def _rendered(
+    def _render(
         self, environment: _Environment, template: str, values: Mapping[str, object], images: _Images
     ) -> str:
         if self._stateful:
@@ -139,8 +146,8 @@ class Templates:
             raise jinja2.TemplateRuntimeError(f"the output exceeds {OUTPUT:,} characters")
         return text
 
-    def _source(self, name: str) -> tuple[str, str, None] | None:
-        path = inside(self._folder, name)
+    def _load_source(self, name: str) -> tuple[str, str, None] | None:
+        path = resolve_inside(self._folder, name)
         if path is None or not os.path.isfile(path):  # noqa: PTH113 - pathlib is slow to load
             return None
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
@@ -165,7 +172,7 @@ class Templates:
         return f"{position}: {error}"
 
 
-def _origins(templates: Sequence[str], marked: str) -> Iterator[tuple[str, int]]:
+def _parse_origins(templates: Sequence[str], marked: str) -> Iterator[tuple[str, int]]:
     """Yield the template and the number of the line that each line of a text with marks comes from.
 
     The last of several marks counts, as those before it are of lines that leave no text.
@@ -196,7 +203,7 @@ def _with_line_ends(text: str) -> str:
     return "".join([*parts, text[end:]])
 
 
-def _blamed(error: Exception) -> dict[str, Any]:
+def _describe_culprit(error: Exception) -> dict[str, Any]:
     words = str(error).split("'")
     if isinstance(error, jinja2.UndefinedError) and len(words) > 1:
         return {"name": words[1], "empty": isinstance(error, _NoValueError)}
@@ -303,12 +310,12 @@ def _no_value(name: str) -> _NoValue:
     return _NoValue(hint=f"'{name}' has no value here", name=name, exc=_NoValueError)
 
 
-def _named(values: Mapping[str, str | None]) -> dict[str, object]:
+def _wrap_missing_values(values: Mapping[str, str | None]) -> dict[str, object]:
     """Return `values` with each None replaced by an object that knows the variable's name."""
     return {name: _no_value(name) if value is None else value for name, value in values.items()}
 
 
-def _present(value: object) -> object:
+def _require_printable(value: object) -> object:
     if type(value) is str:  # the usual case, tested first for speed
         return value
     if value is None:  # from the template itself, such as a missing key of a dict

@@ -19,14 +19,14 @@ from graphlib import TopologicalSorter
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
-from imagematrix.build.dockerfile.dockerfile import stages
+from imagematrix.build.dockerfile.dockerfile import split_stages
+from imagematrix.build.executor.cell_builder import CellBuilder
+from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.build.executor.logs import log_path
-from imagematrix.build.executor.maker import Maker
-from imagematrix.build.executor.result import BuildStatus, Result, complete
-from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
-from imagematrix.build.plan.backend import StoppedError
-from imagematrix.build.plan.context import Snapshots, settle
-from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus, naming
+from imagematrix.build.executor.result import BuildStatus, Result, complete_results
+from imagematrix.build.plan.context import Snapshots, create_state_folder
+from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus, make_item_namer
+from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.common.temp_folder import scratch
 from imagematrix.errors import BuildError, EngineError, ImagematrixError, TagMovedError, UsageError
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.audit.images.layers import Layers
-    from imagematrix.build.executor.testing import ImageTester
-    from imagematrix.build.plan.backend import Builder, Store
+    from imagematrix.build.executor.image_tester import ImageTester
     from imagematrix.build.plan.plan import Plan, Planned
+    from imagematrix.build.plan.protocols import Builder, Store
 
-__all__ = ["Reporter", "build", "leaders_first"]
+__all__ = ["Reporter", "build", "order_by_new_stages"]
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     """
     refused = plan.with_status(PlanStatus.REFUSED)
     if refused:
-        raise _moved(refused)
+        raise _tag_moved_error(refused)
     failed = [
         Result(item=item, status=BuildStatus.FAILED, error=item.error)
         for item in plan.with_status(PlanStatus.FAILED)
@@ -92,26 +92,28 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     verified = [PlanStatus.UP_TO_DATE] if verify else []
     made = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, *verified)
     due = plan.with_status(PlanStatus.UP_TO_DATE) if tester and not verify else ()
-    items = (*made, *(item for item in due if tester and tester.due(item)))
+    items = (*made, *(item for item in due if tester and tester.is_due(item)))
     if not items or (failed and fail_fast):
         return failed
     try:
-        settle(logs.parent)
+        create_state_folder(logs.parent)
         logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
     with scratch() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
-        with Maker(items, plan, snapshots, builder, store, layers, tester, verify=verify, jobs=jobs) as maker:
+        with CellBuilder(
+            items, plan, snapshots, builder, store, layers, tester, verify=verify, jobs=jobs
+        ) as maker:
             run = _BuildRun(items, maker, reporter, logs, tester, fail_fast=fail_fast)
             results = [*failed, *run.results(jobs)]
     position = {id(item): index for index, item in enumerate(plan.items)}
     return sorted(results, key=lambda result: position[id(result.item)])
 
 
-def _moved(refused: Sequence[Planned]) -> TagMovedError:
-    name = naming(refused)
+def _tag_moved_error(refused: Sequence[Planned]) -> TagMovedError:
+    name = make_item_namer(refused)
     moved = [(item, item.difference.reference) for item in refused if item.difference]
     lines = [
         line
@@ -157,7 +159,7 @@ class _BuildRun:
     def __init__(
         self,
         items: Sequence[Planned],
-        maker: Maker,
+        maker: CellBuilder,
         reporter: Reporter,
         logs: Path,
         tester: ImageTester | None,
@@ -182,10 +184,12 @@ class _BuildRun:
         outcome: SimpleQueue[list[Result] | BaseException] = SimpleQueue()
         # An interrupt is raised in the main thread. If that happened while it held a lock of the pool, the
         # pool's threads would wait for the lock forever; a SimpleQueue has none.
-        thread = threading.Thread(target=lambda: outcome.put(self._caught(jobs)), name="pool", daemon=True)
+        thread = threading.Thread(
+            target=lambda: outcome.put(self._catch_results(jobs)), name="pool", daemon=True
+        )
         try:
             thread.start()
-            ended = _received(outcome)
+            ended = _await_outcome(outcome)
         except BaseException:
             self._stopped = True
             self._maker.stop()
@@ -196,14 +200,14 @@ class _BuildRun:
             raise ended
         return ended
 
-    def _caught(self, jobs: int) -> list[Result] | BaseException:
+    def _catch_results(self, jobs: int) -> list[Result] | BaseException:
         try:
-            return self._made(jobs)
+            return self._collect_results(jobs)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             return error
 
-    def _made(self, jobs: int) -> list[Result]:
-        leaders = leaders_first({name: item.dockerfile for name, item in self._items.items()})
+    def _collect_results(self, jobs: int) -> list[Result]:
+        leaders = order_by_new_stages({name: item.dockerfile for name, item in self._items.items()})
         order = TopologicalSorter(
             {name: [need for need in self._items[name].needs if need in self._items] for name in leaders}
         )
@@ -223,7 +227,7 @@ class _BuildRun:
                 while order.is_active() and not self._stopped:
                     ready = order.get_ready()
                     futures |= {
-                        pool.submit(self._after_needs, self._items[name], slots): name for name in ready
+                        pool.submit(self._build_after_needs, self._items[name], slots): name for name in ready
                     }
                     done, _ = wait(futures, return_when=FIRST_COMPLETED)
                     finished = {futures.pop(future): future.result() for future in done}
@@ -239,9 +243,9 @@ class _BuildRun:
                 if self._stopped or not all(future.done() for future in shared):
                     self._maker.stop()
         self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
-        return complete(self._items.values(), self._results.values())
+        return complete_results(self._items.values(), self._results.values())
 
-    def _after_needs(self, item: Planned, slots: threading.Semaphore) -> Result:
+    def _build_after_needs(self, item: Planned, slots: threading.Semaphore) -> Result:
         unbuilt = [name for name in item.needs if name in self._results and not self._results[name].stored]
         if unbuilt:
             error = BuildError(f"the image that it builds on was not built: {unbuilt[0]}")
@@ -252,9 +256,9 @@ class _BuildRun:
             slot.enter_context(slots)
             if self._stopped:
                 return Result(item=item, status=BuildStatus.STOPPED)
-            return self._carried_out(item, slot.close)
+            return self._build_item(item, slot.close)
 
-    def _carried_out(self, item: Planned, release_slot: Callable[[], None]) -> Result:
+    def _build_item(self, item: Planned, release_slot: Callable[[], None]) -> Result:
         begin = time.monotonic()
         image = item.cell.image
         log = log_path(self._logs, image.name, image.version, item.cell.id)
@@ -273,9 +277,9 @@ class _BuildRun:
         except ImagematrixError as error:
             result = Result(item=item, status=BuildStatus.FAILED, error=error)
         except OSError as error:
-            result = Result(item=item, status=BuildStatus.FAILED, error=_of_system(error))
+            result = Result(item=item, status=BuildStatus.FAILED, error=_system_error(error))
         except Exception as error:  # noqa: BLE001 - an exception fails only its cell
-            result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected(error, log))
+            result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected_error(error, log))
         seconds = time.monotonic() - begin
         logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
         result = replace(result, seconds=seconds, log=log if logged else None)
@@ -287,7 +291,7 @@ class _BuildRun:
         return result
 
 
-def _received(outcome: SimpleQueue[T]) -> T:
+def _await_outcome(outcome: SimpleQueue[T]) -> T:
     """Wait for an outcome and return it.
 
     A signal that arrives while this thread hands over the interpreter, just before it waits, does not wake
@@ -298,13 +302,13 @@ def _received(outcome: SimpleQueue[T]) -> T:
             return outcome.get(timeout=POLL_S)
 
 
-def _of_system(error: OSError) -> BuildError:
+def _system_error(error: OSError) -> BuildError:
     remedy = "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
     message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     return BuildError(message, remedy=remedy)
 
 
-def _unexpected(error: Exception, log: Path) -> ImagematrixError:
+def _unexpected_error(error: Exception, log: Path) -> ImagematrixError:
     """Return the error for a bug in imagematrix, and write its traceback to the log."""
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -314,13 +318,13 @@ def _unexpected(error: Exception, log: Path) -> ImagematrixError:
     return ImagematrixError(message, remedy="this is a bug; please report it with the traceback in the log")
 
 
-def leaders_first(dockerfiles: Mapping[str, str]) -> list[str]:
+def order_by_new_stages(dockerfiles: Mapping[str, str]) -> list[str]:
     """Return the names of `dockerfiles`: the next is always the one with the most new stages.
 
     Shared stages are thus fetched and compiled early and in parallel, and a failing stage fails at the
     beginning. Ties keep the order of `dockerfiles`.
     """
-    own = {name: frozenset(stages(text)) for name, text in dockerfiles.items()}
+    own = {name: frozenset(split_stages(text)) for name, text in dockerfiles.items()}
     seen: set[str] = set()
     # The number of new stages only decreases, so the first file whose number is current is the next.
     heap = [(-len(own[name]), place, name) for place, name in enumerate(own)]

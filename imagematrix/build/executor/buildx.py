@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from imagematrix.build.dockerfile.dockerfile import beginning
-from imagematrix.build.executor.caches import BuildCaches, attributes, entry
-from imagematrix.build.executor.rewrite import Rewriter
+from imagematrix.build.dockerfile.dockerfile import find_last_base
+from imagematrix.build.executor.caches import ExternalCaches, format_attributes, format_cache_name
+from imagematrix.build.executor.image_rewriter import Rewriter
 from imagematrix.build.executor.solver import Solver
 from imagematrix.build.plan import identity
-from imagematrix.build.plan.backend import Beginning, Made, Order
+from imagematrix.build.plan.protocols import BuildRequest, BuiltImage, SharedPrefix
 from imagematrix.common.once import Once
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.catalog import labels
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import TextIO
 
-    from imagematrix.build.executor.earlier import EarlierBuilds
-    from imagematrix.build.plan.backend import BuildSources
+    from imagematrix.build.executor.build_cache import BuildCache
+    from imagematrix.build.plan.protocols import BuildSources
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.images.oci.parts import SizedLayer
 
@@ -76,16 +76,16 @@ class Buildx:
         attest: Sequence[str] = (),
         *,
         proxy: bool = False,
-        earlier: EarlierBuilds | None = None,
+        earlier: BuildCache | None = None,
         no_cache: bool = False,
-        caches: BuildCaches | None = None,
+        caches: ExternalCaches | None = None,
     ) -> None:
         self._docker = docker
         self._builder = builder
         self._earlier = earlier
         self._attest = attest
         self._no_cache = no_cache
-        self._caches = caches or BuildCaches()
+        self._caches = caches or ExternalCaches()
         self._imported = False  # whether an answer of `export`, for labels of images, may be from a cache
         self._require()
         self._solver = Solver(docker, builder, proxy=proxy)
@@ -139,7 +139,7 @@ class Buildx:
         """Whether a build finds the images of the engine by their names."""
         return self._builder is None
 
-    def pinned(self, reference: str, digest: str) -> str | None:
+    def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
         current = self._docker.digest(reference)
         if self._builder is None and current == digest:
@@ -153,36 +153,36 @@ class Buildx:
             )
         return f"docker-image://{reference}@{digest}"
 
-    def held(self, reference: str, digest: str) -> str | None:
-        """Return the source of a base image as `pinned` does, by a name that cannot move."""
-        where = self.pinned(reference, digest)
+    def pin_by_immovable_name(self, reference: str, digest: str) -> str | None:
+        """Return the source of a base image as `pin_by_digest` does, by a name that cannot move."""
+        where = self.pin_by_digest(reference, digest)
         if where is None and self.local:
-            where = self._docker.hold(reference, digest)
+            where = self._docker.pin_by_digest(reference, digest)
             if where is None:
                 raise UsageError(f"{reference} is now another image in the engine", remedy="build again")
         return where
 
     def export(
-        self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
+        self, dockerfile: str, sources: BuildSources, first: Sequence[SharedPrefix] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
-        log, cache = io.StringIO(), entry("export", dockerfile)
+        log, cache = io.StringIO(), format_cache_name("export", dockerfile)
         if not self._no_cache:
-            self._imported |= self._begin(first, sources, log, lambda _: None)
+            self._imported |= self._build_prefixes(first, sources, log, lambda _: None)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            options = ["--no-cache"] if self._no_cache else self._caches.importing(cache)
-            options += ["--output", attributes({"type": "local", "dest": folder})]
+            options = ["--no-cache"] if self._no_cache else self._caches.format_import_options(cache)
+            options += ["--output", format_attributes({"type": "local", "dest": folder})]
             self._imported |= self._solver.solve(options, dockerfile, sources, log, lambda _: None)
             self._write_cache(cache, dockerfile, sources, log, lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
-    def base_layers(
-        self, base: str, sources: BuildSources, together: Collection[str], *, anew: bool = False
+    def export_base_layers(
+        self, base: str, sources: BuildSources, sibling_references: Collection[str], *, anew: bool = False
     ) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them; none with the classic store.
 
-        Later builds, of the images `together`, reuse them instead of exporting them at the same time. The
-        files are empty if the layers are known from an earlier command, unless they are to be exported
+        Later builds, those of `sibling_references`, reuse them instead of exporting them at the same time.
+        The files are empty if the layers are known from an earlier command, unless they are to be exported
         `anew`.
         """
         if not self.reproducible:
@@ -191,84 +191,93 @@ class Buildx:
         return self._base_layers(
             key,
             lambda: (
-                (not anew and self._known_base(base, sources, together)) or self._exported_base(base, sources)
+                (not anew and self._find_known_base(base, sources, sibling_references))
+                or self._export_base(base, sources)
             ),
         )
 
-    def _known_base(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
+    def _find_known_base(
+        self, base: str, sources: BuildSources, sibling_references: Collection[str]
+    ) -> tuple[Path, ...]:
         """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
-        name, earlier = self._lasting_name(base, sources), self._earlier
+        name, earlier = self._find_immovable_name(base, sources), self._earlier
         if name is None or earlier is None:
             return ()
-        layers = partial(earlier.of_base, name, sources.images[base], together)
+        layers = partial(earlier.find_base_layers, name, sources.images[base], sibling_references)
         return self._known_bases(name, lambda: tuple(map(self._shared.blobs.hollow, layers())))
 
-    def _known_layers(self, order: Order) -> frozenset[str]:
+    def _find_known_layers(self, order: BuildRequest) -> frozenset[str]:
         """Return the digests of layers that the store has from the last build of an order's cell.
 
         BuildKit does not send those of them that the image still has.
         """
-        layers = self._earlier.of_cell(order) if self._earlier else ()
+        layers = self._earlier.find_cell_layers(order) if self._earlier else ()
         for layer in layers:
             self._shared.blobs.hollow(layer.exported)
             self._shared.blobs.hollow(layer.digest)
-            self._shared.rewriter.know(layer, order.compression)
+            self._shared.rewriter.reuse_layer(layer, order.compression)
         return frozenset(layer.digest for layer in layers)
 
-    def _lasting_name(self, base: str, sources: BuildSources) -> str | None:
+    def _find_immovable_name(self, base: str, sources: BuildSources) -> str | None:
         """Return a name for a base that never moves; None if the engine has it by its name only."""
         source = sources.images.get(base, "")
-        digest = self._docker.held(source) or source.partition("@")[2]
+        digest = self._docker.find_pinned_digest(source) or source.partition("@")[2]
         return f"{digest} {sources.platform}" if digest else None
 
-    def _exported_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
-        alone = Beginning(base, f"FROM {base}\n")
-        with self._layout() as own:
-            image, _ = self._exported_alone(alone, own.folder, sources, io.StringIO(), lambda _: None)
-        self._begun(_inputs(alone, sources), lambda: False)  # the export has built it
-        name = self._lasting_name(base, sources)
+    def _export_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
+        alone = SharedPrefix(base, f"FROM {base}\n")
+        with self._open_layout() as own:
+            image, _ = self._export_prefix(alone, own.folder, sources, io.StringIO(), lambda _: None)
+        self._begun(_prefix_inputs(alone, sources), lambda: False)  # the export has built it
+        name = self._find_immovable_name(base, sources)
         if self._earlier and name:
             self._earlier.note_base(name, image.layers)
         return tuple(map(image.blob, image.layers))
 
     @contextlib.contextmanager
-    def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
+    def make(self, order: BuildRequest, log: TextIO, step: Callable[[str], None]) -> Iterator[BuiltImage]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
         no_cache = order.no_cache or self._no_cache
         options += ["--no-cache"] if no_cache else []
-        first = () if no_cache else order.first
+        first = () if no_cache else order.shared_prefixes
         if not self.reproducible:
             options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
-            self._begin(first, order.sources, log, step)
+            self._build_prefixes(first, order.sources, log, step)
             options += ["--output", "type=docker"]
             made, _ = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
-            yield Made(digest=made["containerimage.config.digest"])
+            yield BuiltImage(digest=made["containerimage.config.digest"])
             return
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(self._layout(unshared=order.unshared))
-            base = beginning(order.dockerfile)
+            own = stack.enter_context(self._open_layout(unshared=order.unshared))
+            base = find_last_base(order.dockerfile)
             if base and not order.unshared:
                 step(f"exporting {base}")
                 # BuildKit would send its layers with each image. If that fails, the build says so in its log.
                 with contextlib.suppress(BuildError):
-                    self.base_layers(base, order.sources, order.together)
-            known = frozenset() if order.unshared else self._known_layers(order)
+                    self.export_base_layers(base, order.sources, order.sibling_references)
+            known = frozenset() if order.unshared else self._find_known_layers(order)
             image_name, _, tag = order.reference.rpartition(":")
-            cache = entry(labels.cell_of(tag), image_name, labels.cell_of(tag))
-            options += [] if no_cache else self._caches.importing(cache)
-            begun = self._begin(first, order.sources, log, step)
-            digest, imported = self._exported(options, own.folder, order.dockerfile, order.sources, log, step)
+            cache = format_cache_name(labels.cell_of(tag), image_name, labels.cell_of(tag))
+            options += [] if no_cache else self._caches.format_import_options(cache)
+            begun = self._build_prefixes(first, order.sources, log, step)
+            digest, imported = self._export_image(
+                options, own.folder, order.dockerfile, order.sources, log, step
+            )
             if not order.no_cache:
                 self._write_cache(cache, order.dockerfile, order.sources, log, step)
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept
-            layers = self._layers(own.folder, digest)
+            layers = self._read_layers(own.folder, digest)
             users.enter_context(own.blobs.used(layers))
             for one in first:
                 if unused := self._unused.pop(one.name, None):
                     unused.close()
-            files = self.base_layers(base, order.sources, order.together, anew=order.unshared) if base else ()
+            files = (
+                self.export_base_layers(base, order.sources, order.sibling_references, anew=order.unshared)
+                if base
+                else ()
+            )
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
                 raise layout.HollowError(base)
@@ -277,9 +286,9 @@ class Buildx:
             else:
                 image, attested = own.rewriter.image(digest, kept, order.compression), None
             users.enter_context(own.blobs.used(layout.LayoutImage(own.folder, image).archives))
-            if self._docker.held(order.sources.images.get(base or "", "")):
+            if self._docker.find_pinned_digest(order.sources.images.get(base or "", "")):
                 known |= kept
-            yield Made(
+            yield BuiltImage(
                 digest=image,
                 layout=own.folder,
                 stored_layers=known,
@@ -292,23 +301,23 @@ class Buildx:
                     order, [own.rewriter.layer(layer, order.compression) for layer in rewritten]
                 )
 
-    def _begin(
-        self, first: Sequence[Beginning], sources: BuildSources, log: TextIO, step: Callable[[str], None]
+    def _build_prefixes(
+        self, first: Sequence[SharedPrefix], sources: BuildSources, log: TextIO, step: Callable[[str], None]
     ) -> bool:
         """Build beginnings that have not been built yet, several at a time.
 
         Returns whether results may be those of an imported cache.
         """
 
-        def begin(last: Beginning) -> bool:
+        def begin(last: SharedPrefix) -> bool:
             # Each comes after those that it needs.
             needed = [one for one in first if one.name in last.needs or one is last]
-            imported = [self._begun(_inputs(one, sources), partial(build, one)) for one in needed]
+            imported = [self._begun(_prefix_inputs(one, sources), partial(build, one)) for one in needed]
             return any(imported)
 
-        def build(one: Beginning) -> bool:
-            cache = entry("shared", one.name)
-            options = self._caches.importing(cache)
+        def build(one: SharedPrefix) -> bool:
+            cache = format_cache_name("shared", one.name)
+            options = self._caches.format_import_options(cache)
             own = io.StringIO()  # the outputs of several builds at a time could not be told apart
             try:
                 if one.exported:
@@ -339,7 +348,7 @@ class Buildx:
 
         It is a build of its own, in which no step runs, as its turn to write into a folder may come late.
         """
-        with self._caches.exporting(name) as options:
+        with self._caches.format_export_options(name) as options:
             if options:
                 step("writing the cache")
                 options += ["--provenance=false", "--output=type=cacheonly"]
@@ -347,7 +356,7 @@ class Buildx:
 
     def _export_shared(
         self,
-        one: Beginning,
+        one: SharedPrefix,
         sources: BuildSources,
         log: TextIO,
         step: Callable[[str], None],
@@ -357,20 +366,20 @@ class Buildx:
 
         Returns whether results may be those of an imported cache.
         """
-        with self._layout() as own:
-            image, imported = self._exported_alone(one, own.folder, sources, log, step, options)
+        with self._open_layout() as own:
+            image, imported = self._export_prefix(one, own.folder, sources, log, step, options)
             unused = self._kept.enter_context(contextlib.ExitStack())
             unused.enter_context(own.blobs.used(image.archives))
             self._unused[one.name] = unused
         return imported
 
-    def parts(self, made: Made) -> tuple[SizedLayer, ...]:
+    def parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""
         if made.layout:
             return layout.LayoutImage(made.layout, made.digest).parts
         return self._docker.parts(made.digest) or ()
 
-    def _layers(self, folder: Path, digest: str) -> list[str]:
+    def _read_layers(self, folder: Path, digest: str) -> list[str]:
         images = (
             layout.LayoutIndex(folder, digest).images
             if self._attest
@@ -378,9 +387,9 @@ class Buildx:
         )
         return [layer for image in images for layer in image.archives]
 
-    def _exported_alone(
+    def _export_prefix(
         self,
-        one: Beginning,
+        one: SharedPrefix,
         folder: Path,
         sources: BuildSources,
         log: TextIO,
@@ -392,10 +401,10 @@ class Buildx:
         Returns also whether results may be those of an imported cache.
         """
         options = ["--provenance=false", *options]
-        digest, imported = self._exported(options, folder, one.dockerfile, sources, log, step)
+        digest, imported = self._export_image(options, folder, one.dockerfile, sources, log, step)
         return layout.LayoutImage(folder, digest), imported
 
-    def _exported(
+    def _export_image(
         self,
         options: list[str],
         folder: Path,
@@ -409,12 +418,12 @@ class Buildx:
         Its own layers stay uncompressed: they are compressed once, after their times are clamped.
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
-        options = [*options, "--output", attributes(output)]
+        options = [*options, "--output", format_attributes(output)]
         made, imported = self._solver.metadata(options, dockerfile, sources, log, step)
         return str(made["containerimage.digest"]), imported
 
     @contextlib.contextmanager
-    def _layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
+    def _open_layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
         """Yield a layout for exclusive use, because concurrent writes of the same blob make builds fail.
 
         Unless it is `unshared`, it shares its blobs with others.
@@ -425,14 +434,14 @@ class Buildx:
                 yield _BuildLayout.of(Path(name), blobs)
             return
         with self._lock:
-            layout = self._idle.pop() if self._idle else replace(self._shared, folder=self._new_layout())
+            layout = self._idle.pop() if self._idle else replace(self._shared, folder=self._make_layout())
         try:
             yield layout
         finally:
             with self._lock:
                 self._idle.append(layout)
 
-    def _new_layout(self) -> Path:
+    def _make_layout(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
         # Layouts share their blobs, so layers, above all those of the base, are sent and stored only once.
         (folder / "blobs").symlink_to(self._shared.folder)
@@ -443,7 +452,7 @@ class Buildx:
         self._solver.stop()
 
 
-def _inputs(beginning: Beginning, sources: BuildSources) -> tuple[object, ...]:
+def _prefix_inputs(beginning: SharedPrefix, sources: BuildSources) -> tuple[object, ...]:
     """Return what two orders have in common if they have one beginning in common."""
     text = beginning.dockerfile
     context = sources.context if re.search("copy|add|mount", text, re.IGNORECASE) else None

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["BuildCaches", "CachePlace", "CacheUse", "attributes", "entry"]
+__all__ = ["CacheLocation", "CacheUse", "ExternalCaches", "format_attributes", "format_cache_name"]
 
 REGISTRY, LOCAL = "registry", "local"
 FOLDERS = {True: "src", False: "dest"}  # the attribute with the folder, by whether it is read
@@ -38,7 +38,7 @@ DONE = re.compile(r"#(\d+) DONE ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachePlace:
+class CacheLocation:
     """A registry's repository or a folder with caches, as `docker buildx build` takes one.
 
     `where` is the repository or the folder, `prefix` what its tags begin with, and `others` are the
@@ -51,9 +51,9 @@ class CachePlace:
     others: Mapping[str, str]
 
     @classmethod
-    def parse(cls, spec: str, option: str, *, read: bool) -> CachePlace:
+    def parse(cls, spec: str, option: str, *, read: bool) -> CacheLocation:
         """Return the place in the argument of `option`, to be `read` or written; raise UsageError."""
-        given = _parsed(spec, option)
+        given = _parse_attributes(spec, option)
         kind = given.pop("type", REGISTRY)
         needed = {REGISTRY: "ref", LOCAL: FOLDERS[read]}
         if kind not in needed:
@@ -84,7 +84,7 @@ class CachePlace:
             own = {"type": REGISTRY, "ref": f"{self.where}:{tag}"}
         else:
             own = {"type": LOCAL, FOLDERS[read]: self.where, "tag": tag}
-        return attributes({**own, **self.others})
+        return format_attributes({**own, **self.others})
 
     def lacks(self, name: str) -> bool:
         """Whether this is a folder without the cache called `name`, which would be an error of buildx."""
@@ -98,25 +98,25 @@ class CachePlace:
         return self._tag(name) not in tags
 
 
-class BuildCaches:
+class ExternalCaches:
     """The places that builds read caches from, and those that they write them to; thread-safe."""
 
     def __init__(self, imports: Sequence[str] = (), exports: Sequence[str] = ()) -> None:
         """Take the arguments of --cache-from and --cache-to; raise UsageError."""
-        self._imports = [CachePlace.parse(spec, "--cache-from", read=True) for spec in imports]
-        self._exports = [CachePlace.parse(spec, "--cache-to", read=False) for spec in exports]
+        self._imports = [CacheLocation.parse(spec, "--cache-from", read=True) for spec in imports]
+        self._exports = [CacheLocation.parse(spec, "--cache-to", read=False) for spec in exports]
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._imports or self._exports)
 
-    def importing(self, name: str) -> list[str]:
+    def format_import_options(self, name: str) -> list[str]:
         """Return the options of buildx that read the cache called `name`."""
         places = (place for place in self._imports if not place.lacks(name))
         return [f"--cache-from={place.spec(name, read=True)}" for place in places]
 
     @contextlib.contextmanager
-    def exporting(self, name: str) -> Iterator[list[str]]:
+    def format_export_options(self, name: str) -> Iterator[list[str]]:
         """Yield the options of buildx that write the cache called `name`; none if it is not to be written.
 
         Two builds cannot write the same file of a folder at once, so one waits for the other.
@@ -150,20 +150,20 @@ class CacheUse:
         return self._found and self._cached
 
 
-def entry(shown: str, *identity: str) -> str:
+def format_cache_name(shown: str, *identity: str) -> str:
     """Return the name of a cache: `shown` for people, as far as it fits, and a digest of its `identity`."""
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
     return f"{word(shown)[:NAMED]}-{digest[:12]}"
 
 
-def attributes(values: Mapping[str, str]) -> str:
+def format_attributes(values: Mapping[str, str]) -> str:
     """Return attributes for buildx as a line of CSV, so that values may have any characters."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in values.items()])
     return line.getvalue()
 
 
-def _parsed(spec: str, option: str) -> dict[str, str]:
+def _parse_attributes(spec: str, option: str) -> dict[str, str]:
     """Return the attributes in an argument; a reference alone is that of a registry."""
     try:
         (fields,) = csv.reader([spec], strict=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from imagematrix.build.dockerfile.dockerfile import through_stage
+from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
 from imagematrix.build.matrix.feasibility import ARCHES
-from imagematrix.build.plan.flags import STAGE, from_table
+from imagematrix.build.plan.flags import STAGE, look_up_flags
 from imagematrix.errors import BuildError
 from imagematrix.hardware.vendors import marches
 
@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from imagematrix.build.plan.backend import BuildSources
     from imagematrix.build.plan.plan import Planned
+    from imagematrix.build.plan.protocols import BuildSources
 
     Export = Callable[[str, BuildSources], Mapping[str, str]]
 
@@ -39,7 +39,7 @@ class Compilers:
         self._compilers: dict[Hashable, _Compiler] = {}
         self._of: dict[str, _Compiler] = {}  # by the references of items
         for item in items:
-            stage = through_stage(item.dockerfile, STAGE)
+            stage = truncate_after_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
             if stage and march:
                 image = item.cell.image  # a stage can use its files, arguments and secrets
@@ -55,7 +55,7 @@ class Compilers:
         """What is built to run the compilers, each with an item that uses it."""
         return {compiler.dockerfile: compiler.user for compiler in self._compilers.values()}
 
-    def representatives(self) -> list[Planned]:
+    def choose_representatives(self) -> list[Planned]:
         """Return for each compiler an item that uses it and builds on no other image of the matrix."""
         return [compiler.item for compiler in self._compilers.values() if compiler.item]
 
@@ -65,9 +65,9 @@ class Compilers:
         if compiler is None or compiler.known is None:
             return error
         option = item.cell.facts.option(item.cell.axes["march"])
-        return error if option in compiler.known else _unknown(item, option)
+        return error if option in compiler.known else _unknown_flags_error(item, option)
 
-    def queries(self, item: Planned) -> bool:
+    def is_querying(self, item: Planned) -> bool:
         """Whether the flags of `item` come from a compiler, which takes a build."""
         return item.reference in self._of
 
@@ -83,11 +83,11 @@ class Compilers:
             return frozenset()
         compiler = self._of.get(item.reference)
         if compiler is None:
-            return from_table(item.cell, march)
+            return look_up_flags(item.cell, march)
         option = item.cell.facts.option(march)
         macros = compiler.macros(sources).get(option)
         if macros is None:
-            raise _unknown(item, option)
+            raise _unknown_flags_error(item, option)
         own = item.cell.facts.flags(march) or frozenset()
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
 
@@ -140,7 +140,7 @@ class _Compiler:
         )
 
 
-def _unknown(item: Planned, option: str) -> BuildError:
+def _unknown_flags_error(item: Planned, option: str) -> BuildError:
     return BuildError(
         f"the compiler of {item.cell.id} does not support {option}",
         remedy="exclude these cells, or use a base image with a newer compiler",

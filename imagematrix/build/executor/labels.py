@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.plan import Planned
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["for_item"]
+__all__ = ["compose_labels"]
 
 
-def for_item(item: Planned, entry: Variant) -> dict[str, str]:
+def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
     """Return the labels of `item`'s image, whose catalog entry is `entry`."""
     cell = item.cell
     assert item.identity is not None  # noqa: S101 - a planned build has one; for the type checker

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-__all__ = ["excerpt", "gist", "log_path", "opened"]
+__all__ = ["excerpt_log", "log_path", "open_log", "summarize_error"]
 
 # Image names do not contain these, so that folders are unique; their names cannot get too long.
 QUOTED = str.maketrans("/:", "+=")
@@ -29,13 +29,13 @@ def log_path(folder: Path, image: str, version: str, cell: str) -> Path:
     return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
 
 
-def opened(path: Path, follow: Callable[[str], None]) -> io.TextIOWrapper:
+def open_log(path: Path, follow: Callable[[str], None]) -> io.TextIOWrapper:
     """Open a new log, of which `follow` is told what is written; any later OSError names the log, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _Followed(_Named(path, "w"), follow)
+    return _FollowedLog(_NamedFile(path, "w"), follow)
 
 
-class _Followed(io.TextIOWrapper):
+class _FollowedLog(io.TextIOWrapper):
     """Text that somebody else reads, too, once it is written."""
 
     def __init__(self, file: io.FileIO, follow: Callable[[str], None]) -> None:
@@ -48,7 +48,7 @@ class _Followed(io.TextIOWrapper):
         return written
 
 
-class _Named(io.FileIO):
+class _NamedFile(io.FileIO):
     """A file whose errors all name it; by default, the error of a full disk does not."""
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -59,24 +59,24 @@ class _Named(io.FileIO):
             raise
 
 
-def excerpt(log: str | Path | None, error: str) -> str:
+def excerpt_log(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
-    text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
+    text, error = _trim_line(_read_end(Path(log)) if log else ""), _trim_line(plain(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
 
 
-def gist(error: str) -> str:
+def summarize_error(error: str) -> str:
     """Return the part of a build's error that is the same for another cell with the same cause."""
     lines = error.split("\n")
     start = lines.index(SUMMARY) if SUMMARY in lines else 0
     return VARYING.sub("", "\n".join(lines[start:]))
 
 
-def _trimmed(text: str) -> str:
+def _trim_line(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.expandtabs().split("\n"))
 
 
-def _end(path: Path) -> str:
+def _read_end(path: Path) -> str:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

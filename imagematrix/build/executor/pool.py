@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from imagematrix.build.plan.backend import Beginning, Builder, BuildSources, Made, Order
+    from imagematrix.build.plan.protocols import Builder, BuildRequest, BuildSources, BuiltImage, SharedPrefix
     from imagematrix.images.oci.parts import SizedLayer
 
 __all__ = ["Pool"]
@@ -42,19 +42,19 @@ class Pool:
         """Whether all of them find the images of the engine by their names."""
         return all(builder.local for builder in self._builders)
 
-    def pinned(self, reference: str, digest: str) -> str | None:
+    def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if all builders find it by name."""
-        sources = (builder.pinned(reference, digest) for builder in self._builders)
+        sources = (builder.pin_by_digest(reference, digest) for builder in self._builders)
         return next(filter(None, sources), None)
 
-    def held(self, reference: str, digest: str) -> str | None:
+    def pin_by_immovable_name(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`, by a name that cannot move."""
         if self.local:
-            return self._builders[0].held(reference, digest)
-        return self.pinned(reference, digest)
+            return self._builders[0].pin_by_immovable_name(reference, digest)
+        return self.pin_by_digest(reference, digest)
 
     def export(
-        self, dockerfile: str, sources: BuildSources, first: Sequence[Beginning] = ()
+        self, dockerfile: str, sources: BuildSources, first: Sequence[SharedPrefix] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name.
 
@@ -62,19 +62,21 @@ class Pool:
         """
         return self._builders[0].export(dockerfile, sources, first)
 
-    def base_layers(self, base: str, sources: BuildSources, together: Collection[str]) -> tuple[Path, ...]:
+    def export_base_layers(
+        self, base: str, sources: BuildSources, sibling_references: Collection[str]
+    ) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them, from the first builder."""
-        return self._builders[0].base_layers(base, sources, together)
+        return self._builders[0].export_base_layers(base, sources, sibling_references)
 
     @contextlib.contextmanager
-    def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
+    def make(self, order: BuildRequest, log: TextIO, step: Callable[[str], None]) -> Iterator[BuiltImage]:
         """Build an image without naming it yet; its slot is free as soon as it is built."""
         with contextlib.ExitStack() as kept:
-            with self._one() as builder:
+            with self._take_builder() as builder:
                 made = kept.enter_context(builder.make(order, log, step))
             yield made
 
-    def parts(self, made: Made) -> tuple[SizedLayer, ...]:
+    def parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image; all builders read layouts and use the same engine."""
         return self._builders[0].parts(made)
 
@@ -84,7 +86,7 @@ class Pool:
             builder.stop()
 
     @contextlib.contextmanager
-    def _one(self) -> Iterator[Builder]:
+    def _take_builder(self) -> Iterator[Builder]:
         builder = self._free.get()
         try:
             yield builder

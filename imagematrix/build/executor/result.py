@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from imagematrix.build.plan.plan import Planned, PlanStatus, naming
+from imagematrix.build.plan.plan import Planned, PlanStatus, make_item_namer
 from imagematrix.common.text import shortened
 from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
 
@@ -14,10 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from imagematrix.build.executor.testing import ImageTester, ImageTestResult
+    from imagematrix.build.executor.image_tester import ImageTester, ImageTestResult
     from imagematrix.build.plan.plan import Plan
 
-__all__ = ["ENGINE", "SCHEMA", "STORED", "BuildStatus", "Result", "complete", "failure", "report"]
+__all__ = [
+    "ENGINE",
+    "SCHEMA",
+    "STORED",
+    "BuildStatus",
+    "Result",
+    "combine_failures",
+    "complete_results",
+    "make_build_document",
+]
 
 SCHEMA = "imagematrix.build/v1"
 ENGINE = "engine"  # the compression of images whose layers the engine compresses when it pushes them
@@ -69,13 +78,13 @@ class Result:
         return self.status in STORED
 
 
-def complete(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:
+def complete_results(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:
     """Return the results of `items`, in order; items without a result were stopped."""
     by_item = {id(result.item): result for result in results}
     return [by_item.get(id(item)) or Result(item=item, status=BuildStatus.STOPPED) for item in items]
 
 
-def failure(results: Sequence[Result]) -> ImagematrixError | None:
+def combine_failures(results: Sequence[Result]) -> ImagematrixError | None:
     """Return the error that represents all failed results, or None."""
     failed = [result for result in results if result.status is BuildStatus.FAILED]
     if not failed:
@@ -83,7 +92,7 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     for result in failed:
         if isinstance(result.error, EngineError):
             return result.error
-    name = naming(result.item for result in results)
+    name = make_item_namer(result.item for result in results)
     names = shortened([name(result.item) for result in failed], SHOWN, more=", …")
     message = f"{len(failed)} of {len(results)} builds failed: {names}"
     kinds = {type(result.error) for result in failed}
@@ -93,7 +102,7 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     return kind(message) if kind in (AuditError, TagMovedError) else BuildError(message)
 
 
-def report(
+def make_build_document(
     plan: Plan,
     results: Sequence[Result],
     fatal: str | None = None,
@@ -125,7 +134,7 @@ def report(
         if result and result.status is not BuildStatus.VERIFIED:
             test = result.test
         elif tester and isinstance(item, Planned) and item.status is PlanStatus.UP_TO_DATE:
-            test = tester.known(item)
+            test = tester.find_known_result(item)
         else:
             test = None
         cells.append(entry | {"test": test.to_json() if test else None})

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from imagematrix.build.executor import child
+from imagematrix.build.executor import child_process
 from imagematrix.build.executor.caches import CacheUse
 from imagematrix.build.plan import identity
-from imagematrix.build.plan.backend import StoppedError
-from imagematrix.build.plan.given import PROXIES, scrubbed
+from imagematrix.build.plan.build_inputs import PROXIES, scrub_environment
+from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.common.files import named
 from imagematrix.common.temp_folder import full_disk_remedy, scratch
 from imagematrix.common.text import headline
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TextIO
 
-    from imagematrix.build.plan.backend import BuildSources
+    from imagematrix.build.plan.protocols import BuildSources
     from imagematrix.build.stores.engine import EngineStore
 
 __all__ = ["Solver"]
@@ -57,7 +57,7 @@ class Solver:
     def __init__(self, docker: EngineStore, builder: str | None, *, proxy: bool) -> None:
         self._docker = docker
         self._builder = builder
-        self._environment = {"GOGC": GROWTH} | scrubbed(os.environ)
+        self._environment = {"GOGC": GROWTH} | scrub_environment(os.environ)
         self._proxies: list[str] = []
         for name in PROXIES:
             value = (os.environ.get(name) or os.environ.get(name.lower())) if proxy else None
@@ -66,8 +66,8 @@ class Solver:
                 self._proxies.append(f"--build-arg={case}" + ("" if value else "="))
                 if value:
                     self._environment[case] = value
-        self._command = _path()
-        self.elsewhere = self._in_a_context() and builder != endpoint.context()
+        self._command = _find_buildx()
+        self.elsewhere = self._is_in_context() and builder != endpoint.context()
         if self.elsewhere:
             # The default builder of an engine works only in the docker context of its name.
             self._environment.pop("DOCKER_HOST", None)
@@ -82,7 +82,7 @@ class Solver:
         """Remove the folder; all solves have ended."""
         self._open.close()
 
-    def _in_a_context(self) -> bool:
+    def _is_in_context(self) -> bool:
         """Whether the builder is the engine of a docker context."""
         if self._builder is None:
             return False
@@ -91,7 +91,7 @@ class Solver:
         if "no builder" in done.stderr:
             raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
         if done.returncode:
-            raise _broken(done.stderr)
+            raise _broken_engine_error(done.stderr)
         return bool(OWN.search(done.stdout))
 
     def digests(self, reference: str) -> str:
@@ -141,7 +141,7 @@ class Solver:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder, "Dockerfile")
             with named(file):
-                file.write_text(sources.pinned(dockerfile), encoding="utf-8")
+                file.write_text(sources.pin_references(dockerfile), encoding="utf-8")
                 # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
                 Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
             own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
@@ -156,7 +156,7 @@ class Solver:
             assert process.stdout is not None  # noqa: S101 - a pipe; for the type checker
             try:
                 for raw in process.stdout:
-                    line = sources.named(raw)
+                    line = sources.restore_names(raw)
                     log.write(line)
                     use.read(line)
                     tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
@@ -164,25 +164,25 @@ class Solver:
                     if match:
                         step(f"{match[1]}: {match[2]}")
             except BaseException:
-                child.send(process, signal.SIGKILL)
+                child_process.signal_child(process, signal.SIGKILL)
                 raise
             finally:
-                code = child.finish(process)
+                code = child_process.wait_for_child(process)
                 with self._lock:
                     self._running.discard(process)
         if code:
-            self._failed(tail)
+            self._raise_failure(tail)
         return use.imported
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         with self._lock:
             if self._stopped:
                 raise StoppedError("stopped")
-            process = child.start(command, self._environment)
+            process = child_process.start_child(command, self._environment)
             self._running.add(process)
         return process
 
-    def _failed(self, tail: list[str]) -> None:
+    def _raise_failure(self, tail: list[str]) -> None:
         if self._stopped:
             raise StoppedError("stopped")
         self._docker.require()
@@ -205,16 +205,16 @@ class Solver:
             self._stopped = True
             running = list(self._running)
         for process in running:
-            child.send(process, signal.SIGTERM)
+            child_process.signal_child(process, signal.SIGTERM)
         deadline = time.monotonic() + GRACE
         for process in running:
             try:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.send(process, signal.SIGKILL)
+                child_process.signal_child(process, signal.SIGKILL)
 
 
-def _path() -> str:
+def _find_buildx() -> str:
     """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
     command = [system.docker_program(), "info", "--format", "{{json .ClientInfo.Plugins}}"]
     try:
@@ -223,13 +223,13 @@ def _path() -> str:
     except OSError as error:
         raise system.cannot_start(error) from error
     except subprocess.CalledProcessError as error:
-        raise _broken(error.stderr) from error
+        raise _broken_engine_error(error.stderr) from error
     buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
     if "Err" in buildx or "Path" not in buildx:
-        raise _broken(str(buildx.get("Err", "docker has no such plugin")))
+        raise _broken_engine_error(str(buildx.get("Err", "docker has no such plugin")))
     return str(buildx["Path"])
 
 
-def _broken(output: str) -> EngineError:
+def _broken_engine_error(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
     return EngineError(f"docker buildx does not work: {headline(output)}", remedy=remedy)

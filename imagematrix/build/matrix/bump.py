@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.document import Node
 
-__all__ = ["raised", "with_versions"]
+__all__ = ["raise_version", "replace_versions"]
 
 NUMBER = re.compile(r"[0-9]+")
 ANCHOR = re.compile(r"&\S+\s+")  # before a scalar
 
 
-def raised(version: str, *, minor: bool) -> str:
+def raise_version(version: str, *, minor: bool) -> str:
     """Return the version after this one: its last number, or with `minor` its second, plus one.
 
     v1 becomes v2, or v1.1 with `minor`; v1.4.2 becomes v1.4.3, or v1.5.0. Raises UsageError if it has no
@@ -42,17 +42,17 @@ def raised(version: str, *, minor: bool) -> str:
     return "".join(parts)
 
 
-def with_versions(text: str, versions: Versions[str, str], where: str) -> str:
+def replace_versions(text: str, versions: Versions[str, str], where: str) -> str:
     """Return the text of a valid matrix with new versions for images by name.
 
     Images that share one version by an alias or a merge get the new one together. Raises UsageError if the
     text does not allow that, such as for two new versions of one such place.
     """
-    root = document.parse(text, where)
+    root = document.parse_yaml(text, where)
     lines = text.splitlines(keepends=True)
     places: dict[tuple[int, int], tuple[str, str]] = {}
     for name, version in versions.items():
-        node = _version(root, name)
+        node = _find_version(root, name)
         place, change = (node.mark.line, node.mark.column), (str(node.text), version)
         if places.setdefault(place, change) != change:
             raise UsageError(f"{where}:{place[0]}:{place[1]}: several images share this version")
@@ -69,7 +69,7 @@ def with_versions(text: str, versions: Versions[str, str], where: str) -> str:
     return "".join(lines)
 
 
-def _version(root: Node, name: str) -> Scalar:
+def _find_version(root: Node, name: str) -> Scalar:
     """Return the version of an image in a valid matrix."""
     node = root
     for key in ("images", name, "version"):

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Mapping", "Node", "Scalar", "Sequence", "Shapes", "parse"]
+__all__ = ["Mapping", "Node", "Scalar", "Sequence", "Shapes", "parse_yaml"]
 
 DEPTH = 32
 NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells has a few hundred in the file
@@ -55,7 +55,7 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def parse(text: str, where: str) -> Node:
+def parse_yaml(text: str, where: str) -> Node:
     """Return the one document in `text`; raise MatrixError naming `where`, line and column."""
     try:
         return _Composer(where, text).compose(yaml.parse(text, Loader=_loader()))

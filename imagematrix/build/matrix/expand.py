@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from imagematrix.build.matrix.feasibility import infeasible
+from imagematrix.build.matrix.feasibility import find_infeasibility
 from imagematrix.build.matrix.matrix import GPU_AXES, NO_CUDA, Cell
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
 from imagematrix.common.text import shortened
@@ -24,13 +24,20 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
 
-__all__ = ["Excluded", "Expansion", "expand", "of_platforms", "only", "plain_pull"]
+__all__ = [
+    "ExcludedCell",
+    "Expansion",
+    "expand_matrix",
+    "find_plain_pull_cells",
+    "select_cells",
+    "select_platforms",
+]
 
 SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excluded:
+class ExcludedCell:
     """A cell that an exclude rule dropped, and the rule."""
 
     cell: Cell
@@ -42,31 +49,33 @@ class Expansion:
     """All cells of a matrix, in order: the kept cells, and the cells that rules dropped."""
 
     cells: tuple[Cell, ...]
-    excluded: tuple[Excluded, ...]
+    excluded: tuple[ExcludedCell, ...]
 
 
-def expand(matrix: Matrix) -> Expansion:
+def expand_matrix(matrix: Matrix) -> Expansion:
     """Return the cells of `matrix`.
 
     Raises MatrixError if a rule drops no cell, if cells have the same id, or if `plain_pull` does not name
     one cell for each platform.
     """
-    points = list(_points(matrix.axes))
-    kept, dropped = _exclude(matrix, points)
-    merged = _include(matrix, kept)
+    points = list(_generate_points(matrix.axes))
+    kept, dropped = _apply_excludes(matrix, points)
+    merged = _apply_includes(matrix, kept)
     cells = []
     excluded = []
     for image in matrix.images:
-        cells += [_cell(matrix, image, point, extra) for point, extra in merged]
-        excluded += [Excluded(cell=_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped]
+        cells += [_make_cell(matrix, image, point, extra) for point, extra in merged]
+        excluded += [
+            ExcludedCell(cell=_make_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped
+        ]
     _check_unique(matrix, cells[: len(merged)])
     expansion = Expansion(cells=tuple(cells), excluded=tuple(excluded))
     for image in matrix.images:
-        plain_pull(matrix, expansion, image)
+        find_plain_pull_cells(matrix, expansion, image)
     return expansion
 
 
-def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
+def select_cells(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
     """Return the part of `expansion` that `--only` selects.
 
     `image` can be used like an axis. Raises ConditionError if the expression names an unknown axis or matches
@@ -84,20 +93,20 @@ def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
         point = {**cell.axes, "image": cell.image.name}
         return all(point.get(axis) in values for axis, values in wanted.items())
 
-    return _narrowed(expansion, matches)
+    return _filter_cells(expansion, matches)
 
 
-def of_platforms(expansion: Expansion, platforms: Iterable[str]) -> Expansion:
+def select_platforms(expansion: Expansion, platforms: Iterable[str]) -> Expansion:
     """Return the part of `expansion` for these platforms; raise UsageError if a cell has none of them."""
     wanted = frozenset(platforms)
     existing = sorted({cell.platform for cell in expansion.cells})
     for unknown in sorted(wanted.difference(existing)):
         remedy = f"it has {', '.join(existing)}"
         raise UsageError(f"--platform: this matrix has no cell for {unknown}", remedy=remedy)
-    return _narrowed(expansion, lambda cell: cell.platform in wanted)
+    return _filter_cells(expansion, lambda cell: cell.platform in wanted)
 
 
-def _narrowed(expansion: Expansion, stays: Callable[[Cell], bool]) -> Expansion:
+def _filter_cells(expansion: Expansion, stays: Callable[[Cell], bool]) -> Expansion:
     return replace(
         expansion,
         cells=tuple(cell for cell in expansion.cells if stays(cell)),
@@ -105,7 +114,7 @@ def _narrowed(expansion: Expansion, stays: Callable[[Cell], bool]) -> Expansion:
     )
 
 
-def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, str]:
+def find_plain_pull_cells(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, str]:
     """Return, by platform, the id of the cell that `plain_pull` of `image` names; empty if it is not set.
 
     Raises MatrixError if it does not name exactly one cell for each platform.
@@ -115,7 +124,7 @@ def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, 
         return {}
     named: dict[str, list[str]] = {}
     for cell in expansion.cells:
-        if cell.image.name == image.name and not infeasible(cell):
+        if cell.image.name == image.name and not find_infeasibility(cell):
             ids = named.setdefault(cell.platform, [])
             if all(cell.axes.get(axis) in allowed for axis, allowed in stated.matches.items()):
                 ids.append(cell.id)
@@ -136,7 +145,7 @@ def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
     return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
 
 
-def _points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+def _generate_points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     """Yield the product of the axes; CPU-only points have no GPU axes, and each is yielded once."""
     seen: set[tuple[str, ...]] = set()
     for values in itertools.product(*axes.values()):
@@ -151,7 +160,7 @@ def _points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
         yield point
 
 
-def _exclude(
+def _apply_excludes(
     matrix: Matrix, points: list[dict[str, str]]
 ) -> tuple[list[dict[str, str]], list[tuple[dict[str, str], Exclude]]]:
     kept = []
@@ -178,7 +187,9 @@ def _unused_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
     return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
 
 
-def _include(matrix: Matrix, points: list[dict[str, str]]) -> list[tuple[dict[str, str], Mapping[str, str]]]:
+def _apply_includes(
+    matrix: Matrix, points: list[dict[str, str]]
+) -> list[tuple[dict[str, str], Mapping[str, str]]]:
     merged: list[tuple[dict[str, str], dict[str, str]]] = [(point, {}) for point in points]
     added: list[tuple[dict[str, str], Mapping[str, str]]] = []
     for entry in matrix.include:
@@ -186,11 +197,11 @@ def _include(matrix: Matrix, points: list[dict[str, str]]) -> list[tuple[dict[st
         for extra in matching:
             extra.update(entry.properties)
         if not matching:
-            added.append((_whole(matrix, entry), entry.properties))
+            added.append((_complete_point(matrix, entry), entry.properties))
     return [*merged, *added]
 
 
-def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
+def _complete_point(matrix: Matrix, entry: Include) -> dict[str, str]:
     """Return the point that an include entry adds, with its axes in the order of the matrix."""
     needed = [axis for axis in matrix.axes if not (entry.axes.get("cuda") == NO_CUDA and axis in GPU_AXES)]
     missing = [axis for axis in needed if axis not in entry.axes]
@@ -216,7 +227,7 @@ def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
         raise MatrixError(str(matrix.path), problems, matrix.text)
 
 
-def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
+def _make_cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
     properties: dict[str, str] = {}
     for axis, value in point.items():
         properties.update(matrix.properties_of(axis, value))

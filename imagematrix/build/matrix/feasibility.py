@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.build.matrix.words import HOST_DRIVER
+from imagematrix.build.matrix.axis_values import HOST_DRIVER
 from imagematrix.hardware.vendors import cpuid, cuda, device_code, marches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
 
-__all__ = ["ANY_COMPILER", "Infeasible", "infeasible", "unseen"]
+__all__ = ["ANY_COMPILER", "Infeasible", "find_infeasibility", "find_unseen_flags"]
 
 ANY_COMPILER = "gcc"  # all of its versions
 ARCHES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -25,7 +25,7 @@ class Infeasible:
     why: str
 
 
-def infeasible(cell: Cell) -> Infeasible | None:
+def find_infeasibility(cell: Cell) -> Infeasible | None:
     """Return why `cell` cannot work, or None if no known fact rules it out.
 
     Where neither the tables nor the facts of the matrix have an answer, such as for the targets of a newer
@@ -38,7 +38,7 @@ def infeasible(cell: Cell) -> Infeasible | None:
     return None
 
 
-def unseen(cell: Cell) -> frozenset[str]:
+def find_unseen_flags(cell: Cell) -> frozenset[str]:
     """Return the flags that the march of `cell` needs and that a probe sees on no host of today."""
     march = cell.axes.get("march")
     if march is None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os.path
 
-__all__ = ["below", "inside"]
+__all__ = ["is_below", "resolve_inside"]
 
 
-def inside(folder: str, name: str) -> str | None:
+def resolve_inside(folder: str, name: str) -> str | None:
     """Return the path of `name` in `folder` with links resolved, or None if it is outside.
 
     An absolute name, or one with .., counts as outside even if it leads back: on another machine it would be
@@ -19,10 +19,10 @@ def inside(folder: str, name: str) -> str | None:
     if name.startswith("/") or ".." in name.split("/") or "\0" in name:
         return None
     path = f"{folder}/{name}"
-    return os.path.realpath(path) if below(folder, path) else None
+    return os.path.realpath(path) if is_below(folder, path) else None
 
 
-def below(folder: str, path: str) -> bool:
+def is_below(folder: str, path: str) -> bool:
     """Whether `path`, with links resolved, is `folder` or in it."""
     root, target = os.path.realpath(folder), os.path.realpath(path)
     return os.path.commonpath([root, target]) == root

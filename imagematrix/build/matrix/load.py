@@ -7,15 +7,15 @@ import os
 import re
 from pathlib import Path
 
-from imagematrix.build.matrix import document, words
+from imagematrix.build.matrix import axis_values, document
+from imagematrix.build.matrix.compression_reader import CompressionReader
 from imagematrix.build.matrix.document import Shapes
-from imagematrix.build.matrix.facts import MatrixFacts
-from imagematrix.build.matrix.folders import below, inside
+from imagematrix.build.matrix.facts_reader import FactsReader
+from imagematrix.build.matrix.folders import is_below, resolve_inside
 from imagematrix.build.matrix.image_test import ImageTest
 from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
+from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
-from imagematrix.build.matrix.read_compression import CompressionReader
-from imagematrix.build.matrix.read_facts import FactsReader
 from imagematrix.common import units
 from imagematrix.common.suggestions import SLIP, nearest
 from imagematrix.errors import UsageError
@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SCHEMA", "load", "parsed"]
+__all__ = ["SCHEMA", "load_matrix", "parse_matrix"]
 
 SCHEMA = "imagematrix.matrix/v1"
 LIMIT = 16 * 1024 * 1024  # bytes
@@ -40,7 +40,7 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
 TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
-MISPLACED = f"{words.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
+MISPLACED = f"{axis_values.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
 TEMPLATE = "template: app/Dockerfile.j2"
 IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
 GIVEN = ("secrets", "ssh", "build_args")
@@ -66,7 +66,7 @@ TEST = ("command", "network", "secrets", "mounts")
 SHELL = ("/bin/sh", "-c")  # of a test that is one line, as in a Dockerfile
 
 
-def load(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
+def load_matrix(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
     """Return the matrix in the file `path`; raise MatrixError with all its problems, or UsageError.
 
     `contexts` are folders beside the matrix' own that contexts may be in; None if contexts are not read.
@@ -87,13 +87,13 @@ def load(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise MatrixError(str(path), [Problem("not UTF-8 text", Mark(line, 1))]) from error
-    return parsed(text, path, contexts)
+    return parse_matrix(text, path, contexts)
 
 
-def parsed(text: str, path: Path, contexts: Sequence[Path] | None) -> Matrix:
-    """Return the matrix in a text, as `load` does for the file `path` with it."""
+def parse_matrix(text: str, path: Path, contexts: Sequence[Path] | None) -> Matrix:
+    """Return the matrix in a text, as `load_matrix` does for the file `path` with it."""
     reader = _MatrixReader(path, text, contexts)
-    matrix = reader.matrix(document.parse(text, str(path)))
+    matrix = reader.matrix(document.parse_yaml(text, str(path)))
     if reader.problems:
         raise MatrixError(str(path), reader.problems, text)
     return matrix
@@ -152,7 +152,7 @@ class _MatrixReader(Shapes):
     def _templates(self, node: document.Node | None, mark: Mark) -> Path | None:
         """Return the folder of the templates, whose files are read and shown; None if it is elsewhere."""
         name = self._text(node, "templates") or "templates"
-        if inside(str(self.path.parent), name) is None:
+        if resolve_inside(str(self.path.parent), name) is None:
             message = f"the folder of templates {name} is outside the matrix's folder"
             self._problem(message, node.mark if node else mark, f"put it beside the matrix; {OUTSIDE}")
             return None
@@ -163,7 +163,7 @@ class _MatrixReader(Shapes):
         if not os.path.isdir(folder):  # noqa: PTH112
             self._problem(f"the context {folder} is not a folder", mark)
         elif self.contexts is not None and not any(
-            below(str(allowed), str(folder)) for allowed in (self.path.parent, *self.contexts)
+            is_below(str(allowed), str(folder)) for allowed in (self.path.parent, *self.contexts)
         ):
             remedy = "put it beside the matrix, or allow it with --allow-context DIR"
             self._problem(f"the context {folder} is outside the matrix's folder", mark, remedy)
@@ -236,7 +236,7 @@ class _MatrixReader(Shapes):
     def _ids(self, node: document.Node | None, what: str) -> tuple[str, ...]:
         ids = set()
         for word, mark in self._items(node, what) if node else ():
-            if not words.GIVEN_ID.fullmatch(word):
+            if not axis_values.GIVEN_ID.fullmatch(word):
                 self._problem(f"{word!r} is not an id such as pip-token", mark)
             ids.add(word)
         return tuple(sorted(ids))
@@ -244,7 +244,7 @@ class _MatrixReader(Shapes):
     def _build_args(self, node: document.Node | None) -> tuple[tuple[str, str | None], ...]:
         arguments = {}
         for name, mark, value in self._entries(node, "build_args"):
-            if not words.ARGUMENT.fullmatch(name) or words.BUILDKITS.fullmatch(name):
+            if not axis_values.ARGUMENT.fullmatch(name) or axis_values.BUILDKITS.fullmatch(name):
                 remedy = "pass proxies with `imagematrix build --proxy`" if "PROXY" in name.upper() else None
                 self._problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
             empty = isinstance(value, document.Scalar) and value.text is None
@@ -277,7 +277,7 @@ class _MatrixReader(Shapes):
     def _globs(self, node: document.Node | None) -> tuple[str, ...]:
         globs = set()
         for word, mark in self._items(node, "optional_device_code") if node else ():
-            if not words.GLOB.fullmatch(word):
+            if not axis_values.GLOB.fullmatch(word):
                 self._problem(f"{word!r} is not a glob such as package/kernels_*.so", mark)
             globs.add(word)
         return tuple(sorted(globs))
@@ -344,7 +344,7 @@ class _MatrixReader(Shapes):
     def _mounts(self, node: document.Node | None) -> Iterable[tuple[str, Path]]:
         for target, mark, value in self._entries(node, "mounts"):
             name = self._text(value, target) or ""
-            path = inside(str(self.path.parent), name)
+            path = resolve_inside(str(self.path.parent), name)
             if not target.startswith("/") or ".." in target.split("/"):
                 self._problem(f"{target!r} is not an absolute path in the container", mark)
             elif path is None:
@@ -355,7 +355,7 @@ class _MatrixReader(Shapes):
                 yield target, Path(path)
 
     def _template(self, name: str, templates: Path, mark: Mark) -> None:
-        path = inside(str(templates), name)
+        path = resolve_inside(str(templates), name)
         if path is None:
             self._problem(f"the template {name} is outside {templates}", mark, OUTSIDE)
         elif not os.path.isfile(path):  # noqa: PTH113
@@ -372,9 +372,9 @@ class _MatrixReader(Shapes):
                     mark,
                     "up to 32 lower-case letters, digits and underscores, a letter first",
                 )
-            elif name not in HARDWARE and (guess := words.nearest_axis(name, HARDWARE, likeness=SLIP)):
+            elif name not in HARDWARE and (guess := axis_values.suggest_axis(name, HARDWARE, likeness=SLIP)):
                 self._problem(f"{name!r} is not a known axis", mark, guess)
-            elif name in words.RESERVED:
+            elif name in axis_values.RESERVED:
                 self._problem(f"{name!r} is reserved: templates use this name", mark)
             values = self._items(value, f"the axis {name}")
             seen: set[str] = set()
@@ -382,7 +382,7 @@ class _MatrixReader(Shapes):
                 if word in seen:
                     self._problem(f"the value {word!r} occurs twice", at)
                 seen.add(word)
-                problem = words.check(name, word, self.facts)
+                problem = axis_values.check_value(name, word, self.facts)
                 if problem:
                     self._problem(problem[0], at, problem[1])
             if not values:
@@ -401,25 +401,27 @@ class _MatrixReader(Shapes):
                 continue
             properties[axis] = {}
             for value, at, fields in self._entries(by_value, f"the properties of {axis}"):
-                if words.is_glob(value):
-                    if not any(words.covers(value, axis, one) for one in axes[axis]):
+                if axis_values.is_glob(value):
+                    if not any(axis_values.is_covered(value, axis, one) for one in axes[axis]):
                         self._problem(f"no value of the axis {axis} matches {value}", at)
                 elif value not in axes[axis]:
                     remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 own = self._own(fields, f"the properties of {axis} {value}", axes)
-                if words.DRIVER_FROM in own and isinstance(fields, document.Mapping):
-                    self._driver_from(axis, value, *fields.entries[words.DRIVER_FROM])
+                if axis_values.DRIVER_FROM in own and isinstance(fields, document.Mapping):
+                    self._driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
                 properties[axis][value] = own
         return properties
 
     def _driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
-        scheme, separator, _ = (self._text(node, words.DRIVER_FROM) or "").partition("://")
-        if axis != "driver" or value == words.HOST_DRIVER:
+        scheme, separator, _ = (self._text(node, axis_values.DRIVER_FROM) or "").partition("://")
+        if axis != "driver" or value == axis_values.HOST_DRIVER:
             self._problem(MISPLACED, mark)
         elif separator and scheme != "https":
             self._problem(
-                f"{words.DRIVER_FROM}: {scheme}:// is not supported", node.mark, "use https://, or a path"
+                f"{axis_values.DRIVER_FROM}: {scheme}:// is not supported",
+                node.mark,
+                "use https://, or a path",
             )
 
     def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
@@ -434,14 +436,18 @@ class _MatrixReader(Shapes):
         if not AXIS.fullmatch(name):
             remedy = "up to 32 lower-case letters, digits and underscores, with a letter first"
             self._problem(f"{name[:80]!r} cannot be the name of a property", mark, remedy)
-        elif name in {*words.RESERVED, *HARDWARE, *axes}:
+        elif name in {*axis_values.RESERVED, *HARDWARE, *axes}:
             kind = "an axis" if name in {*HARDWARE, *axes} else "a variable or a word of templates"
             self._problem(
                 f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
             )
-        elif name != words.DRIVER_FROM and (guess := nearest(name, [words.DRIVER_FROM], likeness=TYPO)):
+        elif name != axis_values.DRIVER_FROM and (
+            guess := nearest(name, [axis_values.DRIVER_FROM], likeness=TYPO)
+        ):
             self._problem(f"{name!r} is not a known property", mark, guess)
-        elif bad := words.unsafe(words.PLACEHOLDER.sub("", text) if name == words.DRIVER_FROM else text):
+        elif bad := axis_values.find_unsafe_character(
+            axis_values.PLACEHOLDER.sub("", text) if name == axis_values.DRIVER_FROM else text
+        ):
             remedy = "write it in the template itself"
             self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
         else:
@@ -483,13 +489,13 @@ class _MatrixReader(Shapes):
                 if text is None or name == "why":
                     continue
                 if name in axes:
-                    problem = words.check(name, text, self.facts)
+                    problem = axis_values.check_value(name, text, self.facts)
                     if problem:
                         self._problem(problem[0], value.mark, problem[1])
                     chosen[name] = text
-                elif guess := words.nearest_axis(name, axes, likeness=SLIP):
+                elif guess := axis_values.suggest_axis(name, axes, likeness=SLIP):
                     self._problem(f"{name!r} is not an axis of this matrix", mark, guess)
-                elif name == words.DRIVER_FROM:
+                elif name == axis_values.DRIVER_FROM:
                     self._problem(MISPLACED, mark)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     extra[name] = text
@@ -498,6 +504,6 @@ class _MatrixReader(Shapes):
     def _is_axis(self, name: str, mark: Mark, axes: Iterable[str], *also: str) -> bool:
         if name in axes:
             return True
-        remedy = words.nearest_axis(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
+        remedy = axis_values.suggest_axis(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
         self._problem(f"{name!r} is not an axis of this matrix", mark, remedy)
         return False

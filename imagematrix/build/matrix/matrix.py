@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from imagematrix.build.matrix.facts import MatrixFacts
-from imagematrix.build.matrix.words import HOST_DRIVER, covers
+from imagematrix.build.matrix.axis_values import HOST_DRIVER, is_covered
+from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.common.image_reference import word
 from imagematrix.hardware.vendors import device_code
 from imagematrix.images.catalog.catalog import HARDWARE
@@ -121,7 +121,7 @@ class Matrix:
         by_value = self.properties.get(axis, {})
         if value in by_value:
             return by_value[value]
-        return next((own for glob, own in by_value.items() if covers(glob, axis, value)), {})
+        return next((own for glob, own in by_value.items() if is_covered(glob, axis, value)), {})
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, because id is cached

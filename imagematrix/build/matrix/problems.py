@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Mark", "MatrixError", "Problem", "detailed", "told"]
+__all__ = ["Mark", "MatrixError", "Problem", "format_problem", "format_with_excerpt"]
 
 WIDTH = 100  # characters of a line in an excerpt
 
@@ -38,7 +38,7 @@ class MatrixError(UsageError):
 
     def __init__(self, where: str, problems: Sequence[Problem], text: str = "") -> None:
         ordered = sorted(problems, key=lambda problem: (problem.mark.line, problem.mark.column))
-        super().__init__(*(line for problem in ordered for line in told(where, problem)))
+        super().__init__(*(line for problem in ordered for line in format_problem(where, problem)))
         self.where = where
         self.problems = tuple(ordered)
         self.text = text
@@ -47,18 +47,20 @@ class MatrixError(UsageError):
     def details(self) -> str:
         """The message with an excerpt of the file for each problem."""
         lines = self.text.splitlines()
-        return "\n".join(line for problem in self.problems for line in detailed(self.where, problem, lines))
+        return "\n".join(
+            line for problem in self.problems for line in format_with_excerpt(self.where, problem, lines)
+        )
 
 
-def told(where: str, problem: Problem) -> list[str]:
+def format_problem(where: str, problem: Problem) -> list[str]:
     """Return the lines that tell of a problem in the file `where`."""
     position = f"{where}:{problem.mark.line}:{problem.mark.column}: {problem.message}"
     return [position, f"  {problem.remedy}"] if problem.remedy else [position]
 
 
-def detailed(where: str, problem: Problem, lines: Sequence[str]) -> list[str]:
+def format_with_excerpt(where: str, problem: Problem, lines: Sequence[str]) -> list[str]:
     """Return the lines that tell of a problem, with an excerpt of the file's `lines`."""
-    parts = [*map(line, told(where, problem))]
+    parts = [*map(line, format_problem(where, problem))]
     if 0 < problem.mark.line <= len(lines):
         parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
     return parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.build.matrix.words import HOST_DRIVER
+from imagematrix.build.matrix.axis_values import HOST_DRIVER
 from imagematrix.build.outdated.finding import AgeFinding
 from imagematrix.common.image_reference import Reference
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["bases", "drivers", "toolkits"]
+__all__ = ["check_bases", "check_drivers", "check_toolkits"]
 
 
-def bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator[AgeFinding]:
+def check_bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator[AgeFinding]:
     """Yield the locked bases that have another digest in their registry by now.
 
     Those that are named by digest never move, and those that are not locked are resolved by the next build.
@@ -30,10 +30,10 @@ def bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator[AgeFi
     for name, digest in sorted(locked.items()):
         using = tuple(item for item in items if name in item.bases)
         if using and "@" not in name:
-            yield from _base(name, digest, using)
+            yield from _check_base(name, digest, using)
 
 
-def _base(name: str, digest: str, using: tuple[Planned, ...]) -> Iterator[AgeFinding]:
+def _check_base(name: str, digest: str, using: tuple[Planned, ...]) -> Iterator[AgeFinding]:
     reference = Reference.parse(name)
     now, why = None, f"the registry {reference.registry} does not have it"
     try:
@@ -49,7 +49,7 @@ def _base(name: str, digest: str, using: tuple[Planned, ...]) -> Iterator[AgeFin
         )
 
 
-def drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
+def check_drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
     """Yield the drivers whose branch is past its end, or has a newer release, by the table."""
     using: dict[str, list[Planned]] = {}
     for item in items:
@@ -67,7 +67,7 @@ def drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
             if not newer and not ended:
                 continue
             now = newer.version if newer else f"end of {branch.name}"
-            whys = [_end(branch.name, branch.end)] if ended else []
+            whys = [_describe_end(branch.name, branch.end)] if ended else []
             whys += [f"{newer.version} is newer"] if newer else []
             told = [one for one in (ended, newer) if one]
             source = ", ".join(one.source for one in told)
@@ -84,13 +84,13 @@ def drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
         )
 
 
-def _end(branch: str, end: str) -> str:
+def _describe_end(branch: str, end: str) -> str:
     if end == driver_branches.UNLISTED:
         return f"NVIDIA no longer lists the branch {branch}"
     return f"support of the branch {branch} ended in {end}"
 
 
-def toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iterator[AgeFinding]:
+def check_toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iterator[AgeFinding]:
     """Yield the CUDA releases of existing images for which the tables say another oldest driver than a label.
 
     A label states it if the tables of the release that built the image lacked the toolkit.

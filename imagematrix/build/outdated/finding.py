@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.build.matrix.claims import name
+from imagematrix.build.matrix.promised_variants import make_reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["SCHEMA", "AgeFinding", "affecting", "document"]
+__all__ = ["SCHEMA", "AgeFinding", "add_affected_hosts", "make_outdated_document"]
 
 SCHEMA = "imagematrix.outdated/v1"
 
@@ -72,12 +72,14 @@ class AgeFinding:
         }
 
 
-def affecting(findings: Iterable[AgeFinding], chosen: Mapping[str, Iterable[str]]) -> list[AgeFinding]:
-    """Return findings with the hosts that choose one of their cells; `chosen` are hosts by `claims.name`."""
+def add_affected_hosts(
+    findings: Iterable[AgeFinding], chosen: Mapping[str, Iterable[str]]
+) -> list[AgeFinding]:
+    """Return findings with the hosts that choose one of their cells; `chosen` has hosts by reference."""
 
     def hosts(item: Planned) -> Iterable[str]:
         cell = item.cell
-        return chosen.get(name(cell.image.name, cell.image.version, cell.id), ())
+        return chosen.get(make_reference(cell.image.name, cell.image.version, cell.id), ())
 
     return [
         replace(finding, hosts=tuple(sorted({host for item in finding.items for host in hosts(item)})))
@@ -85,6 +87,6 @@ def affecting(findings: Iterable[AgeFinding], chosen: Mapping[str, Iterable[str]
     ]
 
 
-def document(findings: Iterable[AgeFinding]) -> dict[str, object]:
+def make_outdated_document(findings: Iterable[AgeFinding]) -> dict[str, object]:
     """Return the Outdated document."""
     return {"schema": SCHEMA, "findings": [finding.to_json() for finding in findings]}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Origin = tuple[str, str | None, int | None]  # scheme, host and port
 
-__all__ = ["IndexSettings", "PackageIndex", "of_lock", "settings"]
+__all__ = ["IndexSettings", "PackageIndex", "find_lock_indexes", "read_index_settings"]
 
 PYPI = "https://pypi.org/simple"  # pip's own default
 PORTS = {"http": 80, "https": 443}
@@ -59,8 +59,8 @@ class PackageIndex:
         from requests.utils import get_netrc_auth
 
         try:
-            address, login = _without_login(text)
-            url = address if shown is None else _without_login(shown)[0]
+            address, login = _split_login(text)
+            url = address if shown is None else _split_login(shown)[0]
             name, _, password = map(unquote, login.partition(":"))
             given = (name, password) if login else get_netrc_auth(address)
         except ValueError:
@@ -79,14 +79,14 @@ class PackageIndex:
         try:
             return (
                 cls.parse(expanded, text)
-                if _origin(expanded) in own
-                else cls(url=_without_login(text)[0], address=None)
+                if _parse_origin(expanded) in own
+                else cls(url=_split_login(text)[0], address=None)
             )
         except ValueError:
             return cls(url=INVALID, address=None)
 
 
-def _without_login(text: str) -> tuple[str, str]:
+def _split_login(text: str) -> tuple[str, str]:
     """Return an address without its login, query and fragment, and the login; raise ValueError."""
     parts = urlsplit(text)
     parts.port  # noqa: B018 - raises ValueError
@@ -94,16 +94,16 @@ def _without_login(text: str) -> tuple[str, str]:
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), login
 
 
-def _origin(text: str) -> Origin:
+def _parse_origin(text: str) -> Origin:
     """Return the scheme, host and port of an address; raise ValueError."""
     parts = urlsplit(text)
     return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
 
 
-def _origins(addresses: Iterable[str]) -> Iterator[Origin]:
+def _parse_origins(addresses: Iterable[str]) -> Iterator[Origin]:
     for address in addresses:
         with contextlib.suppress(ValueError):
-            yield _origin(address)
+            yield _parse_origin(address)
 
 
 class _PipParser(configparser.RawConfigParser):
@@ -124,7 +124,9 @@ class IndexSettings:
     own: frozenset[Origin] = frozenset()
 
 
-def of_lock(text: str, configured: IndexSettings, environment: Mapping[str, str]) -> tuple[PackageIndex, ...]:
+def find_lock_indexes(
+    text: str, configured: IndexSettings, environment: Mapping[str, str]
+) -> tuple[PackageIndex, ...]:
     """Return the indexes for a lock: those in its own options, as pip reads them, or the configured ones."""
     found = [PackageIndex.parse(address) for address in (configured.default, *configured.extra)]
     for option, address, none in OPTION.findall(text):
@@ -135,30 +137,32 @@ def of_lock(text: str, configured: IndexSettings, environment: Mapping[str, str]
     return tuple(dict.fromkeys(found))
 
 
-def settings(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
+def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
     """Return the indexes that pip and uv would ask in `folder`.
 
     Variables come first, then uv's configuration, then pip's. Raises UsageError if one is invalid.
     """
-    pip, own = _pip(environment), _uv(_own_uv_tables(environment), environment)
-    uv = _uv((*_project_tables(folder, environment), *_own_uv_tables(environment)), environment)
+    pip, own = _read_pip_settings(environment), _read_uv_settings(_read_uv_tables(environment), environment)
+    uv = _read_uv_settings(
+        (*_read_project_tables(folder, environment), *_read_uv_tables(environment)), environment
+    )
     variables = [environment.get(name) for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")]
     more = [environment.get(name, "").split() for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL")]
     pip_extra = environment.get("PIP_EXTRA_INDEX_URL", "").split() or pip.extra
 
     def addresses(*found: str | None) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(_unnamed(one, environment) for one in found if one))
+        return tuple(dict.fromkeys(_strip_index_name(one, environment) for one in found if one))
 
     extra = (*pip_extra, *itertools.chain(*more))
     users = addresses(*variables, own.default, pip.default, *extra, *own.extra)
     return IndexSettings(
         default=next(iter(addresses(*variables, uv.default, pip.default)), PYPI),
         extra=addresses(*extra, *uv.extra),
-        own=frozenset(_origins(users)),
+        own=frozenset(_parse_origins(users)),
     )
 
 
-def _pip(environment: Mapping[str, str]) -> IndexSettings:
+def _read_pip_settings(environment: Mapping[str, str]) -> IndexSettings:
     """Return what pip's configurations say; later files win (pip, "Configuration files")."""
     own = environment.get("PIP_CONFIG_FILE")
     home = Path(environment.get("HOME") or "/")
@@ -166,12 +170,12 @@ def _pip(environment: Mapping[str, str]) -> IndexSettings:
     files = [Path(folder) / "pip" for folder in filter(None, shared)] or [Path("/etc/xdg/pip")]
     files.append(Path("/etc"))
     if not (own and Path(own).exists()):
-        files += [home / ".pip", _config_home(environment) / "pip"]
+        files += [home / ".pip", _find_config_home(environment) / "pip"]
     files.append(Path(sys.prefix))
     paths = [folder / "pip.conf" for folder in files] + ([Path(own)] if own else [])
     default, extra = "", ""
     for path in [] if own == os.devnull else paths:
-        text = _text(path)
+        text = _read_text(path)
         if text is None:
             continue
         parser = _PipParser(strict=False)
@@ -186,14 +190,14 @@ def _pip(environment: Mapping[str, str]) -> IndexSettings:
     return IndexSettings(default=default, extra=tuple(extra.split()))
 
 
-def _uv(tables: Iterable[dict[str, Any]], environment: Mapping[str, str]) -> IndexSettings:
+def _read_uv_settings(tables: Iterable[dict[str, Any]], environment: Mapping[str, str]) -> IndexSettings:
     """Return what configurations of uv say; the first that names a default index decides it."""
     found: list[tuple[str, bool]] = []
     for table in tables:
         listed = table.get("index")
         for one in listed if isinstance(listed, list) else ():
             if isinstance(one, dict) and isinstance(one.get("url"), str) and not one.get("explicit"):
-                url = _with_login(str(one.get("name") or ""), one["url"], environment)
+                url = _add_login(str(one.get("name") or ""), one["url"], environment)
                 found.append((url, bool(one.get("default"))))
         for options in (table, table.get("pip")):
             if isinstance(options, dict):
@@ -204,62 +208,62 @@ def _uv(tables: Iterable[dict[str, Any]], environment: Mapping[str, str]) -> Ind
     return IndexSettings(default=default, extra=tuple(url for url, first in found if not first))
 
 
-def _project_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _read_project_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the configuration of the project that has `folder`, if uv would read it."""
     if environment.get("UV_NO_CONFIG") or environment.get("UV_CONFIG_FILE"):
         return
     start = folder.absolute()
     for place in (start, *start.parents):
-        table = _toml(place / "uv.toml")
+        table = _read_toml(place / "uv.toml")
         if table is None:
-            tool = (_toml(place / "pyproject.toml") or {}).get("tool")
+            tool = (_read_toml(place / "pyproject.toml") or {}).get("tool")
             table = tool.get("uv") if isinstance(tool, dict) else None
         if isinstance(table, dict):
             yield table
             return
 
 
-def _own_uv_tables(environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _read_uv_tables(environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the user's and the system's configuration, or the one that a variable names."""
     if environment.get("UV_NO_CONFIG"):
         return
     if own := environment.get("UV_CONFIG_FILE"):
-        yield _toml(Path(own)) or {}
+        yield _read_toml(Path(own)) or {}
         return
-    for path in (_config_home(environment) / "uv/uv.toml", Path("/etc/uv/uv.toml")):
-        yield _toml(path) or {}
+    for path in (_find_config_home(environment) / "uv/uv.toml", Path("/etc/uv/uv.toml")):
+        yield _read_toml(path) or {}
 
 
-def _unnamed(text: str, environment: Mapping[str, str]) -> str:
+def _strip_index_name(text: str, environment: Mapping[str, str]) -> str:
     """Return the address in uv's NAME=URL, with the login of that name."""
     match = NAMED.fullmatch(text)
-    return _with_login(match[1], match[2], environment) if match else text
+    return _add_login(match[1], match[2], environment) if match else text
 
 
-def _with_login(name: str, url: str, environment: Mapping[str, str]) -> str:
+def _add_login(name: str, url: str, environment: Mapping[str, str]) -> str:
     """Return an address with the login that uv's variables have for an index of this name."""
     stem = f"UV_INDEX_{re.sub('[^A-Z0-9]', '_', name.upper())}"
     user, password = (environment.get(f"{stem}_{what}", "") for what in ("USERNAME", "PASSWORD"))
     scheme, mark, rest = url.partition("://")
     if not name or not mark or "@" in rest.partition("/")[0] or not (user or password):
         return url
-    return f"{scheme}://{_quoted(user)}:{_quoted(password)}@{rest}"
+    return f"{scheme}://{_quote(user)}:{_quote(password)}@{rest}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     from urllib.parse import quote
 
     return quote(text, safe="")
 
 
-def _config_home(environment: Mapping[str, str]) -> Path:
+def _find_config_home(environment: Mapping[str, str]) -> Path:
     home = Path(environment.get("HOME") or "/")
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
 
 
-def _toml(path: Path) -> dict[str, Any] | None:
+def _read_toml(path: Path) -> dict[str, Any] | None:
     """Return the table in a file, or None if there is none; raise UsageError if it is not TOML."""
-    text = _text(path)
+    text = _read_text(path)
     if text is None:
         return None
     try:
@@ -268,7 +272,7 @@ def _toml(path: Path) -> dict[str, Any] | None:
         raise UsageError(f"{path} is not TOML: {error}") from error
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     """Return the text of a file, or None if it cannot be read; to open a pipe would wait for a writer."""
     with contextlib.suppress(OSError):
         if path.is_file():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from imagematrix.build.outdated import checks
-from imagematrix.build.outdated.finding import affecting
-from imagematrix.build.outdated.wheels import wheels
+from imagematrix.build.outdated.finding import add_affected_hosts
+from imagematrix.build.outdated.wheels import check_wheels
 from imagematrix.build.plan.plan import Planned
 
 TYPE_CHECKING = False
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from imagematrix.build.outdated.indexes import PackageIndex
     from imagematrix.build.plan.plan import Plan
 
-__all__ = ["outdated"]
+__all__ = ["find_outdated"]
 
 
-def outdated(
+def find_outdated(
     plan: Plan,
     locked: Mapping[str, str],
     chosen: Mapping[str, Sequence[str]],
@@ -36,9 +36,9 @@ def outdated(
     """
     items = [item for item in plan.items if isinstance(item, Planned)]
     findings = [
-        *checks.bases(items, locked),
-        *checks.drivers(items, today),
-        *checks.toolkits(items, policy),
-        *wheels(items, indexes),
+        *checks.check_bases(items, locked),
+        *checks.check_drivers(items, today),
+        *checks.check_toolkits(items, policy),
+        *check_wheels(items, indexes),
     ]
-    return affecting(findings, chosen)
+    return add_affected_hosts(findings, chosen)

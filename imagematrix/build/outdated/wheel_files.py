@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from packaging.utils import BuildTag
     from packaging.version import Version
 
-__all__ = ["WheelFile", "listed"]
+__all__ = ["WheelFile", "parse_file_list"]
 
 SHA256 = re.compile(r"#(?:.*&)?sha256=([0-9a-f]{64})")
 REASON = 200  # characters of why a file was yanked
@@ -46,7 +46,7 @@ class WheelFile:
     python: SpecifierSet
 
 
-def listed(body: bytes, url: str) -> list[WheelFile]:
+def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
     """Return the files in the answer of an index; raise UsageError if it is neither JSON nor HTML.
 
     Files whose names are not those of wheels or source distributions are left out.
@@ -55,16 +55,16 @@ def listed(body: bytes, url: str) -> list[WheelFile]:
         page = _SimplePage()
         page.feed(body.decode(errors="replace"))
         page.close()
-        return [found for fields in page.files if (found := _file(*fields))]
+        return [found for fields in page.files if (found := _parse_file(*fields))]
     fields = json_documents.Fields(json_documents.parse(body, url), url)
     return [
         found
         for one in fields.objects("files")
         if (
-            found := _file(
+            found := _parse_file(
                 one.text("filename"),
                 one.named_texts("hashes").get("sha256"),
-                _yanked(one.data.get("yanked")),
+                _parse_yanked(one.data.get("yanked")),
                 one.text_or_none("requires-python") or "",
             )
         )
@@ -89,12 +89,12 @@ class _SimplePage(HTMLParser):
             self.files.append((name, hashed and hashed[1], yanked and yanked[:REASON], python))
 
 
-def _yanked(value: object) -> str | None:
+def _parse_yanked(value: object) -> str | None:
     """Return the reason, or None if a file was not yanked (PEP 592: true, or a string)."""
     return (value if isinstance(value, str) else "")[:REASON] if value else None
 
 
-def _file(name: str, sha256: str | None, yanked: str | None, python: str) -> WheelFile | None:
+def _parse_file(name: str, sha256: str | None, yanked: str | None, python: str) -> WheelFile | None:
     build: BuildTag = ()
     tags: frozenset[Tag] = frozenset()
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.outdated.wheel_files import WheelFile
 
-__all__ = ["WheelTarget", "target"]
+__all__ = ["WheelTarget", "infer_wheel_target"]
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by minor version of glibc
@@ -34,7 +34,7 @@ class WheelTarget:
         return min((self.ranks[tag] for tag in file.tags if tag in self.ranks), default=None)
 
 
-def target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> WheelTarget | None:
+def infer_wheel_target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> WheelTarget | None:
     """Return the target of an image from the locked files of each project; None if they leave it open.
 
     Of each project, one file has to fit. So the Python is the one that all projects have wheels for, and
@@ -45,8 +45,10 @@ def target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> WheelTarget 
         return None
     glibc, pythons = OLDEST, None
     for files in locked:
-        own = [tags for file in files if (tags := [tag for tag in file.tags if _fits(tag, machine)])]
-        glibc = max(glibc, min((min(map(_glibc, tags)) for tags in own), default=0))
+        own = [
+            tags for file in files if (tags := [tag for tag in file.tags if _is_for_machine(tag, machine)])
+        ]
+        glibc = max(glibc, min((min(map(_parse_glibc_minor, tags)) for tags in own), default=0))
         abis = {tag.abi for tags in own for tag in tags}
         if abis and not abis & {"none", "abi3"}:
             pythons = abis if pythons is None else pythons & abis
@@ -54,7 +56,7 @@ def target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> WheelTarget 
     if len(found) != 1:
         return None
     python = int(found[0][1]), int(found[0][2])
-    platforms = [one for minor in range(glibc, 4, -1) for one in _platforms(minor, machine)]
+    platforms = [one for minor in range(glibc, 4, -1) for one in _list_platforms(minor, machine)]
     platforms.append(f"linux_{machine}")
     interpreter = found[0][0]
     tags = [
@@ -65,15 +67,15 @@ def target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> WheelTarget 
     return WheelTarget(ranks=ranks, python=f"{python[0]}.{python[1]}")
 
 
-def _fits(tag: Tag, machine: str) -> bool:
+def _is_for_machine(tag: Tag, machine: str) -> bool:
     return bool(re.fullmatch(rf"any|(many)?linux\w*_{machine}", tag.platform))
 
 
-def _glibc(tag: Tag) -> int:
+def _parse_glibc_minor(tag: Tag) -> int:
     match = re.match(r"manylinux_2_(\d{1,3})_", tag.platform)
     return int(match[1]) if match else 0
 
 
-def _platforms(minor: int, machine: str) -> list[str]:
+def _list_platforms(minor: int, machine: str) -> list[str]:
     legacy = [f"{LEGACY[minor]}_{machine}"] if minor in LEGACY else []
     return [f"manylinux_2_{minor}_{machine}", *legacy]

@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from imagematrix.build.outdated.finding import AgeFinding
-from imagematrix.build.outdated.wheel_files import listed
-from imagematrix.build.outdated.wheel_target import target
+from imagematrix.build.outdated.wheel_files import parse_file_list
+from imagematrix.build.outdated.wheel_target import infer_wheel_target
 from imagematrix.common.json_documents import LIMIT
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.oci.retry import retried
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Indexes = Callable[[str], tuple[PackageIndex, ...]]
 
-__all__ = ["wheels"]
+__all__ = ["check_wheels"]
 
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 OK, MISSING = 200, 404
@@ -80,7 +80,7 @@ class _JudgedWheel:
     @cached_property
     def release(self) -> list[WheelFile]:
         """The files of the locked release."""
-        return [one for one in self.listed if str(one.version) == _normal(self.wheel.version)]
+        return [one for one in self.listed if str(one.version) == _normalize_version(self.wheel.version)]
 
     @cached_property
     def locked(self) -> list[WheelFile]:
@@ -88,7 +88,7 @@ class _JudgedWheel:
         return [one for one in self.release if one.sha256 in self.wheel.hashes]
 
 
-def wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
+def check_wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
     """Yield the locked wheels that are outdated, or that an index cannot be asked about.
 
     `indexes` returns the indexes for the text of a lock.
@@ -96,18 +96,18 @@ def wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
     read: dict[Path, str] = {}
     by_lock: dict[tuple[str, frozenset[LockedWheel]], list[Planned]] = {}
     for item in items:
-        texts = [item.dockerfile, *_copied(item.dockerfile, item.cell.image.context, read)]
-        lock = frozenset(one for text in texts for one in _locked(text, indexes))
+        texts = [item.dockerfile, *_read_copied_locks(item.dockerfile, item.cell.image.context, read)]
+        lock = frozenset(one for text in texts for one in _parse_requirements(text, indexes))
         if lock:
             by_lock.setdefault((item.cell.platform, lock), []).append(item)
     found: dict[tuple[str, str, str | None, str, str], dict[str, Planned]] = {}
-    asked = _asked(one for _, lock in by_lock for one in lock)
+    asked = _query_indexes(one for _, lock in by_lock for one in lock)
     for (platform, lock), affected in by_lock.items():
         judged = [_JudgedWheel(wheel=one, files=asked[one.indexes, one.project]) for one in lock]
-        installed = target(platform, (one.locked for one in judged))
+        installed = infer_wheel_target(platform, (one.locked for one in judged))
         for one in judged:
             wheel = one.wheel
-            now, why = _judgement(one, installed)
+            now, why = _judge_wheel(one, installed)
             if why:
                 source = ", ".join(index.url for index in wheel.indexes)
                 key = (wheel.project, wheel.version, now, why, source)
@@ -124,7 +124,7 @@ def wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
         )
 
 
-def _copied(dockerfile: str, context: Path | None, read: dict[Path, str]) -> Iterator[str]:
+def _read_copied_locks(dockerfile: str, context: Path | None, read: dict[Path, str]) -> Iterator[str]:
     """Yield the texts of the locks that a Dockerfile copies from its context; `read` has what was read."""
     if context is None:
         return
@@ -132,11 +132,11 @@ def _copied(dockerfile: str, context: Path | None, read: dict[Path, str]) -> Ite
         for word in match[1].split()[:-1]:
             path = context / word.lstrip("/")
             if path not in read:
-                read[path] = _lock_text(path, context)
+                read[path] = _read_lock(path, context)
             yield read[path]
 
 
-def _lock_text(path: Path, context: Path) -> str:
+def _read_lock(path: Path, context: Path) -> str:
     """Return the text of a lock in a context, or "" if the path is not one."""
     with contextlib.suppress(OSError, ValueError):
         real = path.resolve()
@@ -145,7 +145,7 @@ def _lock_text(path: Path, context: Path) -> str:
     return ""
 
 
-def _locked(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
+def _parse_requirements(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
     """Yield the requirements of the locks in a Dockerfile; the options in a lock hold for all of it."""
     texts = [match[2] for match in HERE.finditer(dockerfile)]
     for text in (*texts, HERE.sub("", dockerfile)):
@@ -160,24 +160,24 @@ def _locked(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
             )
 
 
-def _judgement(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str | None, str]:
+def _judge_wheel(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str | None, str]:
     """Return what there is by now and why the lock is outdated; None and a reason if that is unknown.
 
     Both are empty if it is up to date.
     """
     if isinstance(one.files, EngineError):
         return None, str(one.files)
-    newest = _newest(one, installed)
+    newest = _find_newest(one, installed)
     if newest is None:
         return None, "the index has no final release of it that could be installed"
-    withdrawn, (better, why) = _withdrawn(one), _better(one, installed)
-    newer = newest if _newer(newest, one.wheel.version) else None
+    withdrawn, (better, why) = _describe_yank(one), _find_better_file(one, installed)
+    newer = newest if _is_newer(newest, one.wheel.version) else None
     reasons = [withdrawn, "the index has a newer release" if newer else "", why]
     now = str(newer) if newer else better or ("yanked" if withdrawn else "")
     return now, ", ".join(filter(None, reasons))
 
 
-def _newest(one: _JudgedWheel, installed: WheelTarget | None) -> Version | None:
+def _find_newest(one: _JudgedWheel, installed: WheelTarget | None) -> Version | None:
     """Return the newest final release that has files like the locked ones."""
     sources = bool(one.locked) and not any(file.tags for file in one.locked)
     versions = [
@@ -185,26 +185,26 @@ def _newest(one: _JudgedWheel, installed: WheelTarget | None) -> Version | None:
         for file in one.listed
         if not file.version.is_prerelease
         and file.yanked is None
-        and _installable(file, installed, sources=sources)
+        and _is_installable(file, installed, sources=sources)
     ]
-    local = _parsed(one.wheel.version)
+    local = _parse_version(one.wheel.version)
     same = [version for version in versions if local and version.local == local.local]
     return max(same or [version for version in versions if not version.local] or versions, default=None)
 
 
-def _installable(file: WheelFile, installed: WheelTarget | None, *, sources: bool) -> bool:
+def _is_installable(file: WheelFile, installed: WheelTarget | None, *, sources: bool) -> bool:
     if not file.tags:
         return sources
     return installed is None or installed.rank(file) is not None
 
 
-def _newer(now: Version, locked: str) -> bool:
+def _is_newer(now: Version, locked: str) -> bool:
     """Whether a release is newer than a locked one; local versions, such as `+cu128`, do not count."""
-    old = _parsed(locked)
+    old = _parse_version(locked)
     return old is None or Version(now.public) > Version(old.public)
 
 
-def _withdrawn(one: _JudgedWheel) -> str:
+def _describe_yank(one: _JudgedWheel) -> str:
     """Return how the index yanked the locked release or files of it, or ""."""
     yanked = [file for file in one.locked or one.release if file.yanked is not None]
     if not yanked:
@@ -213,7 +213,7 @@ def _withdrawn(one: _JudgedWheel) -> str:
     return f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
 
 
-def _better(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str, str]:
+def _find_better_file(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str, str]:
     """Return the file of the locked release that pip would prefer to the locked ones, and why; or ""."""
     others = [
         file
@@ -237,18 +237,18 @@ def _better(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str, str]
     return "", ""
 
 
-def _parsed(version: str) -> Version | None:
+def _parse_version(version: str) -> Version | None:
     try:
         return Version(version)
     except InvalidVersion:
         return None
 
 
-def _normal(version: str) -> str:
-    return str(_parsed(version) or version)
+def _normalize_version(version: str) -> str:
+    return str(_parse_version(version) or version)
 
 
-def _asked(
+def _query_indexes(
     locked: Iterable[LockedWheel],
 ) -> dict[tuple[tuple[PackageIndex, ...], str], list[WheelFile] | EngineError]:
     """Return the files of each project in its indexes together, as pip looks at them, or an error."""
@@ -256,13 +256,13 @@ def _asked(
     client = HttpClient()
     try:
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            answers = pool.map(lambda one: _files(client, *one), wanted)
+            answers = pool.map(lambda one: _query_files(client, *one), wanted)
             return dict(zip(wanted, answers, strict=True))
     finally:
         client.close()
 
 
-def _files(
+def _query_files(
     client: HttpClient, indexes: Sequence[PackageIndex], project: str
 ) -> list[WheelFile] | EngineError:
     if not indexes:
@@ -271,13 +271,13 @@ def _files(
     absent = 0
     for index in indexes:
         try:
-            answer = _answer(client, _page(index, project), index.authorization)
+            answer = _request_page(client, _format_project_url(index, project), index.authorization)
             if answer.status == MISSING:
                 absent += 1
                 continue
             if answer.status != OK:
                 return EngineError(f"the index answered {answer.status}")
-            found += listed(answer.body, f"{index.url}/{project}/")
+            found += parse_file_list(answer.body, f"{index.url}/{project}/")
         except EngineError as error:
             return error
         except UsageError as error:
@@ -285,7 +285,7 @@ def _files(
     return found if absent < len(indexes) else EngineError("the index does not have it")
 
 
-def _page(index: PackageIndex, project: str) -> Url:
+def _format_project_url(index: PackageIndex, project: str) -> Url:
     """Return the address of a project's files; raise EngineError if the index cannot be asked."""
     if index.address is None:
         raise EngineError(UNASKED)
@@ -295,7 +295,7 @@ def _page(index: PackageIndex, project: str) -> Url:
         raise EngineError("the index has an invalid address") from error
 
 
-def _answer(client: HttpClient, url: Url, authorization: str | None) -> RegistryResponse:
+def _request_page(client: HttpClient, url: Url, authorization: str | None) -> RegistryResponse:
     """Return the answer of an index; raise EngineError. Pages of projects can be larger than any manifest."""
 
     def ask() -> RegistryResponse:

@@ -38,12 +38,12 @@ __all__ = [
     "TIME",
     "Listing",
     "Snapshots",
-    "copied",
-    "listing",
-    "names",
-    "record",
-    "recorded",
-    "settle",
+    "copy_and_hash",
+    "create_state_folder",
+    "list_context",
+    "list_context_paths",
+    "load_listing",
+    "record_listing",
 ]
 
 STATE = ".imagematrix"  # the folder beside the matrix for logs and records
@@ -84,33 +84,33 @@ class Listing:
         )
 
 
-def listing(folder: Path | None, paths: frozenset[str] | None = None) -> Listing:
+def list_context(folder: Path | None, paths: frozenset[str] | None = None) -> Listing:
     """Return the files in `folder` that a build can copy; files excluded by .dockerignore do not count.
 
-    Without a folder there are none. `paths` are their `names`, if they have been read.
+    Without a folder there are none. `paths` are their `list_context_paths`, if they have been read.
 
     Raises UsageError if a file cannot be read, or is of a type that images cannot contain.
     """
-    return _read(folder, None, paths) if folder else Listing({})
+    return _list_files(folder, None, paths) if folder else Listing({})
 
 
-def names(folder: Path) -> frozenset[str]:
-    """Return the paths in `folder` that `listing` has, without reading the files; raises the same errors."""
+def list_context_paths(folder: Path) -> frozenset[str]:
+    """Return the paths that `list_context` has, without reading the files; raises the same errors."""
     try:
-        return frozenset(dockerignore.left(folder, _ignored(folder)))
+        return frozenset(dockerignore.list_unignored(folder, _read_ignore_patterns(folder)))
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def _ignored(folder: Path) -> list[str]:
+def _read_ignore_patterns(folder: Path) -> list[str]:
     """Return the patterns of files that a build ignores, from .dockerignore and for outputs of builds."""
-    text = _ignore_text(folder / ".dockerignore")
+    text = _read_dockerignore(folder / ".dockerignore")
     lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
     # TMPDIR may be in the context, too.
     return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}", f"**/{PREFIX}*", f"**/{HELD}*"]
 
 
-def _ignore_text(path: Path) -> str:
+def _read_dockerignore(path: Path) -> str:
     """Return the text of a .dockerignore, "" if there is none.
 
     A link out of the context is refused: BuildKit does not see its target, and nothing else of a build may
@@ -127,7 +127,7 @@ def _ignore_text(path: Path) -> str:
     return raw.decode("utf-8-sig", "surrogateescape")
 
 
-def settle(state: Path) -> None:
+def create_state_folder(state: Path) -> None:
     """Create the folder `state` if it is missing, with a .gitignore for its content."""
     try:
         state.mkdir(parents=True)
@@ -136,18 +136,18 @@ def settle(state: Path) -> None:
     (state / ".gitignore").write_text("*\n")
 
 
-def record(state: Path, listing: Listing) -> None:
+def record_listing(state: Path, listing: Listing) -> None:
     """Store a listing in the folder `state`, so that a later plan can name changed files."""
-    path = _kept(state, listing.digest)
+    path = _listing_path(state, listing.digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(listing.raw)
 
 
-def recorded(state: Path, digest: str) -> Listing | None:
+def load_listing(state: Path, digest: str) -> Listing | None:
     """Return the listing with this digest, if the folder `state` has an intact one."""
     try:
-        raw = _kept(state, digest).read_bytes()
+        raw = _listing_path(state, digest).read_bytes()
     except (OSError, ValueError):
         return None
     if digest_of(raw) != digest:
@@ -156,7 +156,7 @@ def recorded(state: Path, digest: str) -> Listing | None:
     return Listing({path: (mode, own) for mode, own, path in lines})
 
 
-def _kept(state: Path, digest: str) -> Path:
+def _listing_path(state: Path, digest: str) -> Path:
     return state / "contexts" / Path(digest.removeprefix("sha256:")).name
 
 
@@ -183,7 +183,7 @@ class Snapshots:
     def require(self, context: Path | None) -> None:
         """Raise BuildError if the snapshot of a context was written to."""
         taken = self.of(context)
-        if _stamps(taken) != self._stamps[taken]:
+        if _stat_files(taken) != self._stamps[taken]:
             raise BuildError(
                 f"{taken}, the snapshot of {context}, was changed while an image was built from it"
             )
@@ -195,7 +195,7 @@ class Snapshots:
             undo.callback(shutil.rmtree, taken.parent, ignore_errors=True)
             taken.mkdir()
             try:
-                listing = _read(context, taken)
+                listing = _list_files(context, taken)
             except OSError as error:
                 message = f"no space left on device for a snapshot of {context}"
                 raise BuildError(message, remedy=full_disk_remedy(self.folder)) from error
@@ -206,18 +206,18 @@ class Snapshots:
                     f"the files of {context} changed after the plan was made: {shown}",
                     remedy="build again; images built so far are kept",
                 )
-            record(self._state, listing)
-            self._stamps[taken] = _stamps(taken)
+            record_listing(self._state, listing)
+            self._stamps[taken] = _stat_files(taken)
             undo.pop_all()
         return taken
 
 
-def _stamps(folder: Path) -> dict[Path, object]:
+def _stat_files(folder: Path) -> dict[Path, object]:
     paths = (Path(root, name) for root, folders, names in os.walk(folder) for name in (".", *folders, *names))
     return {path: stamp_of(path.lstat()) for path in paths}
 
 
-def _read(folder: Path | None, target: Path | None, paths: frozenset[str] | None = None) -> Listing:
+def _list_files(folder: Path | None, target: Path | None, paths: frozenset[str] | None = None) -> Listing:
     """List a context, and copy it to the folder `target` while it is read.
 
     Raises OSError if the target's disk is full, UsageError if the context cannot be read.
@@ -225,8 +225,8 @@ def _read(folder: Path | None, target: Path | None, paths: frozenset[str] | None
     entries: dict[str, tuple[str, str]] = {}
     try:
         if folder:
-            for name in sorted(names(folder) if paths is None else paths):
-                entry = _entry(folder / name, target / name if target else None)
+            for name in sorted(list_context_paths(folder) if paths is None else paths):
+                entry = _list_file(folder / name, target / name if target else None)
                 if entry:
                     entries[name] = entry
         if target:
@@ -240,11 +240,11 @@ def _read(folder: Path | None, target: Path | None, paths: frozenset[str] | None
     return Listing(entries)
 
 
-def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
+def _list_file(source: Path, target: Path | None) -> tuple[str, str] | None:
     """Return mode and digest of one file; None for a socket, which builds ignore, as docker does."""
     kind = source.lstat().st_mode
     if stat.S_ISREG(kind):
-        return copied(source, target)
+        return copy_and_hash(source, target)
     if stat.S_ISLNK(kind):
         link = os.readlink(source)  # noqa: PTH115 - pathlib would normalise it
         if target:
@@ -262,7 +262,7 @@ def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
     )
 
 
-def copied(source: Path, target: Path | None) -> tuple[str, str]:
+def copy_and_hash(source: Path, target: Path | None) -> tuple[str, str]:
     """Return mode and digest of a file, and copy it to `target` while it is read; raise OSError."""
     # A file that has become a pipe or a link is not opened as such, but at worst read as empty.
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["left"]
+__all__ = ["list_unignored"]
 
 WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
 # What BuildKit takes, by the rules of Go's filepath.Match.
@@ -54,13 +54,13 @@ class _Pattern:
         return self.start.startswith(f"{folder}/") or f"{folder}/".startswith(self.start)
 
 
-def left(folder: Path, patterns: Sequence[str]) -> list[str]:
+def list_unignored(folder: Path, patterns: Sequence[str]) -> list[str]:
     """Return the paths below `folder` that `patterns` do not exclude, relative to it.
 
     Folders of files that are included again are included, too. Raises UsageError for an invalid pattern,
     OSError if a folder cannot be read.
     """
-    read = [_pattern(pattern) for pattern in patterns]
+    read = [_compile_pattern(pattern) for pattern in patterns]
     included: set[str] = set()
     ahead = [("", [False] * len(read))]
     while ahead:
@@ -68,7 +68,7 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
         with os.scandir(f"{folder}/{below}") as entries:
             for entry in entries:
                 name = below + entry.name
-                hits, out = _matched(name, read, matched)
+                hits, out = _match_patterns(name, read, matched)
                 if not out:
                     while name and name not in included:
                         included.add(name)
@@ -81,7 +81,9 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
     return list(included)
 
 
-def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> tuple[list[bool], bool]:
+def _match_patterns(
+    name: str, patterns: Sequence[_Pattern], above: Sequence[bool]
+) -> tuple[list[bool], bool]:
     """Return which patterns match a path, and whether it is excluded; `above` are matches of a parent."""
     out = False
     hits = []
@@ -94,7 +96,7 @@ def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> 
     return hits, out
 
 
-def _pattern(text: str) -> _Pattern:
+def _compile_pattern(text: str) -> _Pattern:
     word = text.strip()
     back = word.startswith("!")
     clean = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
@@ -106,20 +108,20 @@ def _pattern(text: str) -> _Pattern:
         remedy = "close each [ with ], and write \\[ or \\\\ for the character itself"
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern", remedy=remedy)
     try:
-        wildcard = Wildcard(_parts(clean)) if wild else None
+        wildcard = Wildcard(_split_pattern(clean)) if wild else None
     except (re.error, ValueError) as error:
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern: {error}") from error
     return _Pattern(wildcard=wildcard, back=back, start=clean[: wild.start()] if wild else clean)
 
 
-def _parts(pattern: str) -> list[str]:
+def _split_pattern(pattern: str) -> list[str]:
     if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
         return [ANY, *map(re.escape, pattern[2:])]  # a suffix, while all other ** stand for whole folders
     words = WORD.findall(pattern)
-    return [_meaning(word, last=index == len(words)) for index, word in enumerate(words, 1)]
+    return [_compile_word(word, last=index == len(words)) for index, word in enumerate(words, 1)]
 
 
-def _meaning(word: str, *, last: bool) -> str:
+def _compile_word(word: str, *, last: bool) -> str:
     """Return the part of a Wildcard for one word of a pattern; raise ValueError if none is safe."""
     for special in SPECIAL.findall(word):
         if special[1] not in COMMON:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.expanded import ByteStream
 
-__all__ = ["HTTPS", "fetched"]
+__all__ = ["HTTPS", "fetch_file"]
 
 HTTPS = "https://"
 TIMEOUT = 30  # seconds without a byte
@@ -34,7 +34,7 @@ WHOLE, PART = 200, 206  # status codes
 STALE_S = 14 * 24 * 3600  # seconds after which a part is removed: its file was replaced, or is not needed
 
 
-def fetched(address: str, expected: str | None, note: Callable[[str], None]) -> tuple[Path, str]:
+def fetch_file(address: str, expected: str | None, note: Callable[[str], None]) -> tuple[Path, str]:
     """Return the file with the content of an https address, and its digest.
 
     If the digest is `expected` and the file is in the cache, nothing is downloaded. A download continues
@@ -46,13 +46,13 @@ def fetched(address: str, expected: str | None, note: Callable[[str], None]) -> 
     folder = files.cache_folder("drivers")
     if folder is None:
         raise UsageError(f"there is no folder for {address}", remedy="set XDG_CACHE_HOME")
-    if expected and _kept(folder, expected).is_file():
-        return _kept(folder, expected), expected
+    if expected and _cached_path(folder, expected).is_file():
+        return _cached_path(folder, expected), expected
     import requests
 
     try:
         files.make_private(folder)
-        _sweep(folder)
+        _remove_stale_parts(folder)
         with requests.Session() as session:
             del session.adapters["http://"]  # to which a redirect may lead
             return _Download(session, address, note).into(folder, expected)
@@ -72,15 +72,15 @@ class _Download:
         """Download the file into `folder`, and return it with its digest."""
         from imagematrix.images.oci.retry import Resumed, retried
 
-        retried(self._describe, self._failure)
+        retried(self._describe, self._make_failure)
         name = hashlib.sha256(f"{self._address}\n{self._validator}".encode()).hexdigest()
-        with _alone(folder / f"part-{name}") as part:
-            if expected and _kept(folder, expected).is_file():  # by another process, meanwhile
-                return _kept(folder, expected), expected
+        with _open_exclusively(folder / f"part-{name}") as part:
+            if expected and _cached_path(folder, expected).is_file():  # by another process, meanwhile
+                return _cached_path(folder, expected), expected
             if not self._validator:  # there is no telling whether it is a part of this content
                 part.truncate(0)
             begin = part.seek(0, os.SEEK_END)
-            stream = Resumed(lambda at: self._opened(begin + at), self._failure)
+            stream = Resumed(lambda at: self._open_stream(begin + at), self._make_failure)
             with contextlib.closing(stream), files.named(folder):
                 self._copy(stream, part)
             part.seek(0)
@@ -92,21 +92,21 @@ class _Download:
                     f"{self._address} has another content: {digest}, not {expected}",
                     remedy="if NVIDIA has replaced the file, run `imagematrix lock --upgrade`",
                 )
-            return path.rename(_kept(folder, digest)), digest
+            return path.rename(_cached_path(folder, digest)), digest
 
     def _describe(self) -> None:
         """Note size and validator of the content that the server has now."""
-        with self._asked(0) as answer:
-            self._validator = _validator(answer)
+        with self._request(0) as answer:
+            self._validator = _read_validator(answer)
             length = answer.headers.get("Content-Length", "")
             self._size = int(length) if length.isascii() and length.isdigit() else None
         if self._size is not None and self._size > LARGEST:
             raise UsageError(f"{self._address} has {self._size} bytes, which is more than {LARGEST}")
 
     @contextlib.contextmanager
-    def _opened(self, offset: int) -> Iterator[ByteStream]:
-        with self._asked(offset) as answer:
-            if _validator(answer) != self._validator:
+    def _open_stream(self, offset: int) -> Iterator[ByteStream]:
+        with self._request(offset) as answer:
+            if _read_validator(answer) != self._validator:
                 raise EngineError(f"{self._address} was replaced during the download", remedy="try again")
             skipped = 0 if answer.status_code == PART else offset
             read = partial(answer.raw.read, decode_content=False)
@@ -115,7 +115,7 @@ class _Download:
             yield answer.raw
 
     @contextlib.contextmanager
-    def _asked(self, offset: int) -> Iterator[requests.Response]:
+    def _request(self, offset: int) -> Iterator[requests.Response]:
         import requests
 
         headers = {"Accept-Encoding": "identity"}
@@ -133,26 +133,26 @@ class _Download:
     def _copy(self, stream: ByteStream, part: BufferedRandom) -> None:
         begun = part.tell()
         told = time.monotonic()
-        self._note(f"downloading {self._address}{self._progress(begun)}")
+        self._note(f"downloading {self._address}{self._report_progress(begun)}")
         while part.tell() != self._size and (piece := stream.read(PIECE)):
             part.write(piece)
             if part.tell() > LARGEST:
                 raise UsageError(f"{self._address} has more than {LARGEST} bytes")
             if time.monotonic() - told > EVERY_S:
                 told = time.monotonic()
-                self._note(f"downloading {self._address}{self._progress(part.tell())}")
+                self._note(f"downloading {self._address}{self._report_progress(part.tell())}")
         part.flush()
         if self._size is not None and part.tell() != self._size:
             raise EngineError(
                 f"{self._address}: {part.tell()} of {self._size} bytes arrived", remedy="try again"
             )
 
-    def _progress(self, received: int) -> str:
+    def _report_progress(self, received: int) -> str:
         if self._size is None:
             return ""
         return f": {received / 1e6:.0f} of {self._size / 1e6:.0f} MB"
 
-    def _failure(self, error: requests.RequestException) -> EngineError:
+    def _make_failure(self, error: requests.RequestException) -> EngineError:
         from imagematrix.images.oci.transfer import cause
 
         return EngineError(
@@ -160,37 +160,37 @@ class _Download:
         )
 
 
-def _validator(answer: requests.Response) -> str:
+def _read_validator(answer: requests.Response) -> str:
     """Return what differs for another content (RFC 9110, "Validator Fields"), empty if nothing tells."""
     etag = answer.headers.get("ETag", "")
     # A weak one does not promise the same bytes.
     return etag if etag and not etag.startswith("W/") else answer.headers.get("Last-Modified", "")
 
 
-def _kept(folder: Path, digest: str) -> Path:
+def _cached_path(folder: Path, digest: str) -> Path:
     return folder / f"{digest.removeprefix('sha256:')}.download"
 
 
-def _sweep(folder: Path) -> None:
+def _remove_stale_parts(folder: Path) -> None:
     """Remove old parts that no process writes."""
     for path in folder.glob("part-*"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(path, file) and os.fstat(file.fileno()).st_mtime < time.time() - STALE_S:
+            if _is_same_file(path, file) and os.fstat(file.fileno()).st_mtime < time.time() - STALE_S:
                 path.unlink()
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[BufferedRandom]:
+def _open_exclusively(path: Path) -> Iterator[BufferedRandom]:
     """Yield the file `path`, created if needed, once no other process writes it."""
     while True:
         with path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if _is(path, file):
+            if _is_same_file(path, file):
                 yield file
                 return
 
 
-def _is(path: Path, file: IO[bytes]) -> bool:
+def _is_same_file(path: Path, file: IO[bytes]) -> bool:
     """Whether `file` is still at `path`: another process may have renamed or removed it."""
     return path.exists() and files.stamp_of(os.fstat(file.fileno())) == files.stamp(path)

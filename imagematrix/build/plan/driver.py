@@ -16,7 +16,7 @@ from pathlib import Path
 from imagematrix.audit.binaries import driver_file, elf
 from imagematrix.audit.binaries.window import Window
 from imagematrix.build.matrix.feasibility import ARCHES
-from imagematrix.build.plan.context import FOLDER, LINK, TIME, Listing, copied
+from imagematrix.build.plan.context import FOLDER, LINK, TIME, Listing, copy_and_hash
 from imagematrix.common.text import shortened
 from imagematrix.errors import BuildError, UsageError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.elf import Elf
 
-__all__ = ["CONTEXT", "DriverFolder", "located", "put", "read"]
+__all__ = ["CONTEXT", "DriverFolder", "copy_driver", "expand_driver_source", "read_driver_folder"]
 
 CONTEXT = "imagematrix-driver"  # the named build context with it
 # The libraries that libcuda loads for compute programs, and NVML; as in NVIDIA's package cuda-compat 590.
@@ -56,7 +56,7 @@ class DriverFolder:
         return self.listing.digest
 
 
-def located(name: str, version: str, platform: str) -> str:
+def expand_driver_source(name: str, version: str, platform: str) -> str:
     """Return `driver_from` for a version and a platform, with its placeholders filled in as NVIDIA does.
 
     On 64-bit Arm `{arch}` is aarch64 in the names of installers, and sbsa in those of archives.
@@ -67,18 +67,20 @@ def located(name: str, version: str, platform: str) -> str:
     return name.replace("{version}", version).replace("{arch}", arch)
 
 
-def read(folder: Path, version: str, platform: str, source: Path | str | None = None) -> DriverFolder:
+def read_driver_folder(
+    folder: Path, version: str, platform: str, source: Path | str | None = None
+) -> DriverFolder:
     """Return the driver `version` for `platform` in `folder`, to which it was unpacked from `source`, if any.
 
     Raises UsageError if a file cannot be read, is missing, or belongs to another driver or platform.
     """
     try:
-        return _read(folder, version, ARCHES[platform], source or folder)
+        return _collect_files(folder, version, ARCHES[platform], source or folder)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def put(driver: DriverFolder, parent: Path) -> Path:
+def copy_driver(driver: DriverFolder, parent: Path) -> Path:
     """Copy the driver, laid out for an image, to a new folder in a new folder of `parent`, and return it.
 
     The folder's name is the digest, because BuildKit caches sent files by the folder's name. Raises
@@ -87,7 +89,7 @@ def put(driver: DriverFolder, parent: Path) -> Path:
     name = driver.digest.removeprefix("sha256:")
     target = Path(tempfile.mkdtemp(dir=parent), name)
     try:
-        placed = _laid_out(driver.files, driver.links, target)
+        placed = _lay_out(driver.files, driver.links, target)
     except OSError as error:
         raise BuildError(f"{error.filename or target}: {error.strerror}") from error
     if placed.digest != driver.digest:
@@ -99,7 +101,7 @@ def put(driver: DriverFolder, parent: Path) -> Path:
     return target
 
 
-def _read(folder: Path, version: str, arch: str, source: Path | str) -> DriverFolder:
+def _collect_files(folder: Path, version: str, arch: str, source: Path | str) -> DriverFolder:
     present = {path.name: path.resolve() for path in folder.iterdir() if path.is_file()}
     names = [f"{name}.so.{version}" for name in (*REQUIRED, *OPTIONAL)] + list(UNVERSIONED)
     queue = [name for name in names if name in present]
@@ -110,7 +112,7 @@ def _read(folder: Path, version: str, arch: str, source: Path | str) -> DriverFo
     while queue:
         name = queue.pop()
         files[f"{libraries}/{name}"] = present[name]
-        headers = _checked(present[name], name, source, version, arch)
+        headers = _check_library(present[name], name, source, version, arch)
         if headers.soname and headers.soname != name:
             links[f"{libraries}/{headers.soname}"] = name
         for need in filter(OWN.fullmatch, headers.needed):
@@ -121,11 +123,11 @@ def _read(folder: Path, version: str, arch: str, source: Path | str) -> DriverFo
             elif f"{libraries}/{file}" not in files and file not in queue:
                 queue.append(file)
     if missing:
-        raise _incomplete(source, version, sorted(missing), present)
-    return DriverFolder(source=source, files=files, links=links, listing=_laid_out(files, links, None))
+        raise _incomplete_error(source, version, sorted(missing), present)
+    return DriverFolder(source=source, files=files, links=links, listing=_lay_out(files, links, None))
 
 
-def _checked(path: Path, name: str, source: Path | str, version: str, arch: str) -> Elf:
+def _check_library(path: Path, name: str, source: Path | str, version: str, arch: str) -> Elf:
     """Return the headers of a library of `source`; raise UsageError if they contradict its name."""
     shown = f"{source}/{name}"
     with path.open("rb") as file:
@@ -145,7 +147,7 @@ def _checked(path: Path, name: str, source: Path | str, version: str, arch: str)
     return headers
 
 
-def _incomplete(
+def _incomplete_error(
     source: Path | str, version: str, missing: list[str], present: Mapping[str, Path]
 ) -> UsageError:
     lost = {name.partition(".so")[0] for name in missing}
@@ -157,7 +159,7 @@ def _incomplete(
     )
 
 
-def _laid_out(files: Mapping[str, Path], links: Mapping[str, str], target: Path | None) -> Listing:
+def _lay_out(files: Mapping[str, Path], links: Mapping[str, str], target: Path | None) -> Listing:
     """Return the listing of a driver's files and links, and copy them to the new folder `target`."""
     folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
     if target:
@@ -169,7 +171,7 @@ def _laid_out(files: Mapping[str, Path], links: Mapping[str, str], target: Path 
         if name in folders:
             entries[name] = FOLDER, "-"
         elif name in files:
-            entries[name] = copied(files[name], target / name if target else None)
+            entries[name] = copy_and_hash(files[name], target / name if target else None)
         else:
             entries[name] = LINK, hashlib.sha256(links[name].encode()).hexdigest()
             if target:

@@ -10,19 +10,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
 
-__all__ = ["STAGE", "from_table", "require_source"]
+__all__ = ["STAGE", "look_up_flags", "require_flag_source"]
 
 STAGE = "compiler"  # the stage of a template that has the compiler of its code
 
 
-def require_source(cell: Cell, dockerfile: str) -> None:
+def require_flag_source(cell: Cell, dockerfile: str) -> None:
     """Raise UsageError if neither a stage of its Dockerfile nor the table has the flags of a cell."""
     march = cell.axes.get("march")
     if march and not has_stage(dockerfile, STAGE):
-        from_table(cell, march)
+        look_up_flags(cell, march)
 
 
-def from_table(cell: Cell, march: str) -> frozenset[str]:
+def look_up_flags(cell: Cell, march: str) -> frozenset[str]:
     """Return the flags that the matrix states for a march, or the table for the property `compiler`."""
     flags = cell.facts.flags(march)
     if flags is None:

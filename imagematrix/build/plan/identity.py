@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from imagematrix.build.matrix.matrix import Cell
-    from imagematrix.build.plan.given import Given
+    from imagematrix.build.plan.build_inputs import BuildInputs
 
-__all__ = ["EPOCH", "TRIM", "Identity", "identify", "tag"]
+__all__ = ["EPOCH", "TRIM", "Identity", "format_tag", "identify"]
 
 SCHEMA = "3"  # of this list of components, and of how each is hashed
 EPOCH = "0"  # SOURCE_DATE_EPOCH: times are not inputs, so the image has none
@@ -50,7 +50,7 @@ def identify(
     dockerfile: str,
     bases: Mapping[str, str],
     context: str,
-    given: Given | None = None,
+    given: BuildInputs | None = None,
     *,
     trims: bool = False,
     driver: str | None = None,
@@ -90,7 +90,7 @@ def identify(
     )
 
 
-def tag(cell: Cell, identity: Identity) -> str:
+def format_tag(cell: Cell, identity: Identity) -> str:
     """Return the tag of the cell's image; raise UsageError if it is too long."""
     text = labels.tag(cell.image.version, cell.id, identity.digest)
     if len(text) > TAG_LIMIT:

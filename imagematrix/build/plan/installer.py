@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.expanded import ByteStream
 
-__all__ = ["unpacked"]
+__all__ = ["unpack_installer"]
 
 XZ = b"\xfd7zXZ\0"
 MAGIC = (XZ, GZIP, ZSTD)
@@ -51,7 +51,7 @@ PIECE = 1 << 20
 DRAFT = "draft-"
 
 
-def unpacked(
+def unpack_installer(
     file: Path, version: str, platform: str, note: Callable[[str], None], digest: str | None = None
 ) -> Path:
     """Return the folder with the libraries of the driver in the installer or archive `file`.
@@ -87,7 +87,7 @@ def _fill(target: Path, file: Path, stream: BinaryIO, version: str, platform: st
     with owned(DRAFT, target.parent) as draft, contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, draft, ignore_errors=True)
         _unpack(stream, file, version, draft)
-        driver.read(draft, version, platform, source=file)
+        driver.read_driver_folder(draft, version, platform, source=file)
         try:
             draft.rename(target)
         except OSError:
@@ -100,7 +100,7 @@ def _fill(target: Path, file: Path, stream: BinaryIO, version: str, platform: st
 def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
     is_script = _seek_payload(stream, file)
     described = not is_script
-    content = _Bounded(_expanded(stream))
+    content = _BoundedStream(_decompress(stream))
     with open_tar(content) as archive:
         for count, member in enumerate(archive):
             if count > MOST_FILES:
@@ -133,7 +133,7 @@ def _seek_payload(stream: BinaryIO, file: Path) -> bool:
             )
         stream.seek(0)
         return False
-    offset = next((at for at in _payloads(head) if head.startswith(MAGIC, at)), None)
+    offset = next((at for at in _find_payloads(head) if head.startswith(MAGIC, at)), None)
     if offset is None and NESTED.search(head):
         raise UsageError(
             f"{file} is an installer of CUDA",
@@ -145,7 +145,7 @@ def _seek_payload(stream: BinaryIO, file: Path) -> bool:
     return True
 
 
-def _payloads(head: bytes) -> Iterator[int]:
+def _find_payloads(head: bytes) -> Iterator[int]:
     """Yield the offsets at which the payload may begin: in line N of a header that says N, or after it.
 
     Raises ValueError if the header says it too often.
@@ -166,14 +166,14 @@ def _require_version(manifest: bytes, file: Path, version: str) -> None:
         raise UsageError(f"{file} has the driver {found[:40]!r}, not {version}")
 
 
-def _expanded(stream: BinaryIO) -> ByteStream:
+def _decompress(stream: BinaryIO) -> ByteStream:
     start = stream.tell()
     magic = stream.read(len(XZ))
     stream.seek(start)
-    return _Xz(stream) if magic == XZ else Expanded(stream)
+    return _XzStream(stream) if magic == XZ else Expanded(stream)
 
 
-class _Bounded:
+class _BoundedStream:
     """A stream of at most MOST_BYTES."""
 
     def __init__(self, stream: ByteStream) -> None:
@@ -188,7 +188,7 @@ class _Bounded:
         return data
 
 
-class _Xz:
+class _XzStream:
     """The content of an xz stream, decompressed in bounded memory; what follows it is not read."""
 
     def __init__(self, stream: BinaryIO) -> None:

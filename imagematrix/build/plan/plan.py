@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from imagematrix.build.plan.given import Given
+from imagematrix.build.plan.build_inputs import BuildInputs
 from imagematrix.build.plan.identity import TRIM
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ __all__ = [
     "PlanStatus",
     "Planned",
     "full_name",
-    "naming",
+    "make_item_namer",
 ]
 
 SCHEMA = "imagematrix.plan/v1"
@@ -105,7 +105,7 @@ class Planned:
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
         return {
-            **_named(self.cell),
+            **_describe_cell(self.cell),
             "status": self.status,
             "rule": None,
             "why": self.why,
@@ -135,7 +135,7 @@ class Dropped:
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
         return {
-            **_named(self.cell),
+            **_describe_cell(self.cell),
             "status": self.status,
             "rule": self.rule,
             "why": self.why,
@@ -163,7 +163,7 @@ class Plan:
     items: tuple[Planned | Dropped, ...]
     bases: Mapping[str, str]
     contexts: Mapping[Path | None, Listing] = field(default_factory=dict)
-    given: Given = field(default_factory=Given)
+    given: BuildInputs = field(default_factory=BuildInputs)
     shard: str | None = None
     unresolved: Mapping[str, ImagematrixError] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Plan:
         }
 
 
-def _named(cell: Cell) -> dict[str, object]:
+def _describe_cell(cell: Cell) -> dict[str, object]:
     return {
         "image": cell.image.name,
         "version": cell.image.version,
@@ -202,7 +202,7 @@ def full_name(cell: Cell) -> str:
     return f"{cell.image.name}:{cell.image.version} {cell.id}".rstrip()
 
 
-def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
+def make_item_namer(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
     """Return a function that names an item by its cell, with its image if `items` have several images.
 
     A cell of a matrix without axes has the name of its image.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.build.plan import driver, installer
-from imagematrix.build.plan.download import fetched
+from imagematrix.build.plan.download import fetch_file
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.driver import DriverFolder
 
-__all__ = ["LockedDriver", "RemoteDriver", "resolved"]
+__all__ = ["LockedDriver", "RemoteDriver", "resolve_driver"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class RemoteDriver:
 
         Raises EngineError if they cannot be downloaded, and UsageError if they are not those that are locked.
         """
-        found, _ = _read(self.address, self.version, self.platform, self.locked.file, note)
+        found, _ = _download_driver(self.address, self.version, self.platform, self.locked.file, note)
         if found.digest != self.digest:
             raise UsageError(
                 f"{self.address} gives the driver {found.digest}, not {self.digest} as locked",
@@ -53,17 +53,17 @@ class RemoteDriver:
         return found
 
 
-def resolved(address: str, version: str, platform: str, note: Callable[[str], None]) -> RemoteDriver:
+def resolve_driver(address: str, version: str, platform: str, note: Callable[[str], None]) -> RemoteDriver:
     """Return the driver that is at `address` now; raise EngineError or UsageError."""
-    found, file = _read(address, version, platform, None, note)
+    found, file = _download_driver(address, version, platform, None, note)
     locked = LockedDriver(file=file, driver=found.digest)
     return RemoteDriver(address=address, version=version, platform=platform, locked=locked)
 
 
-def _read(
+def _download_driver(
     address: str, version: str, platform: str, expected: str | None, note: Callable[[str], None]
 ) -> tuple[DriverFolder, str]:
     """Return the driver at an address, and the digest of the file there."""
-    file, digest = fetched(address, expected, note)
-    folder = installer.unpacked(file, version, platform, note, digest)
-    return driver.read(folder, version, platform, address), digest
+    file, digest = fetch_file(address, expected, note)
+    folder = installer.unpack_installer(file, version, platform, note, digest)
+    return driver.read_driver_folder(folder, version, platform, address), digest

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Plan
 
-__all__ = ["Durations", "Shard", "narrowed", "partition"]
+__all__ = ["Durations", "Shard", "partition_cells", "select_shard"]
 
 UNKNOWN = 1.0  # seconds of every cell if no duration is known
 
@@ -48,7 +48,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
 
-def narrowed(plan: Plan, shard: Shard, durations: Durations) -> Plan:
+def select_shard(plan: Plan, shard: Shard, durations: Durations) -> Plan:
     """Return `plan` for one shard: cells that belong to another shard have the status "other-shard"."""
     unknown = statistics.median(durations.values()) if durations else UNKNOWN
     weights: dict[str, float] = {}
@@ -57,7 +57,7 @@ def narrowed(plan: Plan, shard: Shard, durations: Durations) -> Plan:
             cell = item.cell
             weights.setdefault(cell.id, 0)
             weights[cell.id] += durations.get((cell.image.name, cell.id), unknown)
-    parts = partition(weights, shard.count)
+    parts = partition_cells(weights, shard.count)
 
     def own(item: Planned | Dropped) -> Planned | Dropped:
         if isinstance(item, Dropped) or parts[item.cell.id] == shard.number:
@@ -67,7 +67,7 @@ def narrowed(plan: Plan, shard: Shard, durations: Durations) -> Plan:
     return replace(plan, shard=str(shard), items=tuple(map(own, plan.items)))
 
 
-def partition(weights: Mapping[str, float], count: int) -> dict[str, int]:
+def partition_cells(weights: Mapping[str, float], count: int) -> dict[str, int]:
     """Return for each cell the number of its shard, 1 to `count`, with about equal sums of weights.
 
     The longest goes first, to the shard with the least so far (Graham 1969: at most 4/3 - 1/(3 `count`) times

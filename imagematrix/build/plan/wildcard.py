@@ -49,7 +49,7 @@ class Wildcard:
             else:
                 self._classes.append((bit, re.compile(part, re.ASCII)))
             bit <<= 1
-        self._start, self._end = self._reached(1), bit
+        self._start, self._end = self._follow_empty(1), bit
         literal = "".join(part[-1] if part == re.escape(part[-1]) else "\0" for part in parts)
         self._needle = max(literal.split("\0"), key=len)  # most names lack it, which is found out fastest
         self._characters: dict[str, tuple[int, int]] = {}
@@ -61,21 +61,21 @@ class Wildcard:
             return False
         positions = self._start
         for letter in text:
-            positions = self._after(positions, letter)
+            positions = self._advance(positions, letter)
             if not positions:
                 return False
         return bool(positions & self._end)
 
-    def _after(self, positions: int, letter: str) -> int:
+    def _advance(self, positions: int, letter: str) -> int:
         step = positions, letter
         if step not in self._steps:
             if len(self._steps) >= KEPT:
                 self._steps.clear()
-            moving, staying = self._of(letter)
-            self._steps[step] = self._reached((positions & moving) << 1 | positions & staying)
+            moving, staying = self._find_transitions(letter)
+            self._steps[step] = self._follow_empty((positions & moving) << 1 | positions & staying)
         return self._steps[step]
 
-    def _of(self, letter: str) -> tuple[int, int]:
+    def _find_transitions(self, letter: str) -> tuple[int, int]:
         """Return the positions from which a character leads to the next, and those where it may stay."""
         if letter not in self._characters:
             moving = self._literals.get(letter, 0) | (self._folders if letter == "/" else 0)
@@ -84,7 +84,7 @@ class Wildcard:
             self._characters[letter] = moving, staying
         return self._characters[letter]
 
-    def _reached(self, positions: int) -> int:
+    def _follow_empty(self, positions: int) -> int:
         """Return positions with those that they lead to without a character."""
         found = 0
         while found != positions:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from imagematrix.build.matrix import words
-from imagematrix.build.matrix.claims import claim
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.facts import MatrixFacts
-from imagematrix.build.matrix.feasibility import ARCHES, infeasible
+from imagematrix.build.matrix import axis_values
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.feasibility import ARCHES, find_infeasibility
 from imagematrix.build.matrix.matrix import NO_CUDA, Cell, Image, Matrix
+from imagematrix.build.matrix.matrix_facts import MatrixFacts
+from imagematrix.build.matrix.promised_variants import promise_variant
 from imagematrix.common.record import replace
 from imagematrix.common.suggestions import nearest
 from imagematrix.common.text import line
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.kinds import Kind
     from imagematrix.selection.fleet.unserved import Unserved
 
-__all__ = ["COMPILER", "Proposed", "Suited", "proposed"]
+__all__ = ["COMPILER", "ProposedCells", "SuitedHosts", "propose_cells"]
 
 COMPILER = "gcc-14"  # whose values of -march are proposed
 AXES = ("platform", "cuda", "driver", "compute", "march")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suited:
+class SuitedHosts:
     """Hosts of one kind, and the values of the axes of the cell that suits them best."""
 
     kind: Kind
@@ -49,13 +49,13 @@ class Suited:
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, because names are cached
-class Proposed:
+class ProposedCells:
     """The cells for a fleet, by kind of hardware, and the hosts that no cell can serve.
 
     `stated` are the CUDA releases that were asked for, if any.
     """
 
-    suited: tuple[Suited, ...]
+    suited: tuple[SuitedHosts, ...]
     unserved: tuple[Unserved, ...]
     stated: tuple[str, ...] = ()
 
@@ -76,7 +76,7 @@ class Proposed:
             del values["platform"]
         if values["cuda"] == {NO_CUDA}:
             del values["cuda"]
-        return {axis: tuple(sorted(some, key=_place)) for axis, some in values.items() if some}
+        return {axis: tuple(sorted(some, key=_order_key)) for axis, some in values.items() if some}
 
     @property
     def served(self) -> int:
@@ -84,12 +84,12 @@ class Proposed:
         return sum(len(one.kind.hosts) for one in self.suited)
 
     @property
-    def unneeded(self) -> list[Mapping[str, str]]:
+    def unneeded_points(self) -> list[Mapping[str, str]]:
         """The feasible cells of the product of the axes that are not needed."""
         image = Image(name="matrix", version="v1", template="")
         properties = {"march": {"*": {"compiler": COMPILER}}}
         matrix = Matrix(path=Path(), templates=Path(), images=(image,), axes=self.axes, properties=properties)
-        feasible = [cell.axes for cell in expand(matrix).cells if not infeasible(cell)]
+        feasible = [cell.axes for cell in expand_matrix(matrix).cells if not find_infeasibility(cell)]
         return [point for point in feasible if point not in self.points]
 
     def hosts(self, axis: str, value: str) -> int:
@@ -107,7 +107,7 @@ class Proposed:
         return [name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
 
-def proposed(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) -> Proposed:
+def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) -> ProposedCells:
     """Return the cells for a fleet, with the CUDA `releases`, or the fewest and newest that serve it.
 
     Raises UsageError if a release is unknown, or if no host can be served.
@@ -115,21 +115,21 @@ def proposed(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) -> Prop
     for name in releases:
         _require_known(name)
     fleet = kinds(hosts, Selector(_catalog(()), keep=len(hosts)).explain)
-    possible = {id(kind): _suiting(kind, releases) for kind in fleet}
-    chosen = _fewest(fleet, possible)
+    possible = {id(kind): _find_suiting_cells(kind, releases) for kind in fleet}
+    chosen = _choose_releases(fleet, possible)
     suited, misses = [], []
     for kind in fleet:
         cells = [cell for cell in possible[id(kind)] if cell.axes["cuda"] in chosen]
-        best = _best(kind, cells)
+        best = _choose_for_kind(kind, cells)
         if best:
-            suited.append(Suited(kind=kind, axes=best.axes))
+            suited.append(SuitedHosts(kind=kind, axes=best.axes))
         else:
-            misses.append((_miss(kind, releases), kind.hosts))
-    return Proposed(suited=tuple(suited), unserved=unserved(misses), stated=tuple(releases))
+            misses.append((_find_nearest_miss(kind, releases), kind.hosts))
+    return ProposedCells(suited=tuple(suited), unserved=unserved(misses), stated=tuple(releases))
 
 
 def _require_known(name: str) -> None:
-    complaint = words.check("cuda", name, MatrixFacts())
+    complaint = axis_values.check_value("cuda", name, MatrixFacts())
     if complaint or not (row := cuda.release(name)) or not row.targets:
         toolkits = [release for release, row in cuda.releases().items() if row.targets]
         remedy = nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
@@ -137,7 +137,7 @@ def _require_known(name: str) -> None:
 
 
 def _catalog(cells: Iterable[Cell]) -> Catalog:
-    return Catalog(image="matrix", version="v1", variants=tuple(map(claim, cells)))
+    return Catalog(image="matrix", version="v1", variants=tuple(map(promise_variant, cells)))
 
 
 def _cell(**axes: str) -> Cell:
@@ -145,22 +145,22 @@ def _cell(**axes: str) -> Cell:
     return Cell(image=image, axes=axes, properties={"compiler": COMPILER})
 
 
-def _suiting(kind: Kind, releases: Sequence[str]) -> list[Cell]:
+def _find_suiting_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
     """Return the feasible cells that fit a kind of hardware, with its best march and one driver."""
-    cells = [cell for cell in _imaginable(kind, releases) if not infeasible(cell)]
+    cells = [cell for cell in _generate_cells(kind, releases) if not find_infeasibility(cell)]
     catalog = _catalog(cells)
     fits = Selector(catalog).explain(kind.sample).fits
     fitting = [cell for one, cell in zip(catalog.variants, cells, strict=True) if one.reference in fits]
     return [cell for cell in fitting if cell.driver == fitting[0].driver]
 
 
-def _miss(kind: Kind, releases: Sequence[str]) -> Miss:
+def _find_nearest_miss(kind: Kind, releases: Sequence[str]) -> Miss:
     """Return why no cell serves a kind of hardware."""
-    cells = _imaginable(kind, releases)
+    cells = _generate_cells(kind, releases)
     if not cells:
-        return Miss(why=_hopeless(kind.sample), remedy=None)
-    feasible = [cell for cell in cells if not infeasible(cell)]
-    impossible = [why for cell in cells if (why := infeasible(cell))]
+        return Miss(why=_explain_without_cell(kind.sample), remedy=None)
+    feasible = [cell for cell in cells if not find_infeasibility(cell)]
+    impossible = [why for cell in cells if (why := find_infeasibility(cell))]
     if impossible and not feasible:
         # Of a release with code for the GPUs, the oldest one is nearest.
         others = [why for why in impossible if why.rule != "toolkit-target"]
@@ -170,21 +170,21 @@ def _miss(kind: Kind, releases: Sequence[str]) -> Miss:
     return replace(found, nearest=None)
 
 
-def _hopeless(host: Host) -> str:
+def _explain_without_cell(host: Host) -> str:
     """Return why no cell can even be named for a host."""
     platform = Target(host=host, gpus=()).platform
     if platform not in ARCHES:
         return f"images are made for {' and '.join(ARCHES)}, and it runs {platform}"
-    if _march(host, platform) is None:
+    if _choose_march(host, platform) is None:
         return f"no value of -march of {COMPILER} suits its CPUs"
     return "no CUDA release of the tables has code for its GPUs"
 
 
-def _imaginable(kind: Kind, releases: Sequence[str]) -> list[Cell]:
+def _generate_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
     """Return all cells that could be made for a kind of hardware, feasible or not."""
     host = kind.sample
     platform = Target(host=host, gpus=()).platform
-    march = _march(host, platform)
+    march = _choose_march(host, platform)
     if march is None:
         return []
     common = {"platform": platform}
@@ -192,17 +192,17 @@ def _imaginable(kind: Kind, releases: Sequence[str]) -> list[Cell]:
         return [_cell(**common, cuda=NO_CUDA, march=march)]
     # A driver in the image comes first. Virtual GPUs may only work with that of the node.
     own = [host.driver.version] if host.driver else []
-    drivers = [version for version in own if not words.check("driver", version, MatrixFacts())]
+    drivers = [version for version in own if not axis_values.check_value("driver", version, MatrixFacts())]
     names = releases or [name for name, row in cuda.releases().items() if row.targets]
     return [
         _cell(**common, cuda=release, driver=driver, compute=compute, march=march)
-        for driver in (*drivers, words.HOST_DRIVER)
+        for driver in (*drivers, axis_values.HOST_DRIVER)
         for release in reversed(names)
-        for compute in reversed(_computes(host))
+        for compute in reversed(_list_computes(host))
     ]
 
 
-def _computes(host: Host) -> list[str]:
+def _list_computes(host: Host) -> list[str]:
     """Return the capabilities whose code runs on all GPUs of a host; all GPUs' own if none does."""
     own = {gpu.compute for gpu in host.gpus if gpu.compute}
     plain = [compute for compute in device_code.known() if compute[-1] not in "af"]
@@ -214,23 +214,24 @@ def _computes(host: Host) -> list[str]:
     return able or sorted(own.intersection(plain))
 
 
-def _march(host: Host, platform: str) -> str | None:
+def _choose_march(host: Host, platform: str) -> str | None:
     """Return the value of -march whose code suits the CPUs of a host best, or None if none does."""
     known = marches.known(COMPILER) or frozenset()
     cells = [
         _cell(platform=platform, cuda=NO_CUDA, march=march)
         for march in sorted(known)
-        if ARCHES.get(platform) == marches.arch(march) and not words.check("march", march, MatrixFacts())
+        if ARCHES.get(platform) == marches.arch(march)
+        and not axis_values.check_value("march", march, MatrixFacts())
     ]
-    best = _best_of(cells, host, gpus="none")
+    best = _choose_for_host(cells, host, gpus="none")
     return best.axes["march"] if best else None
 
 
-def _best(kind: Kind, cells: Sequence[Cell]) -> Cell | None:
-    return _best_of(cells, kind.sample, gpus=None)
+def _choose_for_kind(kind: Kind, cells: Sequence[Cell]) -> Cell | None:
+    return _choose_for_host(cells, kind.sample, gpus=None)
 
 
-def _best_of(cells: Sequence[Cell], host: Host, *, gpus: str | None) -> Cell | None:
+def _choose_for_host(cells: Sequence[Cell], host: Host, *, gpus: str | None) -> Cell | None:
     """Return the cell that a host would choose, or None."""
     catalog = _catalog(cells)
     by_reference = {one.reference: cell for one, cell in zip(catalog.variants, cells, strict=True)}
@@ -238,7 +239,7 @@ def _best_of(cells: Sequence[Cell], host: Host, *, gpus: str | None) -> Cell | N
     return by_reference[ranked[0].reference] if ranked else None
 
 
-def _fewest(fleet: Iterable[Kind], possible: Mapping[int, Sequence[Cell]]) -> set[str]:
+def _choose_releases(fleet: Iterable[Kind], possible: Mapping[int, Sequence[Cell]]) -> set[str]:
     """Return few CUDA releases that serve all kinds: always the one that serves the most other hosts.
 
     Of equal ones, the newest is taken.
@@ -258,5 +259,5 @@ def _fewest(fleet: Iterable[Kind], possible: Mapping[int, Sequence[Cell]]) -> se
         chosen.add(max(counts, key=lambda name: (counts[name], versions.order(name))))
 
 
-def _place(value: str) -> tuple[bool, tuple[Any, ...]]:
+def _order_key(value: str) -> tuple[bool, tuple[Any, ...]]:
     return value != NO_CUDA, versions.natural(value)

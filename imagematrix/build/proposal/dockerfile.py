@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from imagematrix.build.dockerfile import dockerfile as dockerfiles
 from imagematrix.build.dockerfile.arguments import with_bases_written_out
-from imagematrix.build.dockerfile.instructions import parsed
-from imagematrix.build.matrix import words
-from imagematrix.build.matrix.facts import MatrixFacts
+from imagematrix.build.dockerfile.instructions import parse_instructions
+from imagematrix.build.matrix import axis_values
+from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.plan.flags import STAGE
 from imagematrix.build.proposal.cells import COMPILER
 from imagematrix.common.text import line
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.dockerfile.instructions import Instruction
 
-__all__ = ["Remark", "TakenOver", "is_dockerfile", "taken_over"]
+__all__ = ["ConvertedDockerfile", "Remark", "convert_dockerfile", "is_dockerfile"]
 
 # Names of variables, of the environment, of builds or of CMake, whose value is a list of GPUs, and the
 # variable of templates that has it for one cell.
@@ -80,7 +80,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenOver:
+class ConvertedDockerfile:
     """The template that a Dockerfile becomes, the axes of its matrix with their values, and the remarks.
 
     `properties` are those of the values of axes. `secrets` and `ssh` are the ids that its mounts name.
@@ -101,27 +101,27 @@ def is_dockerfile(name: str, text: str) -> bool:
     if NAMES.fullmatch(name):
         return True
     is_document = text.lstrip().startswith(("{", "[", "<"))
-    return not is_document and any(step.stage is not None for step in parsed(text)[0])
+    return not is_document and any(step.stage is not None for step in parse_instructions(text)[0])
 
 
-def taken_over(text: str, complaint: Callable[[str], tuple[str, str] | None]) -> TakenOver:
+def convert_dockerfile(text: str, complaint: Callable[[str], tuple[str, str] | None]) -> ConvertedDockerfile:
     """Return what a Dockerfile becomes; `complaint` returns what is wrong with a path that it copies.
 
     Raises UsageError if it begins no stage.
     """
-    steps, _ = parsed(text)
+    steps, _ = parse_instructions(text)
     if not any(step.stage is not None for step in steps):
         raise UsageError("there is no FROM in it", remedy="name a Dockerfile, or saved hosts")
-    reading = _Reading(text)
+    reading = _DockerfileConversion(text)
     reading.find(steps)
     plain = with_bases_written_out(text, {})
-    faults = [*dockerfiles.faults(plain), *dockerfiles.missing(plain, complaint)]
+    faults = [*dockerfiles.find_faults(plain), *dockerfiles.find_missing_sources(plain, complaint)]
     remarks = [Remark(fault.mark(plain).line, fault.message, fault.remedy) for fault in faults]
     axes = reading.axes or {"march": BASELINE}
     properties = {"cuda": {"cuda_version": reading.release}} if reading.release else {}
     if "march" in axes and not any(step.stage == STAGE for step in steps):
         properties["march"] = {"compiler": COMPILER}
-    return TakenOver(
+    return ConvertedDockerfile(
         template=reading.template(),
         axes={axis: values if isinstance(values, tuple) else (values,) for axis, values in axes.items()},
         properties=properties,
@@ -132,7 +132,7 @@ def taken_over(text: str, complaint: Callable[[str], tuple[str, str] | None]) ->
     )
 
 
-class _Reading:
+class _DockerfileConversion:
     """What was found in a Dockerfile so far: axes, remarks, and places that take a variable of templates.
 
     `release` is the CUDA release with its patch, as base images have it, or None.
@@ -148,14 +148,14 @@ class _Reading:
     def find(self, steps: Sequence[Instruction]) -> None:
         """Look for axes in all instructions; GPUs come last, as they need a CUDA release."""
         finders = (
-            (CUDA_IMAGE, ("from",), self._cuda),
-            (CUDA_TAG, ("from",), self._cuda),
-            (RELEASE, ("arg",), self._release),
-            (TORCH_INDEX, (), self._torch_index),
-            (MARCH, ("arg", "env"), self._march),
-            (MARCH_OPTION, (), self._march),
-            (GPU_LIST, (), self._gpus),
-            (GENCODE, (), self._gencode),
+            (CUDA_IMAGE, ("from",), self._find_cuda),
+            (CUDA_TAG, ("from",), self._find_cuda),
+            (RELEASE, ("arg",), self._find_release),
+            (TORCH_INDEX, (), self._find_torch_index),
+            (MARCH, ("arg", "env"), self._find_march),
+            (MARCH_OPTION, (), self._find_march),
+            (GPU_LIST, (), self._find_gpus),
+            (GENCODE, (), self._find_gencode),
         )
         ends = [*(step.start for step in steps[1:]), len(self._text)]
         for pattern, commands, found in finders:
@@ -169,9 +169,9 @@ class _Reading:
         parts: list[str] = []
         end = 0
         for (start, following), variable in sorted(self._variables.items()):
-            parts += [_literal(self._text[end:start]), f"{{{{ {variable} }}}}"]
+            parts += [_escape_jinja(self._text[end:start]), f"{{{{ {variable} }}}}"]
             end = following
-        return "".join([*parts, _literal(self._text[end:])])
+        return "".join([*parts, _escape_jinja(self._text[end:])])
 
     def ids(self, kind: str) -> set[str]:
         """Return the ids of secrets or of SSH agents that mounts name."""
@@ -179,7 +179,7 @@ class _Reading:
         for mount in MOUNT.finditer(self._text):
             name = MOUNT_ID.search(mount["fields"])
             word = name["id"] if name else "default"
-            if mount["kind"] == kind and words.GIVEN_ID.fullmatch(word):
+            if mount["kind"] == kind and axis_values.GIVEN_ID.fullmatch(word):
                 found.add(word)
         return found
 
@@ -190,17 +190,17 @@ class _Reading:
             if not self._text[begin : match.start()].lstrip().startswith("#"):
                 yield match
 
-    def _release(self, match: re.Match[str]) -> None:
+    def _find_release(self, match: re.Match[str]) -> None:
         axis, value = RELEASES[match["name"]], _value(match)
         if axis == "cuda":
-            self._cuda(match)
-        elif RELEASE_WORD.fullmatch(value) and self._takes(match, axis, value):
+            self._find_cuda(match)
+        elif RELEASE_WORD.fullmatch(value) and self._has_axis(match, axis, value):
             self._replace(match, axis)
 
-    def _cuda(self, match: re.Match[str]) -> None:
+    def _find_cuda(self, match: re.Match[str]) -> None:
         value = _value(match)
         release = ".".join(value.split(".")[:2])
-        if not RELEASE_WORD.fullmatch(value) or not self._takes(match, "cuda", release):
+        if not RELEASE_WORD.fullmatch(value) or not self._has_axis(match, "cuda", release):
             return
         if value == release:
             self._replace(match, "cuda")
@@ -208,55 +208,57 @@ class _Reading:
             self.release = value
             self._replace(match, "cuda_version")
         else:
-            self._remark(match, f"{value} is another patch of CUDA {release} than {self.release}", SAME)
+            self._add_remark(match, f"{value} is another patch of CUDA {release} than {self.release}", SAME)
 
-    def _torch_index(self, match: re.Match[str]) -> None:
+    def _find_torch_index(self, match: re.Match[str]) -> None:
         value = _value(match)
         release = f"{value[2:4]}.{value[4:]}"
-        if installers.torch_backend(release) == value and self._takes(match, "cuda", release):
+        if installers.torch_backend(release) == value and self._has_axis(match, "cuda", release):
             self._replace(match, "torch_backend")
 
-    def _gencode(self, match: re.Match[str]) -> None:
-        self._remark(match, f"{match[0]} names GPUs itself", "write {{ nvcc_gencode }} in its place")
+    def _find_gencode(self, match: re.Match[str]) -> None:
+        self._add_remark(match, f"{match[0]} names GPUs itself", "write {{ nvcc_gencode }} in its place")
 
-    def _march(self, match: re.Match[str]) -> None:
-        if self._takes(match, "march", _value(match)):
+    def _find_march(self, match: re.Match[str]) -> None:
+        if self._has_axis(match, "march", _value(match)):
             self._replace(match, "march")
 
-    def _gpus(self, match: re.Match[str]) -> None:
+    def _find_gpus(self, match: re.Match[str]) -> None:
         found = [GPU.fullmatch(word) for word in re.split(r"[;,\s\\]+", _value(match).strip()) if word]
         named = f"{match['name']}={line(_value(match))}"
         variable = f"{{{{ {GPU_LISTS[match['name']]} }}}}"
         if not found or None in found:
             remedy = f"list GPUs in the axis compute, and write {variable}"
-            self._remark(match, f"{named} is no list of compute capabilities", remedy)
+            self._add_remark(match, f"{named} is no list of compute capabilities", remedy)
             return
         values = tuple(dict.fromkeys(f"{gpu[1]}.{gpu[2]}{gpu[3]}" for gpu in found if gpu))
         if "cuda" not in self.axes:
             remedy = f"add the axes cuda and compute to matrix.yaml, and write {variable}"
-            self._remark(match, f"{named} names GPUs, but nothing the CUDA release", remedy)
-        elif self._takes(match, "compute", values):
+            self._add_remark(match, f"{named} names GPUs, but nothing the CUDA release", remedy)
+        elif self._has_axis(match, "compute", values):
             self._replace(match, GPU_LISTS[match["name"]])
             if "+PTX" in _value(match):
-                self._remark(match, f"{named} asks for PTX, and images have code for their GPUs only", NO_PTX)
+                self._add_remark(
+                    match, f"{named} asks for PTX, and images have code for their GPUs only", NO_PTX
+                )
 
-    def _takes(self, match: re.Match[str], axis: str, values: str | tuple[str, ...]) -> bool:
+    def _has_axis(self, match: re.Match[str], axis: str, values: str | tuple[str, ...]) -> bool:
         """Whether an axis has these values, or has none yet and gets them; add a remark if it cannot."""
         for value in values if isinstance(values, tuple) else (values,):
-            complaint = words.check(axis, value, MatrixFacts())
+            complaint = axis_values.check_value(axis, value, MatrixFacts())
             if complaint:
-                self._remark(match, complaint[0], complaint[1] or SAME)
+                self._add_remark(match, complaint[0], complaint[1] or SAME)
                 return False
         if self.axes.setdefault(axis, values) != values:
             here = " ".join(values) if isinstance(values, tuple) else values
-            self._remark(match, f"{here} differs from an earlier value for the axis {axis}", SAME)
+            self._add_remark(match, f"{here} differs from an earlier value for the axis {axis}", SAME)
             return False
         return True
 
     def _replace(self, match: re.Match[str], variable: str) -> None:
         self._variables[match.span(match.lastgroup or 0)] = variable
 
-    def _remark(self, match: re.Match[str], message: str, remedy: str) -> None:
+    def _add_remark(self, match: re.Match[str], message: str, remedy: str) -> None:
         self.remarks.append(Remark(self._text.count("\n", 0, match.start()) + 1, message, remedy))
 
 
@@ -264,6 +266,6 @@ def _value(match: re.Match[str]) -> str:
     return match[match.lastgroup or 0]
 
 
-def _literal(text: str) -> str:
+def _escape_jinja(text: str) -> str:
     """Return a template that gives `text`."""
     return JINJA.sub(lambda match: f'{{{{ "{match[0]}" }}}}', text)

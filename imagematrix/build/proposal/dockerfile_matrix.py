@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from imagematrix.build.proposal.text import IMAGE, TEMPLATE, VERSION, yaml_word
+from imagematrix.build.proposal.matrix_text import IMAGE, TEMPLATE, VERSION, quote_yaml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.build.proposal.dockerfile import TakenOver
+    from imagematrix.build.proposal.dockerfile import ConvertedDockerfile
 
-__all__ = ["matrix_of"]
+__all__ = ["format_matrix"]
 
 COMMENTS = {
     "cuda": "with none as a value, there are images without CUDA, too",
@@ -21,12 +21,12 @@ COMMENTS = {
 }
 
 
-def matrix_of(taken: TakenOver, context: str | None) -> str:
+def format_matrix(taken: ConvertedDockerfile, context: str | None) -> str:
     """Return the text of matrix.yaml; `context` is the folder with the files that it copies, or None."""
     return "\n".join([*_head(taken, context), *_axes(taken), *_properties(taken)]) + "\n"
 
 
-def _head(taken: TakenOver, context: str | None) -> Iterator[str]:
+def _head(taken: ConvertedDockerfile, context: str | None) -> Iterator[str]:
     yield "# One image for each combination of the values of the axes. `imagematrix plan` shows them."
     yield "schema: imagematrix.matrix/v1"
     yield ""
@@ -41,24 +41,24 @@ def _head(taken: TakenOver, context: str | None) -> Iterator[str]:
             yield f"    {key}: [{', '.join(map(json.dumps, ids))}]"
 
 
-def _axes(taken: TakenOver) -> Iterator[str]:
+def _axes(taken: ConvertedDockerfile) -> Iterator[str]:
     yield ""
     yield "axes:"
     if "cuda" in taken.axes:
         yield "  # Without an axis driver, images use the driver of the node."
     for axis, values in taken.axes.items():
         comment = f"  # {COMMENTS[axis]}" if axis in COMMENTS else ""
-        yield f"  {axis}: [{', '.join(map(yaml_word, values))}]{comment}"
+        yield f"  {axis}: [{', '.join(map(quote_yaml, values))}]{comment}"
 
 
-def _properties(taken: TakenOver) -> Iterator[str]:
+def _properties(taken: ConvertedDockerfile) -> Iterator[str]:
     if not taken.properties:
         return
     yield ""
     yield "# Properties of values. Templates see them as variables."
     yield "properties:"
     for axis, own in taken.properties.items():
-        fields = ", ".join(f"{name}: {yaml_word(value)}" for name, value in own.items())
-        values = '"*"' if axis == "march" else yaml_word(taken.axes[axis][0])
+        fields = ", ".join(f"{name}: {quote_yaml(value)}" for name, value in own.items())
+        values = '"*"' if axis == "march" else quote_yaml(taken.axes[axis][0])
         yield f"  {axis}:"
         yield f"    {values}: {{{fields}}}"

@@ -10,10 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.build.stores.sizes import Sized, Sizes
+    from imagematrix.build.stores.sizes import SizedVariant, Sizes
     from imagematrix.images.catalog.catalog import Catalog, Variant
 
-__all__ = ["Predecessor", "predecessors"]
+__all__ = ["Predecessor", "find_predecessors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +24,28 @@ class Predecessor:
     pull: int
 
 
-def predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
+def find_predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
     """Return the predecessor of each variant of `new`: the one in `old` that served the same nodes.
 
     It is the variant of the same cell, or else one for the same hardware: platform, GPU targets and -march.
     Of several, those that have most of the image's own axes in common count, of these those with the same
     driver, and of these the one that leaves the most to pull. None if there is none, or a size is unknown.
     """
-    return [_predecessor(one, new.catalog, old) for one in new.variants]
+    return [_find_predecessor(one, new.catalog, old) for one in new.variants]
 
 
-def _predecessor(new: Sized, catalog: Catalog, old: Sizes) -> Predecessor | None:
-    variant, cell = new.variant, _cell(new.variant, catalog)
-    same = [one for one in old.variants if cell and _cell(one.variant, old.catalog) == cell]
-    alike = [one for one in old.variants if _hardware(one.variant) == _hardware(variant)]
-    closest = max((_common(variant, one.variant) for one in alike), default=None)
-    near = [one for one in alike if _common(variant, one.variant) == closest]
-    lacking = [_lacking(new, one) for one in same or near]
+def _find_predecessor(new: SizedVariant, catalog: Catalog, old: Sizes) -> Predecessor | None:
+    variant, cell = new.variant, _parse_cell(new.variant, catalog)
+    same = [one for one in old.variants if cell and _parse_cell(one.variant, old.catalog) == cell]
+    alike = [one for one in old.variants if _hardware_key(one.variant) == _hardware_key(variant)]
+    closest = max((_count_common(variant, one.variant) for one in alike), default=None)
+    near = [one for one in alike if _count_common(variant, one.variant) == closest]
+    lacking = [_compare_layers(new, one) for one in same or near]
     known = [one for one in lacking if one is not None]
     return max(known, key=lambda one: (one.pull, one.reference)) if len(known) == len(lacking) > 0 else None
 
 
-def _lacking(new: Sized, old: Sized) -> Predecessor | None:
+def _compare_layers(new: SizedVariant, old: SizedVariant) -> Predecessor | None:
     if new.parts is None or old.parts is None or new.compressed != old.compressed:
         return None
     present = {part.digest for part in old.parts}
@@ -53,17 +53,17 @@ def _lacking(new: Sized, old: Sized) -> Predecessor | None:
     return Predecessor(reference=old.variant.reference, pull=sum(layers.values()))
 
 
-def _cell(variant: Variant, catalog: Catalog) -> str | None:
+def _parse_cell(variant: Variant, catalog: Catalog) -> str | None:
     """Return the cell in a variant's name, IMAGE:VERSION-CELL-INPUT; None if it has another name."""
     begin = f"{catalog.image}:{catalog.version}-"
     cell = variant.reference.removeprefix(begin).rpartition("-")[0]
     return cell if variant.reference.startswith(begin) and cell else None
 
 
-def _hardware(variant: Variant) -> Sequence[object]:
+def _hardware_key(variant: Variant) -> Sequence[object]:
     return variant.platform, served(variant), variant.march
 
 
-def _common(new: Variant, old: Variant) -> tuple[int, bool]:
+def _count_common(new: Variant, old: Variant) -> tuple[int, bool]:
     """Return how many own axes have the same value, and whether the driver is the same."""
     return len({*new.axes} & {*old.axes}), new.driver == old.driver

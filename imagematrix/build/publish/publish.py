@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.build.publish import plain_pull as plain
-from imagematrix.build.stores.registry import Complete, attestations, survey
+from imagematrix.build.publish import default_platform as plain
+from imagematrix.build.stores.registry import CompletenessCheck, find_attestations, survey_version
 from imagematrix.common.image_reference import TAG
 from imagematrix.common.text import listed, word
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from imagematrix.build.publish.plain_pull import PlatformDefault
-    from imagematrix.build.stores.registry import Survey
+    from imagematrix.build.publish.default_platform import PlatformDefault
+    from imagematrix.build.stores.registry import VersionSurvey
     from imagematrix.images.catalog.index import IndexEntry
     from imagematrix.images.oci.registry import Registry
 
@@ -77,20 +77,20 @@ def publish(  # noqa: PLR0913 - the version and the command's options
     """
     name = f"{registry.name}:{version}"
     for alias in aliases:
-        _movable(registry, alias, {version, *versions})
-    complete = Complete(registry) if repair else None
+        _require_movable(registry, alias, {version, *versions})
+    complete = CompletenessCheck(registry) if repair else None
     first: frozenset[str] | None = None
     dropped: set[str] = set()
     stuck: set[str] = set()
     for _ in range(TRIES):
-        surveyed = survey(registry, version, complete)
-        dropped |= _lost(name, surveyed, repair=repair)
+        surveyed = survey_version(registry, version, complete)
+        dropped |= _find_lost(name, surveyed, repair=repair)
         stuck |= {
             f"{registry.name}:{entry.tag}@{entry.digest}"
             for entry in surveyed.damaged
             if not registry.withdraw(entry.tag, entry.digest)
         }
-        variants, others = _settled(name, surveyed, chosen)
+        variants, others = _choose_variants(name, surveyed, chosen)
         before = {entry.digest: entry for entry in surveyed.alive}
         cells = needed(variants) if needed else [entry.annotations[labels.CELL] for entry in variants]
         unneeded = [
@@ -100,18 +100,18 @@ def publish(  # noqa: PLR0913 - the version and the command's options
         ]
         variants = [entry for entry in variants if entry not in unneeded]
         first = frozenset(before) if first is None else first
-        described = {entry.digest: _described(entry) for entry in variants}
+        described = {entry.digest: _strip_annotations(entry) for entry in variants}
         new = [one for digest, one in described.items() if digest not in before]
         attested = {
             attestation.digest: attestation
             for entry in new
-            for attestation in attestations(registry, entry.tag)
+            for attestation in find_attestations(registry, entry.tag)
         }
         whole = described | before | attested
-        answers = plain.answers(
-            name, (whole[digest] for digest in described), plain.kept(surveyed.entries), named or {}
+        answers = plain.choose_defaults(
+            name, (whole[digest] for digest in described), plain.find_defaults(surveyed.entries), named or {}
         )
-        raw = index.write(_placed(whole.values(), answers), registry.name, version)
+        raw = index.write(_set_platforms(whole.values(), answers), registry.name, version)
         if len(raw) > LIMIT:
             remedy = "spread the cells over several images"
             raise UsageError(
@@ -134,7 +134,7 @@ def publish(  # noqa: PLR0913 - the version and the command's options
                 digest=published.digest,
                 variants=len(described),
                 new=len(described.keys() - first),
-                plain=tuple(_with_layers(registry, answer) for answer in answers),
+                plain=tuple(_add_layer_needs(registry, answer) for answer in answers),
                 dropped=tuple(sorted(dropped)),
                 stuck=tuple(sorted(stuck)),
                 others=tuple(sorted(others)),
@@ -148,13 +148,13 @@ def publish(  # noqa: PLR0913 - the version and the command's options
     )
 
 
-def _with_layers(registry: Registry, answer: PlatformDefault) -> PlatformDefault:
+def _add_layer_needs(registry: Registry, answer: PlatformDefault) -> PlatformDefault:
     """Return an answer to plain pulls with what its layers need of an engine."""
     manifest = registry.manifest(answer.variant.digest) if answer.variant and answer.variant.digest else None
     return replace(answer, zstd=manifest is not None and has_zstd(manifest.raw))
 
 
-def _movable(registry: Registry, alias: str, versions: Collection[str]) -> None:
+def _require_movable(registry: Registry, alias: str, versions: Collection[str]) -> None:
     """Raise UsageError if an alias is not a valid tag, TagMovedError if its tag never moves.
 
     That of a version never does, even of one that is only pushed, or that only the matrix names.
@@ -179,7 +179,7 @@ def _movable(registry: Registry, alias: str, versions: Collection[str]) -> None:
         raise TagMovedError(found, remedy=f"{remedy}, or delete the tag")
 
 
-def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
+def _find_lost(name: str, surveyed: VersionSurvey, *, repair: bool) -> set[str]:
     """Return the references of lost images of a version; raise UnknownImageError without `repair`."""
     image = name.rpartition(":")[0]
     published = [entry for entry in surveyed.entries if entry.digest in surveyed.lost]
@@ -197,7 +197,9 @@ def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
     return set(references)
 
 
-def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list[IndexEntry], list[str]]:
+def _choose_variants(
+    name: str, surveyed: VersionSurvey, chosen: Collection[str]
+) -> tuple[list[IndexEntry], list[str]]:
     """Return the variants of a version, one for each cell, and the tags of excluded images."""
     unknown = set(chosen) - {entry.tag for entry in (*surveyed.variants, *surveyed.others)}
     if unknown:
@@ -227,13 +229,13 @@ def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list
     return kept, others
 
 
-def _described(variant: IndexEntry) -> IndexEntry:
+def _strip_annotations(variant: IndexEntry) -> IndexEntry:
     """Return an entry for an index, without annotations that only builds need."""
     annotations = {key: value for key, value in variant.annotations.items() if key != labels.INPUTS}
     return replace(variant, annotations=annotations)
 
 
-def _placed(entries: Collection[IndexEntry], answers: Sequence[PlatformDefault]) -> list[IndexEntry]:
+def _set_platforms(entries: Collection[IndexEntry], answers: Sequence[PlatformDefault]) -> list[IndexEntry]:
     """Return the entries with their platforms: a plain one for those that answer a plain pull."""
     plain_ones = {one.variant.digest: one.platform for one in answers if one.variant}
     return [

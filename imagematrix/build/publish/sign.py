@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.signing import SigningKey
 
-__all__ = ["add_referrer", "add_signatures", "listed_referrers", "sign"]
+__all__ = ["add_referrer", "add_signatures", "read_referrers_tag", "sign_manifests"]
 
 REQUESTS = 8  # at the same time
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -49,33 +49,33 @@ STATEMENT = "application/vnd.in-toto+json"
 PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 
 
-def sign(registry: Registry, key: SigningKey, digests: Iterable[str]) -> int:
+def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) -> int:
     """Sign manifests of a repository that have no signature by this key yet; return how many they are.
 
     Signatures by other keys stay. Raises EngineError if the registry refuses.
     """
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        return sum(pool.map(partial(_sign, registry, key), dict.fromkeys(digests)))
+        return sum(pool.map(partial(_sign_manifest, registry, key), dict.fromkeys(digests)))
 
 
-def _sign(registry: Registry, key: SigningKey, digest: str) -> bool:
+def _sign_manifest(registry: Registry, key: SigningKey, digest: str) -> bool:
     name = identity(registry.name)
     required = Requirement(keys=(key.public,), aliases=frozenset(), identity=name)
     try:
         prove(RepositorySource(registry), registry.name, digest, required)
     except SignatureError:
         # The tag last: once it is there, so is the bundle.
-        _refer(registry, digest, _bundle(key, digest))
-        _tag(registry, digest, key, payload(name, digest))
+        _push_bundle(registry, digest, _make_bundle(key, digest))
+        _tag_signature(registry, digest, key, payload(name, digest))
         return True
     return False
 
 
-def _tag(registry: Registry, digest: str, key: SigningKey, content: bytes) -> None:
+def _tag_signature(registry: Registry, digest: str, key: SigningKey, content: bytes) -> None:
     """Sign a manifest in the older form."""
     signature = base64.b64encode(key.sign(content)).decode()
     add_signatures(
-        registry, digest, [{**_pushed(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}}]
+        registry, digest, [{**_push_blob(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}}]
     )
 
 
@@ -97,13 +97,13 @@ def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, o
         "config": {},
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
     }
-    registry.push_manifest(tag, *_manifest(_pushed(registry, _json(config), CONFIG), layers))
+    registry.push_manifest(tag, *_make_manifest(_push_blob(registry, _encode_json(config), CONFIG), layers))
 
 
-def _bundle(key: SigningKey, digest: str) -> bytes:
+def _make_bundle(key: SigningKey, digest: str) -> bytes:
     """Return the bundle that signs a manifest."""
     algorithm, _, number = digest.partition(":")
-    statement = _json(
+    statement = _encode_json(
         {
             "_type": "https://in-toto.io/Statement/v1",
             "subject": [{"digest": {algorithm: number}}],
@@ -114,27 +114,27 @@ def _bundle(key: SigningKey, digest: str) -> bytes:
     # What DSSE signs (github.com/secure-systems-lab/dsse/blob/master/protocol.md).
     encoded = b"DSSEv1 %d %s %d %s" % (len(STATEMENT), STATEMENT.encode(), len(statement), statement)
     public = key.public.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return _json(
+    return _encode_json(
         {
             "mediaType": BUNDLE,
-            "verificationMaterial": {"publicKey": {"hint": _base64(hashlib.sha256(public).digest())}},
+            "verificationMaterial": {"publicKey": {"hint": _encode_base64(hashlib.sha256(public).digest())}},
             "dsseEnvelope": {
-                "payload": _base64(statement),
+                "payload": _encode_base64(statement),
                 "payloadType": STATEMENT,
-                "signatures": [{"sig": _base64(key.sign(encoded))}],
+                "signatures": [{"sig": _encode_base64(key.sign(encoded))}],
             },
         }
     )
 
 
-def _refer(registry: Registry, digest: str, bundle: bytes) -> None:
+def _push_bundle(registry: Registry, digest: str, bundle: bytes) -> None:
     """Store a bundle in a manifest that refers to another one."""
     subject = registry.manifest(digest)
     if subject is None:
         raise SignatureError(f"{registry.name}@{digest} cannot be signed: the registry does not have it")
-    raw, media_type = _manifest(
-        _pushed(registry, b"{}", EMPTY),
-        [_pushed(registry, bundle, BUNDLE)],
+    raw, media_type = _make_manifest(
+        _push_blob(registry, b"{}", EMPTY),
+        [_push_blob(registry, bundle, BUNDLE)],
         artifactType=BUNDLE,
         subject={"mediaType": subject.media_type, "digest": digest, "size": len(subject.raw)},
         annotations={
@@ -152,15 +152,15 @@ def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -
         registry.push_manifest(own, raw, media_type)
     if registry.referrers(digest) is not None:
         return
-    listed = listed_referrers(registry, digest)
+    listed = read_referrers_tag(registry, digest)
     if any(one["digest"] == own for one in listed):
         return
     entry = {"mediaType": media_type, "digest": own, "size": len(raw), "artifactType": BUNDLE}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
-    registry.push_manifest(_referrers_tag(digest), _json(document), INDEX)
+    registry.push_manifest(_referrers_tag(digest), _encode_json(document), INDEX)
 
 
-def listed_referrers(registry: Registry, digest: str) -> list[dict[str, Any]]:
+def read_referrers_tag(registry: Registry, digest: str) -> list[dict[str, Any]]:
     """Return what refers to a manifest in a registry that does not list it by itself, as OCI descriptors."""
     tag = _referrers_tag(digest)
     present = registry.manifest(tag)
@@ -173,14 +173,14 @@ def _referrers_tag(digest: str) -> str:
     return digest.replace(":", "-")
 
 
-def _manifest(
+def _make_manifest(
     config: Mapping[str, object], layers: list[dict[str, object]], **more: object
 ) -> tuple[bytes, str]:
     document = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": layers, **more}
-    return _json(document), IMAGE
+    return _encode_json(document), IMAGE
 
 
-def _pushed(registry: Registry, content: bytes, media_type: str) -> dict[str, object]:
+def _push_blob(registry: Registry, content: bytes, media_type: str) -> dict[str, object]:
     """Push a blob; return its descriptor."""
     digest = digest_of(content)
     if not registry.has_blob(digest):
@@ -188,9 +188,9 @@ def _pushed(registry: Registry, content: bytes, media_type: str) -> dict[str, ob
     return {"mediaType": media_type, "digest": digest, "size": len(content)}
 
 
-def _json(document: object) -> bytes:
+def _encode_json(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _base64(content: bytes) -> str:
+def _encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()

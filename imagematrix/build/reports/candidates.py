@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.build.matrix.claims import Candidates, name
+from imagematrix.build.matrix.promised_variants import Candidates, make_reference
 from imagematrix.build.reports.outcome import BUILT
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import Catalog
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from imagematrix.build.reports.outcome import Outcome, Report
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["Known"]
+__all__ = ["KnownCandidates"]
 
 
-class Known:
+class KnownCandidates:
     """The candidates of several documents; of those that were built, what their builds found."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Known:
 
     def add(self, report: Report) -> Report:
         """Take what a document says, and return it; raise UsageError if it is damaged."""
-        built = {_name(outcome) for outcome in report.outcomes if outcome.status in BUILT}
+        built = {_format_reference(outcome) for outcome in report.outcomes if outcome.status in BUILT}
         for image in report.hosts.objects("images") if report.hosts else ():
             catalog = Catalog.from_json(image.object_or_empty("catalog").data, f"{report.where}: catalog")
             key = catalog.image, catalog.version
@@ -43,8 +43,8 @@ class Known:
             raise UsageError(
                 "no document says what hosts choose from", remedy="run the builds, or plan --json, with --for"
             )
-        return [one.knowing(self._found) for one in self._candidates.values()]
+        return [one.with_facts(self._found) for one in self._candidates.values()]
 
 
-def _name(outcome: Outcome) -> str:
-    return name(outcome.image, outcome.version, outcome.cell)
+def _format_reference(outcome: Outcome) -> str:
+    return make_reference(outcome.image, outcome.version, outcome.cell)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+from imagematrix.build.executor.image_tester import ImageTestOutcome
 from imagematrix.build.executor.result import BuildStatus
-from imagematrix.build.executor.testing import ImageTestOutcome
 from imagematrix.build.reports.outcome import BUILT
 from imagematrix.common.text import headline, plain
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.reports.outcome import Outcome
 
-__all__ = ["junit"]
+__all__ = ["format_junit"]
 
 SKIPPED: dict[str, str] = {
     BuildStatus.SKIPPED: "an image it builds on was not built",
@@ -27,7 +27,9 @@ SKIPPED: dict[str, str] = {
 SHOWN = (BuildStatus.FAILED, *SKIPPED, *BUILT)
 
 
-def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str], fatal: str | None = None) -> bytes:
+def format_junit(
+    outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str], fatal: str | None = None
+) -> bytes:
     """Return the JUnit document of `outcomes`; `excerpt` returns the end of a failed cell's log.
 
     If the error `fatal` ended the build as a whole, it is a test case of its own. Excluded and infeasible
@@ -43,17 +45,17 @@ def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str], fatal:
             + sum(outcome.test == ImageTestOutcome.FAILED for outcome in tested)
         ),
         "errors": str(int(fatal is not None)),
-        "time": _seconds(sum(outcome.seconds or 0 for outcome in shown)),
+        "time": _format_seconds(sum(outcome.seconds or 0 for outcome in shown)),
     }
     root = ET.Element("testsuites", {"name": "imagematrix", **counts})
     skipped = str(sum(outcome.status in SKIPPED for outcome in shown) + untested)
     suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
     if fatal is not None:
-        whole = {"classname": "imagematrix", "name": "build", "time": _seconds(0)}
+        whole = {"classname": "imagematrix", "name": "build", "time": _format_seconds(0)}
         error = ET.SubElement(ET.SubElement(suite, "testcase", whole), "error", {"message": headline(fatal)})
         error.text = plain(fatal)
     for outcome in shown:
-        case = _case(suite, outcome, outcome.cell, outcome.seconds or 0)
+        case = _add_case(suite, outcome, outcome.cell, outcome.seconds or 0)
         if outcome.status == BuildStatus.FAILED:
             failure = ET.SubElement(case, "failure", {"message": headline(outcome.error or "")})
             failure.text = plain(excerpt(outcome))
@@ -61,17 +63,17 @@ def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str], fatal:
             message = headline(outcome.error) if outcome.error else SKIPPED[outcome.status]
             ET.SubElement(case, "skipped", {"message": message})
         if outcome.test is not None:
-            _add_test(_case(suite, outcome, f"{outcome.cell} test", 0), outcome)
+            _add_test(_add_case(suite, outcome, f"{outcome.cell} test", 0), outcome)
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")
     return f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode()
 
 
-def _case(suite: ET.Element, outcome: Outcome, name: str, seconds: float) -> ET.Element:
+def _add_case(suite: ET.Element, outcome: Outcome, name: str, seconds: float) -> ET.Element:
     attributes = {
         "classname": plain(f"{outcome.image}:{outcome.version}"),
         "name": plain(name),
-        "time": _seconds(seconds),
+        "time": _format_seconds(seconds),
     }
     return ET.SubElement(suite, "testcase", attributes)
 
@@ -85,5 +87,5 @@ def _add_test(case: ET.Element, outcome: Outcome) -> None:
         ET.SubElement(case, "skipped", {"message": f"not tested here: {why}"})
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return f"{value:.3f}"

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from imagematrix.build.reports.outcome import Outcome, Report
 
-__all__ = ["Merged", "merge"]
+__all__ = ["MergedReport", "merge_reports"]
 
 SHOWN = 20  # cells listed in a message before "and N more"
 PRECEDENCE = {status: place for place, status in enumerate(STATUSES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
+class MergedReport:
     """The outcome of every cell, in the order of the documents.
 
     `missing` are the shards, such as "3/8", that have no document although other shards have one, if the
@@ -58,9 +58,9 @@ class Merged:
             return None
         lines = [f"{len(failed) + len(absent)} of {len(buildable)} images were not built"]
         if failed:
-            lines.append(f"failed or stopped: {_names(failed)}")
+            lines.append(f"failed or stopped: {_format_references(failed)}")
         if absent:
-            lines.append(f"no document has the outcome of: {_names(absent)}")
+            lines.append(f"no document has the outcome of: {_format_references(absent)}")
         if self.missing:
             lines.append(f"no document for the shards: {shortened(self.missing, SHOWN)}")
         lines += self.errors
@@ -69,7 +69,7 @@ class Merged:
         return BuildError(first, *listed(others, len(others)), remedy=remedy)
 
 
-def merge(reports: Iterable[Report]) -> Merged:
+def merge_reports(reports: Iterable[Report]) -> MergedReport:
     """Return the outcomes of all `reports`; a cell that failed in one and was built in another is built.
 
     Reads one report at a time. Raises BuildError if two documents contradict each other: a cell was built
@@ -87,7 +87,7 @@ def merge(reports: Iterable[Report]) -> Merged:
         for outcome in report.outcomes:
             other = best.setdefault(outcome.key, outcome)
             if other is not outcome:
-                contradictions += _contradictions(other, outcome)
+                contradictions += _find_contradictions(other, outcome)
                 best[outcome.key] = min(other, outcome, key=lambda candidate: PRECEDENCE[candidate.status])
     if contradictions:
         raise BuildError(
@@ -102,10 +102,10 @@ def merge(reports: Iterable[Report]) -> Merged:
     }
     whole = best and not any(outcome.status in OPEN for outcome in best.values())
     absent = [] if whole else sorted(numbers - seen, key=lambda shard: (shard.count, shard.number))
-    return Merged(outcomes=tuple(best.values()), missing=tuple(map(str, absent)), errors=tuple(errors))
+    return MergedReport(outcomes=tuple(best.values()), missing=tuple(map(str, absent)), errors=tuple(errors))
 
 
-def _contradictions(first: Outcome, other: Outcome) -> list[str]:
+def _find_contradictions(first: Outcome, other: Outcome) -> list[str]:
     statuses = {first.status, other.status}
     if DropStatus.UNNEEDED in statuses and statuses.isdisjoint(
         [*OPEN, DropStatus.EXCLUDED, DropStatus.INFEASIBLE]
@@ -118,25 +118,30 @@ def _contradictions(first: Outcome, other: Outcome) -> list[str]:
         pairs = []
     else:
         pairs = (
-            [(f"input {first.input}", f"input {other.input}")] if _differ(first.input, other.input) else []
+            [(f"input {first.input}", f"input {other.input}")]
+            if _is_different(first.input, other.input)
+            else []
         )
-        if _differ(first.digest, other.digest):
-            differ = _differ(first.libzstd, other.libzstd)
-            pairs.append((_built(first, libzstd=differ), _built(other, libzstd=differ)))
-    return [f"{_name(first)}: {left} in {first.where}, {right} in {other.where}" for left, right in pairs]
+        if _is_different(first.digest, other.digest):
+            differ = _is_different(first.libzstd, other.libzstd)
+            pairs.append((_describe_build(first, libzstd=differ), _describe_build(other, libzstd=differ)))
+    return [
+        f"{_format_reference(first)}: {left} in {first.where}, {right} in {other.where}"
+        for left, right in pairs
+    ]
 
 
-def _built(outcome: Outcome, *, libzstd: bool) -> str:
+def _describe_build(outcome: Outcome, *, libzstd: bool) -> str:
     return f"{outcome.digest} by libzstd {outcome.libzstd}" if libzstd else str(outcome.digest)
 
 
-def _differ(first: str | None, other: str | None) -> bool:
+def _is_different(first: str | None, other: str | None) -> bool:
     return None not in (first, other) and first != other
 
 
-def _name(outcome: Outcome) -> str:
+def _format_reference(outcome: Outcome) -> str:
     return plain(f"{outcome.image}:{outcome.version} {outcome.cell}")
 
 
-def _names(outcomes: Sequence[Outcome]) -> str:
-    return shortened([_name(outcome) for outcome in outcomes], SHOWN)
+def _format_references(outcomes: Sequence[Outcome]) -> str:
+    return shortened([_format_reference(outcome) for outcome in outcomes], SHOWN)

@@ -27,9 +27,9 @@ __all__ = [
     "STATUSES",
     "Outcome",
     "Report",
-    "durations",
-    "load",
-    "parse",
+    "compute_durations",
+    "load_report",
+    "parse_report",
 ]
 
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
@@ -90,12 +90,12 @@ class Report:
     hosts: json_documents.Fields | None = None
 
 
-def load(path: str | Path) -> Report:
+def load_report(path: str | Path) -> Report:
     """Return the document in the file `path`; raise UsageError if it is invalid."""
-    return parse(json_documents.read(path), str(path))
+    return parse_report(json_documents.read(path), str(path))
 
 
-def parse(data: object, where: str) -> Report:
+def parse_report(data: object, where: str) -> Report:
     """Return the document `data`; `where` names it in messages."""
     fields = json_documents.Fields(data, where)
     planned = fields.text("schema") == plan.SCHEMA
@@ -106,13 +106,13 @@ def parse(data: object, where: str) -> Report:
     return Report(
         where=where,
         shard=fields.text_or_none("shard"),
-        outcomes=tuple(_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
+        outcomes=tuple(_parse_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
         error=fields.text_or_none("error"),
         hosts=fields.object_or_none("for"),
     )
 
 
-def _outcome(fields: json_documents.Fields, where: str, *, planned: bool) -> Outcome:
+def _parse_outcome(fields: json_documents.Fields, where: str, *, planned: bool) -> Outcome:
     status = fields.text("status")
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
@@ -137,7 +137,7 @@ def _outcome(fields: json_documents.Fields, where: str, *, planned: bool) -> Out
     )
 
 
-def durations(reports: Iterable[Report]) -> Durations:
+def compute_durations(reports: Iterable[Report]) -> Durations:
     """Return how many seconds each cell took to build: the median over `reports`, in any order.
 
     Versions are ignored: a new version takes about as long.

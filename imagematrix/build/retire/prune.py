@@ -7,7 +7,7 @@ import datetime as dt
 from dataclasses import dataclass, replace
 from functools import partial
 
-from imagematrix.build.retire.retention import reason
+from imagematrix.build.retire.retention import format_reasons
 from imagematrix.common.image_reference import familiar, names_registry
 from imagematrix.common.suggestions import nearest
 from imagematrix.errors import EngineError, UnknownImageError
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     import docker
 
-    from imagematrix.build.retire.retention import Fate, Retention
+    from imagematrix.build.retire.retention import Retention, RetentionDecision
     from imagematrix.images.engine.transport import Transport
 
-__all__ = ["Held", "Pruning", "carry_out", "fates_of", "survey"]
+__all__ = ["PruneCandidate", "Pruning", "apply_pruning", "decide_retention", "survey_engine"]
 
 SCHEMA = "imagematrix.pruned/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class PruneCandidate:
     """An image in the engine or in a store that is a variant, with all its names.
 
     `images` are the names of the image without tags, as it is known in the engine; `tag` is the one that its
@@ -58,7 +58,7 @@ class Held:
     @property
     def reasons(self) -> str:
         """Why it stays, in one line."""
-        return reason(self.why, self.hosts)
+        return format_reasons(self.why, self.hosts)
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the document's `images`."""
@@ -77,11 +77,11 @@ class Held:
 class Pruning:
     """The variants in an engine or a store: which stay and which go. `unserved` hosts get none of them."""
 
-    images: tuple[Held, ...]
+    images: tuple[PruneCandidate, ...]
     unserved: tuple[str, ...]
 
     @property
-    def removed(self) -> tuple[Held, ...]:
+    def removed(self) -> tuple[PruneCandidate, ...]:
         """The images that go."""
         return tuple(image for image in self.images if not image.kept)
 
@@ -94,7 +94,7 @@ class Pruning:
         }
 
 
-def survey(
+def survey_engine(
     retention: Retention,
     *,
     only: Collection[str] = (),
@@ -112,7 +112,9 @@ def survey(
     """
     with transport.connected(over) as engine:
         every = [
-            held for entry in images.listed(labels.VARIANT, over=engine) if (held := _held(entry, engine))
+            held
+            for entry in images.listed(labels.VARIANT, over=engine)
+            if (held := _parse_candidate(entry, engine))
         ]
         found = [one for one, _ in every if not only or not {*only}.isdisjoint(one.images)]
         for name in only:
@@ -122,19 +124,19 @@ def survey(
                 raise UnknownImageError(f"the engine has no variant of {name}", remedy=remedy)
         inspected = {one.id: image for one, image in every}
         used = containers.images_in_use(engine)
-    fates, unserved = fates_of(found, retention, partial(_catalog, inspected))
+    fates, unserved = decide_retention(found, retention, partial(_catalog, inspected))
     result = []
     for one in found:
         image = inspected[one.id]
         own = [fates[name, one.version] for name in one.images]
         why = [
             *dict.fromkeys(reason for fate in own for reason in fate.reasons),
-            *(f"container {name}" for name in _users(one, image, used)),
+            *(f"container {name}" for name in _find_users(one, image, used)),
             *(f"also named {name}" for name in one.others[:1]),
         ]
         if labels.inherited(image):
             why.append("built on the variant of its name")
-        if newer_s is not None and (age := _young(image, newer_s, now)):
+        if newer_s is not None and (age := _describe_youth(image, newer_s, now)):
             why.append(age)
         hosts = sorted({host for fate in own for host in fate.hosts})
         result.append(replace(one, why=tuple(why), hosts=tuple(hosts)))
@@ -142,11 +144,11 @@ def survey(
     return Pruning(images=tuple(result), unserved=unserved)
 
 
-def carry_out(
+def apply_pruning(
     shown: Pruning,
     again: Callable[[], Pruning],
-    done: Callable[[Held], object],
-    remove: Callable[[Held], object] | None = None,
+    done: Callable[[PruneCandidate], object],
+    remove: Callable[[PruneCandidate], object] | None = None,
 ) -> None:
     """Remove what was shown; `done` is called after each image, and `again` surveys everything once more.
 
@@ -163,12 +165,12 @@ def carry_out(
             done(image)
 
 
-def _remove(client: docker.DockerClient, image: Held) -> None:
+def _remove(client: docker.DockerClient, image: PruneCandidate) -> None:
     for name in image.names:
         images.remove(name, client)
 
 
-def _held(entry: object, over: Transport) -> tuple[Held, Mapping[str, Any]] | None:
+def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Mapping[str, Any]] | None:
     """Return the variant that an entry of the engine's list is, with what the engine tells of it.
 
     None if it is none, or has no name of a variant or a version.
@@ -181,20 +183,20 @@ def _held(entry: object, over: Transport) -> tuple[Held, Mapping[str, Any]] | No
         return None
     version, tag = str(parts[0]), labels.tag(*map(str, parts))
     # Docker 26 with the containerd image store also lists names with a digest among the tags.
-    every = dict.fromkeys([*_listed(entry.get("RepoTags")), *_listed(entry.get("RepoDigests"))])
+    every = dict.fromkeys([*_parse_names(entry.get("RepoTags")), *_parse_names(entry.get("RepoDigests"))])
     tagged = [name for name in every if "@" not in name]
-    own = [name for name in tagged if _is_own(name, version, tag)]
+    own = [name for name in tagged if _is_variant_name(name, version, tag)]
     others = [name for name in tagged if name not in own]
-    foreign = {_image(name) for name in others}
-    own += [name for name in every if "@" in name and _image(name) not in foreign]
+    foreign = {_strip_name(name) for name in others}
+    own += [name for name in every if "@" in name and _strip_name(name) not in foreign]
     if not own:
         return None
     image = images.inspect(str(entry.get("Id")), over)
     if image is None:  # removed meanwhile
         return None
-    held = Held(
+    held = PruneCandidate(
         id=str(entry["Id"]),
-        images=tuple(sorted({_image(name) for name in own})),
+        images=tuple(sorted({_strip_name(name) for name in own})),
         version=version,
         tag=tag,
         names=tuple(own),
@@ -204,12 +206,12 @@ def _held(entry: object, over: Transport) -> tuple[Held, Mapping[str, Any]] | No
     return held, image
 
 
-def _listed(names: object) -> list[str]:
+def _parse_names(names: object) -> list[str]:
     listed = [str(name) for name in names] if isinstance(names, list) else []
     return [name for name in listed if "<none>" not in name]
 
 
-def _image(name: str) -> str:
+def _strip_name(name: str) -> str:
     """Return the name of an image without tag and digest, and without what podman puts before short names."""
     image = name.partition("@")[0] if "@" in name else name.rpartition(":")[0]
     for full in FULL:
@@ -217,27 +219,29 @@ def _image(name: str) -> str:
     return familiar(image)
 
 
-def _is_own(name: str, version: str, tag: str) -> bool:
+def _is_variant_name(name: str, version: str, tag: str) -> bool:
     """Whether a name is that of the variant, or that of its version, under which a node pulled it."""
     given = name.rpartition(":")[2]
-    return given == tag or (given == version and names_registry(_image(name)))
+    return given == tag or (given == version and names_registry(_strip_name(name)))
 
 
-def fates_of(
-    found: Iterable[Held], retention: Retention, catalog: Callable[[str, str, list[Held]], Catalog]
-) -> tuple[dict[tuple[str, str], Fate], tuple[str, ...]]:
+def decide_retention(
+    found: Iterable[PruneCandidate],
+    retention: Retention,
+    catalog: Callable[[str, str, list[PruneCandidate]], Catalog],
+) -> tuple[dict[tuple[str, str], RetentionDecision], tuple[str, ...]]:
     """Return the fates by image and version, and the hosts that get no variant of any image.
 
     `catalog` returns the catalog of an image's version with what is held of it.
     """
-    groups: dict[str, dict[str, list[Held]]] = {}
+    groups: dict[str, dict[str, list[PruneCandidate]]] = {}
     for one in found:
         for name in one.images:
             groups.setdefault(name, {}).setdefault(one.version, []).append(one)
-    fates: dict[tuple[str, str], Fate] = {}
+    fates: dict[tuple[str, str], RetentionDecision] = {}
     unserved = {*retention.hosts}
     for name, versions in groups.items():
-        decided = retention.fates(versions)
+        decided = retention.decide(versions)
         if retention.hosts:
             catalogs = {version: catalog(name, version, held) for version, held in versions.items()}
             unserved &= {*retention.serve(decided, catalogs)}
@@ -246,7 +250,7 @@ def fates_of(
 
 
 def _catalog(
-    inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, held: list[Held]
+    inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, held: list[PruneCandidate]
 ) -> Catalog:
     variants = {
         reference: labels.read(labels.of(inspected[one.id]), reference=reference, digest=None, size=one.size)
@@ -256,7 +260,7 @@ def _catalog(
     return Catalog(image=name, version=version, variants=tuple(variants.values()))
 
 
-def _users(one: Held, image: Mapping[str, Any], used: Mapping[str, str]) -> Iterator[str]:
+def _find_users(one: PruneCandidate, image: Mapping[str, Any], used: Mapping[str, str]) -> Iterator[str]:
     """Yield the name of a container that uses an image, if there is one."""
     known = {one.id, *images.digests_in(image), *one.names, *one.others}
     known |= {f"{name}:{one.tag}" for name in one.images}
@@ -264,7 +268,7 @@ def _users(one: Held, image: Mapping[str, Any], used: Mapping[str, str]) -> Iter
     yield from users[:1]
 
 
-def _young(image: Mapping[str, Any], newer_s: int, now: dt.datetime) -> str | None:
+def _describe_youth(image: Mapping[str, Any], newer_s: int, now: dt.datetime) -> str | None:
     """Return that an image is too young to be removed, or of unknown age; None if it is old enough.
 
     The time of its creation says nothing, because builds set it to the epoch.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from imagematrix.build.retire.prune import Held, Pruning, fates_of
+from imagematrix.build.retire.prune import PruneCandidate, Pruning, decide_retention
 from imagematrix.common.image_reference import familiar, split
 from imagematrix.common.suggestions import nearest
 from imagematrix.common.text import word
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from imagematrix.build.retire.retention import Retention
     from imagematrix.images.local_store.folder import ImageStore, StoredImage, StoredName
 
-__all__ = ["remove_image", "survey"]
+__all__ = ["remove_image", "survey_store"]
 
 
-def survey(
+def survey_store(
     store: ImageStore,
     retention: Retention,
     *,
@@ -43,7 +43,7 @@ def survey(
     Raises UnknownImageError if the store has none of the images in `only`, UsageError if it cannot be read.
     """
     stored = {image.digest: image for image in store.whole()}
-    every = [_held(image, image.names) for image in stored.values()]
+    every = [_make_candidate(image, image.names) for image in stored.values()]
     found = [one for one in every if not only or not {*only}.isdisjoint(one.images)]
     for name in only:
         if not any(name in one.images for one in found):
@@ -55,13 +55,15 @@ def survey(
     # Each name has the fate of its own version.
     judged = {
         one.id: [
-            _held(stored[one.id], [name])
+            _make_candidate(stored[one.id], [name])
             for name in stored[one.id].names
             if not only or familiar(name.image) in only
         ]
         for one in found
     }
-    fates, unserved = fates_of(chain.from_iterable(judged.values()), retention, partial(_catalog, stored))
+    fates, unserved = decide_retention(
+        chain.from_iterable(judged.values()), retention, partial(_catalog, stored)
+    )
     result = []
     for one in found:
         own = [fates[part.images[0], part.version] for part in judged[one.id]]
@@ -82,7 +84,7 @@ def survey(
     return Pruning(images=tuple(result), unserved=unserved)
 
 
-def remove_image(store: ImageStore, image: Held) -> None:
+def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     """Remove an image from a store, and the catalog of its version if it was the last one of that.
 
     Raises EngineError if a container has started from it meanwhile, UsageError if the folder refuses, or its
@@ -101,10 +103,10 @@ def remove_image(store: ImageStore, image: Held) -> None:
                 store.drop_catalog(name.image, name.version)
 
 
-def _held(image: StoredImage, names: Sequence[StoredName]) -> Held:
+def _make_candidate(image: StoredImage, names: Sequence[StoredName]) -> PruneCandidate:
     """Return an image with some of its names, which has the version and the tag of the first one."""
     first = names[0]
-    return Held(
+    return PruneCandidate(
         id=image.digest,
         images=tuple(dict.fromkeys(familiar(name.image) for name in names)),
         version=first.version,
@@ -115,7 +117,9 @@ def _held(image: StoredImage, names: Sequence[StoredName]) -> Held:
     )
 
 
-def _catalog(stored: Mapping[str, StoredImage], name: str, version: str, held: list[Held]) -> Catalog:
+def _catalog(
+    stored: Mapping[str, StoredImage], name: str, version: str, held: list[PruneCandidate]
+) -> Catalog:
     variants = [
         Variant.from_json(own.variant, own.references[0])
         for one in held

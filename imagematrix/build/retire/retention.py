@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["Fate", "Retention", "in_order", "newer_than", "reason"]
+__all__ = ["Retention", "RetentionDecision", "format_reasons", "make_newer_counter", "sort_versions"]
 
 SHOWN = 3  # hosts named in a reason
 
 
 @dataclass(slots=True, kw_only=True)
-class Fate:
+class RetentionDecision:
     """Why a version stays; without a reason it goes. `hosts` are those that it is kept for, sorted."""
 
     reasons: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Fate:
     @property
     def why(self) -> str:
         """The reasons, in one line."""
-        return reason(self.reasons, self.hosts)
+        return format_reasons(self.reasons, self.hosts)
 
     @property
     def kept(self) -> bool:
@@ -51,11 +51,11 @@ class Retention:
     protect: frozenset[str] = frozenset()
     hosts: Mapping[str, Host] = field(default_factory=dict)
 
-    def fates(self, versions: Iterable[str]) -> dict[str, Fate]:
+    def decide(self, versions: Iterable[str]) -> dict[str, RetentionDecision]:
         """Return the fates of versions by what `keep` and `protect` say, the oldest version first."""
-        ordered = in_order(versions)
+        ordered = sort_versions(versions)
         newest = set(ordered[max(len(ordered) - self.keep, 0) :])
-        fates = {version: Fate() for version in ordered}
+        fates = {version: RetentionDecision() for version in ordered}
         for version, fate in fates.items():
             if version in newest:
                 fate.reasons.append(f"newest {self.keep}" if self.keep > 1 else "newest")
@@ -64,46 +64,49 @@ class Retention:
         return fates
 
     def serve(
-        self, fates: Mapping[str, Fate], catalogs: Mapping[str, Catalog], lost: Collection[str] = ()
+        self,
+        fates: Mapping[str, RetentionDecision],
+        catalogs: Mapping[str, Catalog],
+        lost: Collection[str] = (),
     ) -> tuple[str, ...]:
         """Give each version the hosts that it is the newest to serve; return the hosts that none serves.
 
         `lost` are the references of variants whose images are gone: what would choose one is not served.
         """
         left = dict(self.hosts)
-        for version in reversed(in_order(catalogs)):
+        for version in reversed(sort_versions(catalogs)):
             if not left:
                 break
             selector = Selector(catalogs[version], keep=len(left))
-            served = [name for name, host in left.items() if _serves(selector, host, lost)]
+            served = [name for name, host in left.items() if _is_served(selector, host, lost)]
             fates[version].hosts = tuple(sorted(served))
             for name in served:
                 del left[name]
         return tuple(sorted(left))
 
 
-def in_order(versions: Iterable[str]) -> list[str]:
+def sort_versions(versions: Iterable[str]) -> list[str]:
     """Return versions in natural order of their names, the newest last."""
-    return sorted(versions, key=_age)
+    return sorted(versions, key=_age_key)
 
 
-def newer_than(versions: Iterable[str]) -> Callable[[str], int]:
+def make_newer_counter(versions: Iterable[str]) -> Callable[[str], int]:
     """Return a function that counts how many of the versions are newer than another one."""
-    ages = sorted(map(_age, versions))
-    return lambda version: len(ages) - bisect_right(ages, _age(version))
+    ages = sorted(map(_age_key, versions))
+    return lambda version: len(ages) - bisect_right(ages, _age_key(version))
 
 
-def _age(version: str) -> tuple[tuple[Any, ...], str]:
+def _age_key(version: str) -> tuple[tuple[Any, ...], str]:
     return natural(version), version
 
 
-def _serves(selector: Selector, host: Host, lost: Collection[str]) -> bool:
+def _is_served(selector: Selector, host: Host, lost: Collection[str]) -> bool:
     """Whether a host gets an image, or may choose one of several that differ in the image's own axes."""
     found = selector.explain(host)
     chosen = {found.selected} if found.selected else found.fits
     return bool(chosen) and chosen.isdisjoint(lost)
 
 
-def reason(reasons: Sequence[str], hosts: Sequence[str]) -> str:
+def format_reasons(reasons: Sequence[str], hosts: Sequence[str]) -> str:
     """Return in one line why something is kept: the reasons, and the hosts that it is kept for."""
     return ", ".join([*reasons, *([f"serves {shortened(hosts, SHOWN)}"] if hosts else [])])

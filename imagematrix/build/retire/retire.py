@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from imagematrix.build.retire.retention import Fate, in_order, newer_than
-from imagematrix.build.stores.inventory import Reader
+from imagematrix.build.retire.retention import RetentionDecision, make_newer_counter, sort_versions
+from imagematrix.build.stores.inventory import RepositoryReader
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog import index
 from imagematrix.images.oci.registry import Registry
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.build.stores.inventory import Inventory
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["Removal", "Retirement", "carry_out", "retirement", "survey"]
+__all__ = ["Removal", "Retirement", "apply_retirement", "plan_retirement", "survey_repository"]
 
 SCHEMA = "imagematrix.retired/v1"
 
@@ -45,14 +45,14 @@ class Removal:
 class Retirement:
     """What is to be removed from the repository `image`.
 
-    `fates` are those of all versions, the oldest first; `published` are the versions that have an index.
+    `decide` are those of all versions, the oldest first; `published` are the versions that have an index.
     `removals` are in the order in which they are to be deleted, and `stays` are the digests of all other
     manifests. `size` is that of the blobs, in bytes, that nothing else in the repository has. `unserved` are
     the hosts that no version serves.
     """
 
     image: str
-    fates: Mapping[str, Fate]
+    fates: Mapping[str, RetentionDecision]
     published: frozenset[str]
     removals: tuple[Removal, ...]
     stays: frozenset[str]
@@ -85,38 +85,38 @@ class Retirement:
         }
 
 
-def survey(image: str, retention: Retention) -> Retirement:
+def survey_repository(image: str, retention: Retention) -> Retirement:
     """Return what is to be removed from a repository as it is now.
 
     Raises EngineError if the registry cannot be reached or refuses, UsageError if something in it is damaged.
     """
-    with Reader(image) as reader:
+    with RepositoryReader(image) as reader:
         found = reader.inventory()
         asked: set[str] = set()
         while True:
-            result = retirement(image, found, retention)
+            result = plan_retirement(image, found, retention)
             new = sorted({removal.digest for removal in result.removals} - asked)
             if not new:
                 return result
             asked |= {*new}
-            found = reader.referring(found, new)
+            found = reader.add_referrers(found, new)
 
 
-def retirement(image: str, found: Inventory, retention: Retention) -> Retirement:
+def plan_retirement(image: str, found: Inventory, retention: Retention) -> Retirement:
     """Return what is to be removed of an inventory.
 
     A version stays if a tag other than its own names it, or `retention` does. So does one that is pushed but
     not published and is among the newest, because it may be in the making.
     """
-    fates, unserved = _fates(image, found, retention)
-    own = _tags(found)
+    fates, unserved = _decide_retention(image, found, retention)
+    own = _group_tags(found)
     leaving = {tag for version, fate in fates.items() if not fate.kept for tag in own[version]}
-    removed, tags = _unnamed(found, leaving)
+    removed, tags = _find_unnamed(found, leaving)
     for version, fate in fates.items():
         if not fate.kept and not any(found.tags[tag] in removed for tag in own[version]):
             fate.reasons.append("other tags name its images")
     order = _DeletionOrder(found, removed, tags)
-    newer = newer_than(version for version in found.published if fates[version].kept)
+    newer = make_newer_counter(version for version in found.published if fates[version].kept)
     for version, fate in fates.items():
         if not fate.kept:
             # Whether a second run would find all of the version, if this one ends when its index is gone.
@@ -137,7 +137,7 @@ def retirement(image: str, found: Inventory, retention: Retention) -> Retirement
     )
 
 
-def carry_out(
+def apply_retirement(
     shown: Retirement, retention: Retention, done: Callable[[Removal], object]
 ) -> Sequence[Removal]:
     """Remove what was shown, version by version; `done` is called after each manifest.
@@ -149,7 +149,7 @@ def carry_out(
     """
     stuck: list[Removal] = []
     left = list(shown.removals)
-    now = survey(shown.image, retention)
+    now = survey_repository(shown.image, retention)
     if now.removals != shown.removals:
         raise EngineError(f"{shown.image} changed meanwhile: nothing was removed", remedy="run this again")
     with Registry(shown.image) as registry:
@@ -157,7 +157,9 @@ def carry_out(
             group = [removal for removal in left if removal.version == left[0].version]
             left = [removal for removal in left if removal.version != left[0].version]
             stuck += _delete(registry, group, done)
-            if left and not survey(shown.image, retention).stays.isdisjoint(one.digest for one in left):
+            if left and not survey_repository(shown.image, retention).stays.isdisjoint(
+                one.digest for one in left
+            ):
                 raise EngineError(
                     f"{shown.image} changed meanwhile: {len(left)} of {len(shown.removals)} manifests stay",
                     remedy="run this again",
@@ -191,33 +193,35 @@ def _delete(
     return group
 
 
-def _fates(image: str, found: Inventory, retention: Retention) -> tuple[dict[str, Fate], tuple[str, ...]]:
+def _decide_retention(
+    image: str, found: Inventory, retention: Retention
+) -> tuple[dict[str, RetentionDecision], tuple[str, ...]]:
     """Return the fates of all versions, and the hosts that none of them serves."""
-    fates = retention.fates(found.published)
+    fates = retention.decide(found.published)
     by_index: dict[str, list[str]] = {}
     for version in found.published:
         by_index.setdefault(found.tags[version], []).append(version)
     for tag in sorted(found.tags):
         if tag in found.published or tag in found.pushed or tag in found.attached:
             continue
-        below = found.closure([found.tags[tag]])
+        below = found.compute_closure([found.tags[tag]])
         named = {version for digest in below for version in by_index.get(digest, ())}
         for version in (named | {found.named.get(tag, "")}) & fates.keys():
             fates[version].reasons.append(f"tag {tag}")
     unserved: tuple[str, ...] = ()
     if retention.hosts:
-        unserved = retention.serve(fates, *_catalogs(image, found))
-    newer = newer_than(version for version, fate in fates.items() if fate.kept)
+        unserved = retention.serve(fates, *_read_catalogs(image, found))
+    newer = make_newer_counter(version for version, fate in fates.items() if fate.kept)
     for version in {*found.pushed.values()} - fates.keys():
-        fates[version] = Fate()
+        fates[version] = RetentionDecision()
         if version in retention.protect:
             fates[version].reasons.append("protected")
         if newer(version) < max(retention.keep, 1):
             fates[version].reasons.append("not published yet")
-    return {version: fates[version] for version in in_order(fates)}, unserved
+    return {version: fates[version] for version in sort_versions(fates)}, unserved
 
 
-def _catalogs(image: str, found: Inventory) -> tuple[dict[str, Catalog], set[str]]:
+def _read_catalogs(image: str, found: Inventory) -> tuple[dict[str, Catalog], set[str]]:
     """Return the catalogs of all versions, and the references of variants that the registry lost."""
     catalogs = {
         version: index.catalog(image, version, [entry for entry in entries if entry.ours])
@@ -232,7 +236,7 @@ def _catalogs(image: str, found: Inventory) -> tuple[dict[str, Catalog], set[str
     return catalogs, lost
 
 
-def _tags(found: Inventory) -> dict[str, list[str]]:
+def _group_tags(found: Inventory) -> dict[str, list[str]]:
     """Return the tags of each version: those of its images, and its own at the end."""
     tags: dict[str, list[str]] = {}
     for tag, version in sorted(found.pushed.items()):
@@ -242,7 +246,7 @@ def _tags(found: Inventory) -> dict[str, list[str]]:
     return tags
 
 
-def _unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
+def _find_unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
     """Return the digests that nothing names once the `leaving` tags are gone, and the tags that go with them.
 
     What is attached to a manifest goes with it, and what is attached to that.
@@ -251,7 +255,7 @@ def _unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
     for tag, subject in found.attached.items():
         attached.setdefault(subject, []).append(tag)
     holders: dict[str, list[str]] = {}  # by what they name
-    for digest in found.closure(found.tags.values()):
+    for digest in found.compute_closure(found.tags.values()):
         for name in found.below(digest):
             holders.setdefault(name, []).append(digest)
     staying = Counter(found.tags.values())  # how many tags each manifest has that stay
@@ -261,10 +265,10 @@ def _unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
         tags |= new
         staying.subtract(found.tags[tag] for tag in new)
         # Only what new tags lead to may have lost its last name, so that a chain is looked at once.
-        below = found.closure([found.tags[tag] for tag in new], beside=removed)
+        below = found.compute_closure([found.tags[tag] for tag in new], beside=removed)
         outside = removed | below
         named = (one for one in below if staying[one] or not outside.issuperset(holders.get(one, ())))
-        gone = below - found.closure(named)
+        gone = below - found.compute_closure(named)
         removed |= gone
         new = {tag for digest in gone for tag in attached.get(digest, ())} - tags
     return removed, tags
@@ -274,7 +278,7 @@ def _is_named(found: Inventory, version: str, own: Sequence[str]) -> bool:
     """Whether the index of a version has only images that the version's other tags lead to."""
     if version not in found.published:
         return False
-    images = found.closure(found.tags[tag] for tag in own if tag != version)
+    images = found.compute_closure(found.tags[tag] for tag in own if tag != version)
     return images.issuperset(entry.digest for entry in found.published[version])
 
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     import docker
 
-__all__ = ["digest_in_registry", "require_in_engine", "require_in_registry"]
+__all__ = ["require_in_engine", "require_in_registry", "resolve_in_registry"]
 
 BUILT_FOR = ("amd64", "arm64")  # the architectures of a matrix
 KEY = "OnBuild"
 DEBIAN = re.compile(r"debian:([a-z]+)(?:-slim)?", re.ASCII)
 
 
-def digest_in_registry(client: docker.DockerClient, reference: str) -> str:
+def resolve_in_registry(client: docker.DockerClient, reference: str) -> str:
     """Return the digest of an image in its registry, which the engine asks.
 
     Raises UsageError if the registry has no such image, EngineError if it does not answer.
@@ -74,11 +74,11 @@ def require_in_registry(reference: str, digest: str) -> None:
         contextlib.suppress(EngineError, UnknownImageError),
         Registry(Reference.parse(reference).name) as registry,
     ):
-        triggers = tuple(_triggers(registry, digest))
+        triggers = tuple(_read_triggers(registry, digest))
     require_known_inputs(triggers, reference)
 
 
-def _triggers(registry: Registry, digest: str) -> Iterator[str]:
+def _read_triggers(registry: Registry, digest: str) -> Iterator[str]:
     manifest = registry.manifest(digest)
     if manifest is None:
         return
@@ -86,7 +86,7 @@ def _triggers(registry: Registry, digest: str) -> Iterator[str]:
     if isinstance(found, ImageIndex):
         for entry in found.entries:
             if entry.platform.get("architecture") in BUILT_FOR:
-                yield from _triggers(registry, entry.digest)
+                yield from _read_triggers(registry, entry.digest)
     elif found.config:
         image = json_documents.Fields(
             json_documents.parse(registry.blob(found.config.digest), digest), digest

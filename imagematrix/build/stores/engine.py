@@ -9,9 +9,9 @@ import time
 from functools import cached_property
 from typing import Any, Self
 
-from imagematrix.build.plan.backend import IMAGE, KeptImage, Made
+from imagematrix.build.plan.protocols import IMAGE, BuiltImage, StoredImageInfo
 from imagematrix.build.stores import bases
-from imagematrix.build.stores.names import Namer, TemporaryNames, present
+from imagematrix.build.stores.names import Tagger, TemporaryNames, find_variant
 from imagematrix.common.image_reference import split
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog import labels
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import docker
 
-    from imagematrix.build.plan.backend import Order, Present
+    from imagematrix.build.plan.protocols import BuildRequest, StoredVariant
     from imagematrix.images.engine.transport import Transport
 
 __all__ = ["EngineStore"]
@@ -55,7 +55,7 @@ class EngineStore:
     def __init__(self) -> None:
         # An unreachable engine is reported immediately; docker-py is loaded later.
         self._connection = None if transport.responds() else transport.client()
-        self._lasting: Namer | None = None
+        self._lasting: Tagger | None = None
         self._temporary: TemporaryNames | None = None
         self._connecting = threading.RLock()  # of the three
         self._components: dict[str, Mapping[str, str]] = {}
@@ -82,22 +82,22 @@ class EngineStore:
             return self._connection
 
     @cached_property
-    def _over(self) -> Transport:
+    def _transport(self) -> Transport:
         # A plan needs no more than these reads, and is ready before docker-py would be loaded.
         return transport.local_socket(transport.TIMEOUT) or transport.DockerPy(self._client)
 
     @cached_property
     def _info(self) -> dict[str, Any]:
-        return system.info(self._over)
+        return system.info(self._transport)
 
     @property
-    def _namer(self) -> Namer:
+    def _tagger(self) -> Tagger:
         with self._connecting:
-            self._lasting = self._lasting or Namer(self._client)
+            self._lasting = self._lasting or Tagger(self._client)
             return self._lasting
 
     @property
-    def _held(self) -> TemporaryNames:
+    def _temporary_names(self) -> TemporaryNames:
         with self._connecting:
             self._temporary = self._temporary or TemporaryNames(self._client, str(self._info.get("ID")))
             return self._temporary
@@ -105,7 +105,7 @@ class EngineStore:
     @property
     def version(self) -> str | None:
         """The version of Docker, None if the engine is another."""
-        return system.docker_version(self._over)
+        return system.docker_version(self._transport)
 
     @property
     def has_manifests(self) -> bool:
@@ -116,16 +116,18 @@ class EngineStore:
 
     def layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
-        return frozenset().union(*(self.layers_of(one["Id"]) for one in images.listed(over=self._over)))
+        return frozenset().union(
+            *(self.list_layers(one["Id"]) for one in images.listed(over=self._transport))
+        )
 
-    def layers_of(self, reference: str) -> frozenset[str]:
+    def list_layers(self, reference: str) -> frozenset[str]:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
-        image = images.inspect(reference, self._over) or {}
+        image = images.inspect(reference, self._transport) or {}
         return frozenset((image.get("RootFS") or {}).get("Layers") or ())
 
-    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:  # noqa: ARG002
+    def has_base(self, source: str, layers: Sequence[str], sibling_references: Iterable[str]) -> bool:  # noqa: ARG002
         """Whether images can be stored without the bytes of the layers of their base: if it is held."""
-        return self.held(source) is not None
+        return self.find_pinned_digest(source) is not None
 
     def parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
@@ -133,8 +135,8 @@ class EngineStore:
         If the engine does not report the size of each layer, they count as one. Returns None if there is no
         such image.
         """
-        image = images.inspect(reference, self._over)
-        history = images.history(reference, self._over) if image else None
+        image = images.inspect(reference, self._transport)
+        history = images.history(reference, self._transport) if image else None
         if image is None or history is None:
             return None
         layers = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
@@ -148,7 +150,7 @@ class EngineStore:
 
     def digest(self, reference: str) -> str | None:
         """Return the digest of the image with this name in the engine; None if there is none."""
-        image = images.inspect(reference, self._over)
+        image = images.inspect(reference, self._transport)
         return repository_digest(image, split(reference)[0]) if image else None
 
     def resolve(self, reference: str) -> str:
@@ -178,7 +180,7 @@ class EngineStore:
 
     def _known(self, reference: str) -> str | None:
         """Return the digest of a base image in the engine, as `digest` does; raise UsageError."""
-        image = images.inspect(reference, self._over)
+        image = images.inspect(reference, self._transport)
         if image is None:
             return None
         bases.require_in_engine(image, reference)
@@ -186,49 +188,49 @@ class EngineStore:
 
     def _in_registry(self, reference: str) -> str:
         """Return the digest of a base image in its registry; raise UsageError or EngineError."""
-        digest = bases.digest_in_registry(self._client, reference)
+        digest = bases.resolve_in_registry(self._client, reference)
         bases.require_in_registry(reference, digest)
         return digest
 
     def is_published(self, reference: str) -> bool:
         """Whether the engine can find this image in its registry."""
         try:
-            bases.digest_in_registry(self._client, reference)
+            bases.resolve_in_registry(self._client, reference)
         except (EngineError, UsageError):
             return False
         return True
 
-    def present(self, image: str, version: str) -> list[Present]:
+    def list_variants(self, image: str, version: str) -> list[StoredVariant]:
         """Return the images of `image`:`version` that it has.
 
         Raises AuditError if the name of one now stands for an image that was built on it.
         """
         wanted = (f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}")
         found = []
-        for entry in images.listed(*wanted, over=self._over):
-            for one in present(self._over, entry, image):
+        for entry in images.listed(*wanted, over=self._transport):
+            for one in find_variant(self._transport, entry, image):
                 self._components[one.reference] = labels.components(entry["Labels"]) or {}
                 self._ids[one.reference] = str(entry["Id"])
                 found.append(one)
         return found
 
-    def earlier(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
+    def find_earlier_versions(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
         """Return the references of images of any version that were built from the inputs of `cells`, by cell.
 
         The classic image store has none: it needs every layer in an archive to load.
         """
         if not self.has_manifests:
             return {}
-        entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._over)
-        built = [one for entry in entries for one in present(self._over, entry, image)]
+        entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._transport)
+        built = [one for entry in entries for one in find_variant(self._transport, entry, image)]
         return {
             one.cell: one.reference
             for one in reversed(built)  # of several, the first one listed
             if cells.get(one.cell) == one.input_digest and not one.development
         }
 
-    def without_layers(self, reference: str, folder: Path) -> Made:
-        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+    def load_without_layers(self, reference: str, folder: Path) -> BuiltImage:
+        """Return an image of `find_earlier_versions` in a new layout in `folder`, without its layers."""
         digest = self.image(reference)
         with self.save(digest) as exported:
             archive = ImageArchive(exported, reference, lambda *_: None)
@@ -237,16 +239,16 @@ class EngineStore:
             assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - it was stored as one
             layout.write_without_layers(folder, manifest, archive.blob(image.config.digest))
         layers = layout.LayoutImage(folder, digest).layers
-        return Made(digest=digest, layout=folder, stored_layers=frozenset(layers))
+        return BuiltImage(digest=digest, layout=folder, stored_layers=frozenset(layers))
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         return self._components.get(reference, {})
 
-    def stored(self, reference: str) -> KeptImage:
+    def inspect_image(self, reference: str) -> StoredImageInfo:
         """Return an image that is present."""
-        image = images.require(reference, self._over)
-        return KeptImage(
+        image = images.require(reference, self._transport)
+        return StoredImageInfo(
             digest=str(image["Id"]),
             layers=tuple((image.get("RootFS") or {}).get("Layers") or ()),
             content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),
@@ -256,29 +258,29 @@ class EngineStore:
         """Return the source of a present image for builds on this engine; None for other builders."""
         if not local or reference not in self._ids:
             return None
-        held = self.hold(reference, self._ids[reference])
+        held = self.pin_by_digest(reference, self._ids[reference])
         if held is None:
             raise TagMovedError(f"{reference} is now another image, not {self._ids[reference]}")
         return held
 
-    def hold(self, reference: str, digest: str) -> str | None:
+    def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of the image named `reference` for a build, if it has `digest`.
 
         It gets a temporary name until this process exits, because `docker tag` may move any other name.
         """
-        image = self._of(reference, digest)
+        image = self._find_id(reference, digest)
         with transport.errors():
-            return image and self._held.hold(image, digest)
+            return image and self._temporary_names.pin_by_digest(image, digest)
 
-    def _of(self, reference: str, digest: str) -> str | None:
+    def _find_id(self, reference: str, digest: str) -> str | None:
         """Return the ID of the image with this name, or None if it has another digest."""
-        image = images.inspect(reference, self._over)
+        image = images.inspect(reference, self._transport)
         if image is None or digest not in (image["Id"], repository_digest(image, split(reference)[0])):
             return None
         bases.require_in_engine(image, reference)  # the digest may be from an older lock
         return str(image["Id"])
 
-    def lasting(self, reference: str, digest: str) -> str:
+    def pin_permanently(self, reference: str, digest: str) -> str:
         """Return the source of the image named `reference` for builds after this process; raise UsageError.
 
         It names the digest, for a registry if one has the image. Otherwise the engine's image gets another
@@ -286,7 +288,7 @@ class EngineStore:
         """
         if "@" in reference or self.is_published(f"{reference}@{digest}"):
             return f"{IMAGE}{reference.partition('@')[0]}@{digest}"
-        image = self._of(reference, digest)
+        image = self._find_id(reference, digest)
         if image is None:
             raise UsageError(f"{reference} is now another image in the engine", remedy="export again")
         tag = digest.removeprefix("sha256:")
@@ -294,36 +296,36 @@ class EngineStore:
             self._client.api.tag(image, BASE, tag)
         return f"{IMAGE}{BASE}:{tag}"
 
-    def held(self, source: str) -> str | None:
-        """Return the digest of the image for which `hold` returned this source; None if it did not."""
-        return self._temporary.held(source) if self._temporary else None
+    def find_pinned_digest(self, source: str) -> str | None:
+        """Return the digest of the image that `pin_by_digest` gave this source; None if it gave none."""
+        return self._temporary.find_pinned_digest(source) if self._temporary else None
 
-    def store(self, order: Order, made: Made) -> str:
+    def store(self, order: BuildRequest, made: BuiltImage) -> str:
         """Tag an image; if it is in a layout, first load what the engine lacks.
 
         If another build has since tagged an image of the same inputs, that image is kept. Raises
         TagMovedError if it has tagged one of other inputs.
         """
         with transport.errors(), self.loaded(order, made) as image:
-            kept = self._namer.give(order, image)
+            kept = self._tagger.tag_image(order, image)
         self._ids[order.reference] = kept or made.digest
         return kept or made.digest
 
-    def name(self, order: Order, made: Made) -> None:
+    def name(self, order: BuildRequest, made: BuiltImage) -> None:
         """Tag an image of the engine that only its registry stores."""
         repository, _, tag = order.reference.rpartition(":")
         with transport.errors():
             self._client.api.tag(made.digest, repository, tag)
 
     @contextlib.contextmanager
-    def loaded(self, order: Order, made: Made) -> Iterator[str]:
+    def loaded(self, order: BuildRequest, made: BuiltImage) -> Iterator[str]:
         """Yield the ID of an image in the engine, loaded under a temporary name if it is in a layout."""
         if made.layout is None:
             yield made.digest
             return
         image = layout.LayoutImage(made.layout, made.digest)
         expected = image.digest if self.has_manifests else image.config
-        with self._held.loading(expected) as name:
+        with self._temporary_names.reserve_loading_name(expected) as name:
             self._load(image, made.stored_layers, order.reference, name)
             found = self.image(name)
             if found != expected:
@@ -332,14 +334,14 @@ class EngineStore:
 
     def _load(self, image: layout.LayoutImage, present: frozenset[str], reference: str, name: str) -> None:
         """Load an image under a name; the engine has the layers `present` from another image."""
-        with self._unpacking(image.layers) as new:
+        with self._hold_layers(image.layers) as new:
             # The classic store needs every layer in the archive.
             missing = [layer for layer in new if layer not in present]
-            if not self.has_manifests or not self._loads(image, reference, name, missing):
-                self._loads(image, reference, name, image.layers)
+            if not self.has_manifests or not self._try_load(image, reference, name, missing):
+                self._try_load(image, reference, name, image.layers)
 
     @contextlib.contextmanager
-    def _unpacking(self, layers: Sequence[str]) -> Iterator[list[str]]:
+    def _hold_layers(self, layers: Sequence[str]) -> Iterator[list[str]]:
         """Yield the `layers` that are not loaded yet, once no other image is loading one of them.
 
         containerd would unpack a layer once for each concurrent load.
@@ -357,7 +359,7 @@ class EngineStore:
                 self._loading.difference_update(new)
                 self._changed.notify_all()
 
-    def _loads(self, image: layout.LayoutImage, reference: str, name: str, layers: Sequence[str]) -> bool:
+    def _try_load(self, image: layout.LayoutImage, reference: str, name: str, layers: Sequence[str]) -> bool:
         """Load an image by sending `layers`; return False if the engine lacks another layer."""
         import docker
 
@@ -366,7 +368,7 @@ class EngineStore:
             # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
             # runs in parallel, which pays off for large layers.
             sent.enter_context(self._sending)
-            archive = self._archive(image, name, layers, sent.close if large else lambda: None)
+            archive = self._stream_archive(image, name, layers, sent.close if large else lambda: None)
             try:
                 answers = self._client.api.load_image(archive)
                 errors = [answer["error"] for answer in answers if "error" in answer]
@@ -379,7 +381,7 @@ class EngineStore:
         return True
 
     @staticmethod
-    def _archive(
+    def _stream_archive(
         image: layout.LayoutImage, name: str, layers: Sequence[str], sent: Callable[[], None]
     ) -> Iterator[bytes]:
         yield from image.archive(name, layers)
@@ -391,7 +393,7 @@ class EngineStore:
 
     def image(self, reference: str) -> str:
         """Return the ID of the image with this name."""
-        return str(images.require(reference, self._over)["Id"])
+        return str(images.require(reference, self._transport)["Id"])
 
     def save(self, image: str) -> images.ExportedImage:
         """Return an image, as `docker save` writes it."""
@@ -404,7 +406,7 @@ class EngineStore:
         same blob (see oci.Registry.push_manifest). So the push is repeated; it continues where it stopped.
         """
         attempt = 1
-        while error := self._pushed(reference):
+        while error := self._try_push(reference):
             if attempt == TRIES or not TRANSIENT.search(error):
                 zstd = self.components(reference).get("compression", "").startswith("zstd")
                 remedy = GZIP_REMEDY if zstd and "manifest" in error else None
@@ -412,7 +414,7 @@ class EngineStore:
             time.sleep(PAUSE * 2 ** (attempt - 1))
             attempt += 1
 
-    def _pushed(self, reference: str) -> str | None:
+    def _try_push(self, reference: str) -> str | None:
         """Push an image once, and return the error of docker, if any."""
         repository, _, tag = reference.rpartition(":")
         with transport.errors():

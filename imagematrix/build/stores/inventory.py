@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.index import IndexEntry
     from imagematrix.images.oci.manifest import Manifest
 
-__all__ = ["Inventory", "Item", "Reader"]
+__all__ = ["Inventory", "RepositoryManifest", "RepositoryReader"]
 
 REQUESTS = 8  # at the same time
 VARIANT = re.compile(r"([^-]+)-.+-[0-9a-f]{12}", re.ASCII)  # the tag of a variant, and in it the version
@@ -29,7 +29,7 @@ ATTACHED = re.compile(r"sha256-([0-9a-f]{64})(?:\.[\w-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class RepositoryManifest:
     """A manifest or an index: the digests of the manifests in it, and its blobs with their sizes in bytes."""
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Inventory:
     """
 
     tags: Mapping[str, str]
-    items: Mapping[str, Item]
+    items: Mapping[str, RepositoryManifest]
     published: Mapping[str, tuple[IndexEntry, ...]]
     pushed: Mapping[str, str]
     named: Mapping[str, str]
@@ -60,7 +60,7 @@ class Inventory:
         names = self.items[digest].names if digest in self.items else ()
         return (*names, *self.referrers.get(digest, ()))
 
-    def closure(self, digests: Iterable[str], beside: AbstractSet[str] = frozenset()) -> set[str]:
+    def compute_closure(self, digests: Iterable[str], beside: AbstractSet[str] = frozenset()) -> set[str]:
         """Return these digests and all below them, without those in `beside` and what only these lead to."""
         found: set[str] = set()
         left = list(digests)
@@ -72,13 +72,13 @@ class Inventory:
         return found
 
 
-class Reader(Registry):
+class RepositoryReader(Registry):
     """A repository at one time: each tag and each manifest is read once. Use it as a context manager."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._read: dict[str, Manifest | None] = {}
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, RepositoryManifest] = {}
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
@@ -99,13 +99,13 @@ class Reader(Registry):
             published: dict[str, tuple[IndexEntry, ...]] = {}
             named: dict[str, str] = {}
             for tag in rest:
-                version, entries = self._version(tag)
+                version, entries = self._read_version(tag)
                 if version == tag:
                     published[tag] = entries
                 elif version:
                     named[tag] = version
             images = [tag for tag in rest if "-" in tag]  # the name of a version has no dash
-            pushed = zip(images, pool.map(self._owner, images), strict=True)
+            pushed = zip(images, pool.map(self._find_owner, images), strict=True)
         return Inventory(
             tags=tags,
             items=dict(self._items),
@@ -115,7 +115,7 @@ class Reader(Registry):
             attached=attached,
         )
 
-    def referring(self, inventory: Inventory, digests: Iterable[str]) -> Inventory:
+    def add_referrers(self, inventory: Inventory, digests: Iterable[str]) -> Inventory:
         """Return an inventory with what refers to these digests, as far as the registry tells."""
         referrers = dict(inventory.referrers)
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
@@ -127,7 +127,7 @@ class Reader(Registry):
                 self._read_items(pool, found)
         return replace(inventory, items=dict(self._items), referrers=referrers)
 
-    def _owner(self, tag: str) -> str | None:
+    def _find_owner(self, tag: str) -> str | None:
         """Return the version of the variant with a tag; None if the tag has anything else.
 
         Of an attested image that is gone, its tag tells: an interrupted removal leaves such an index behind.
@@ -141,7 +141,7 @@ class Reader(Registry):
             return match[1] if attested and attested.isdisjoint(self._items) else None
         return None
 
-    def _version(self, tag: str) -> tuple[str | None, tuple[IndexEntry, ...]]:
+    def _read_version(self, tag: str) -> tuple[str | None, tuple[IndexEntry, ...]]:
         """Return the version whose index a tag has, with the entries; None if it has anything else."""
         manifest = self.manifest(tag)
         if manifest is None or manifest.media_type not in INDEXES:
@@ -157,19 +157,21 @@ class Reader(Registry):
         left = set(digests)
         while left := left - self._items.keys():
             found = list(filter(None, pool.map(self.manifest, sorted(left))))
-            self._items |= {manifest.digest: _item(manifest, self.name) for manifest in found}
+            self._items |= {manifest.digest: _parse_manifest(manifest, self.name) for manifest in found}
             left = {name for manifest in found for name in self._items[manifest.digest].names}
 
 
-def _item(manifest: Manifest, where: str) -> Item:
+def _parse_manifest(manifest: Manifest, where: str) -> RepositoryManifest:
     document = parse(manifest.raw, f"{where}@{manifest.digest}", Descriptor)
     own = {manifest.digest: len(manifest.raw)}
     if isinstance(document, ImageIndex):
-        return Item(names=tuple(entry.digest for entry in document.entries), blobs=own)
-    return Item(names=(), blobs=own | dict(_blobs((document.config, *(document.layers or ())))))
+        return RepositoryManifest(names=tuple(entry.digest for entry in document.entries), blobs=own)
+    return RepositoryManifest(
+        names=(), blobs=own | dict(_parse_blobs((document.config, *(document.layers or ()))))
+    )
 
 
-def _blobs(descriptors: Iterable[Descriptor | None]) -> Iterator[tuple[str, int]]:
+def _parse_blobs(descriptors: Iterable[Descriptor | None]) -> Iterator[tuple[str, int]]:
     for one in descriptors:
         if one and not one.foreign:
             yield one.digest, one.size

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 
-from imagematrix.build.plan.backend import IMAGE, Present
+from imagematrix.build.plan.protocols import IMAGE, StoredVariant
 from imagematrix.common.image_reference import familiar
 from imagematrix.common.temp_folder import HELD, abandoned, owned
 from imagematrix.common.text import shortened, word
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
     import docker
 
-    from imagematrix.build.plan.backend import Order
+    from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.images.engine.transport import Transport
 
-__all__ = ["NEW", "REPOSITORY", "TURN", "Namer", "TemporaryNames", "present", "turn"]
+__all__ = ["MUTEX_PREFIX", "NEW", "REPOSITORY", "Tagger", "TemporaryNames", "find_variant", "hold_mutex"]
 
 IN_USE = 409  # the status of a removal of a name that a container was started by
 SPECIAL, BACKSLASH = re.compile(r"[\[\]]"), r"\\\g<0>"  # characters of names that have a meaning in patterns
 SHOWN = 3  # images listed in a message
-TURN = "imagematrix-turn-"  # prefix of the volumes that are turns
-WORD = "io.imagematrix.turn"  # the label of the volume
+MUTEX_PREFIX = "imagematrix-turn-"  # of the volumes that are mutexes
+OWNER_LABEL = "io.imagematrix.turn"  # the label of a mutex with its owner's token
 PATIENCE = 30.0  # seconds
-PAUSE = 0.05  # seconds between two requests for a turn
+PAUSE = 0.05  # seconds between two attempts to own a mutex
 REPOSITORY = HELD.removesuffix("-")  # of temporary names
 NEW = "new-"  # prefix of the tags of images that are being loaded, and have no other name yet
 
 
-def present(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[Present]:
+def find_variant(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[StoredVariant]:
     """Yield the variant of `image` that an entry of the engine's list is, if it is one.
 
     Images that users build on a variant inherit its labels, but not the tag derived from them. Raises
@@ -56,7 +56,7 @@ def present(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[P
     if familiar(reference) in (entry.get("RepoTags") or ()):
         if labels.CONTENT in given:  # the list does not tell enough of an image
             require_own(images.inspect(reference, over) or {}, reference)
-        yield Present(
+        yield StoredVariant(
             reference=reference,
             cell=given[labels.CELL],
             input_digest=given[labels.INPUT],
@@ -65,7 +65,7 @@ def present(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[P
         )
 
 
-class Namer:
+class Tagger:
     """Gives images of one engine their names; thread-safe. Its methods raise docker's errors."""
 
     def __init__(self, client: docker.DockerClient) -> None:
@@ -74,21 +74,21 @@ class Namer:
         self._lock = threading.Lock()
         self._began: set[str] = set()  # versions of which this process has named an image
 
-    def give(self, order: Order, image: str) -> str | None:
+    def tag_image(self, order: BuildRequest, image: str) -> str | None:
         """Give an image its name, or return the ID of the one that has it; raise TagMovedError.
 
         What the plan knew may be outdated by now, so it is asked again. Only one client at a time does so.
         """
         repository, _, tag = order.reference.rpartition(":")
         version = f"{familiar(repository)}:{order.labels[labels.VERSION]}"
-        with self._lock, turn(self._client, version) as still_mine:
-            kept, outdated = self._others(order, image, version)
+        with self._lock, hold_mutex(self._client, version) as still_mine:
+            kept, outdated = self._find_others(order, image, version)
             if kept:
                 return kept
             self._api.tag(image, repository, tag)
             if not still_mine():
                 try:
-                    self._others(order, image, version)
+                    self._find_others(order, image, version)
                 except TagMovedError:
                     self._api.remove_image(order.reference, noprune=True)
                     raise
@@ -97,7 +97,7 @@ class Namer:
                 self._remove(old, order.reference)
         return None
 
-    def _others(self, order: Order, image: str, version: str) -> tuple[str | None, list[str]]:
+    def _find_others(self, order: BuildRequest, image: str, version: str) -> tuple[str | None, list[str]]:
         """Return the ID of another image with this order's inputs, and the development images of its cell.
 
         Raises TagMovedError if a cell of the plan has an image of other inputs. The first of two builds of a
@@ -109,7 +109,7 @@ class Namer:
         pattern = f"{SPECIAL.sub(BACKSLASH, begin)}-{rest}"  # [::1]:5000 has brackets
         found = self._api.images(filters={"reference": pattern})
         over, repository = DockerPy(self._client), order.reference.rpartition(":")[0]
-        existing = {one.reference: one for entry in found for one in present(over, entry, repository)}
+        existing = {one.reference: one for entry in found for one in find_variant(over, entry, repository)}
         holder = next((str(one["Id"]) for one in found if name in (one.get("RepoTags") or ())), image)
         replaceable = order.labels.get(labels.DEVELOPMENT) == "true"
         if holder != image and order.reference not in existing:
@@ -119,7 +119,7 @@ class Namer:
             )
         if holder != image and (replaceable or not existing[order.reference].development):
             return holder, []
-        planned = {order.reference, *order.together}
+        planned = {order.reference, *order.sibling_references}
         stems = {one.rpartition("-")[0] for one in planned}
         rivals = [other for other in existing if other not in planned and other.rpartition("-")[0] in stems]
         final = sorted(other for other in rivals if not (replaceable or existing[other].development))
@@ -149,63 +149,63 @@ class Namer:
 
 
 @contextlib.contextmanager
-def turn(client: docker.DockerClient, name: str) -> Iterator[Callable[[], bool]]:
-    """Wait for the turn to change what `name` stands for; raise docker's errors.
+def hold_mutex(client: docker.DockerClient, name: str) -> Iterator[Callable[[], bool]]:
+    """Hold the mutex under which the meaning of `name` may change; raise docker's errors.
 
-    Of all clients of an engine, one at a time sets tags of a version. A turn is a volume in the engine,
-    because clients may be other users, containers, or other machines. An engine creates a volume of a name
-    once. All who ask for it then get the volume of the first, whose label has the first one's word.
+    It serializes all clients of an engine that set tags of a version. The mutex is a volume in the engine,
+    because clients may be other users, containers, or other machines. Creating an existing volume returns it;
+    its label holds the owner's token.
 
-    A client that was killed leaves its volume behind. A turn takes a fraction of a second, so others remove a
-    volume that they have seen with the same word for PATIENCE. Clocks of machines are not compared.
+    A client that was killed leaves its volume behind. The mutex is held for a fraction of a second, so others
+    remove a volume that they have seen with the same token for PATIENCE. Clocks of machines are not compared.
 
-    Yields a function that returns whether it is still this client's turn: another client takes the turn of a
+    Yields a function that returns whether this client still owns the mutex: another client takes that of a
     process that was suspended.
     """
-    volume = TURN + hashlib.sha256(name.encode()).hexdigest()[:32]
-    word = uuid.uuid4().hex
-    _take_turn(client, volume, word)
+    volume = MUTEX_PREFIX + hashlib.sha256(name.encode()).hexdigest()[:32]
+    token = uuid.uuid4().hex
+    _acquire_mutex(client, volume, token)
     try:
-        yield lambda: _word_of(client, volume) == word
+        yield lambda: _read_token(client, volume) == token
     finally:
-        _remove_volume(client, volume, word)
+        _remove_volume(client, volume, token)
 
 
-def _take_turn(client: docker.DockerClient, volume: str, word: str) -> None:
+def _acquire_mutex(client: docker.DockerClient, volume: str, token: str) -> None:
     seen: str | None = None
     since = time.monotonic()
-    while (other := _created_volume(client, volume, word)) != word:
+    while (other := _create_volume(client, volume, token)) != token:
         if other != seen:
             seen, since = other, time.monotonic()
         elif time.monotonic() - since > PATIENCE:
             # Of several clients that have waited, one removes the volume, and only if it is still the same.
-            with turn(client, f"{volume} {other}"):
+            with hold_mutex(client, f"{volume} {other}"):
                 _remove_volume(client, volume, other)
             seen = None
         time.sleep(PAUSE)
 
 
-def _created_volume(client: docker.DockerClient, volume: str, word: str) -> str:
-    """Create a volume, or find the existing one; return its word."""
-    found = client.api.create_volume(volume, labels={WORD: word})
-    return str((found.get("Labels") or {}).get(WORD))
+def _create_volume(client: docker.DockerClient, volume: str, token: str) -> str:
+    """Create a volume, or find the existing one; return its owner's token."""
+    found = client.api.create_volume(volume, labels={OWNER_LABEL: token})
+    return str((found.get("Labels") or {}).get(OWNER_LABEL))
 
 
-def _word_of(client: docker.DockerClient, volume: str) -> str | None:
+def _read_token(client: docker.DockerClient, volume: str) -> str | None:
     import docker
 
     try:
         found = client.api.inspect_volume(volume)
     except docker.errors.NotFound:
         return None
-    return str((found.get("Labels") or {}).get(WORD))
+    return str((found.get("Labels") or {}).get(OWNER_LABEL))
 
 
-def _remove_volume(client: docker.DockerClient, volume: str, word: str) -> None:
-    """Remove a volume if it has this word."""
+def _remove_volume(client: docker.DockerClient, volume: str, token: str) -> None:
+    """Remove a volume if this token owns it."""
     import docker
 
-    if _word_of(client, volume) == word:
+    if _read_token(client, volume) == token:
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_volume(volume)
 
@@ -231,11 +231,11 @@ class TemporaryNames:
             word = folder.name.removeprefix(prefix)
             # An engine can fail to list images while another process removes one; the next build tries again.
             with contextlib.suppress(docker.errors.APIError):
-                self._release(folder, {tag for tag in self._all() if tag.endswith(f"-{word}")})
+                self._release(folder, {tag for tag in self._list_tags() if tag.endswith(f"-{word}")})
         self._folder = self._open.enter_context(owned(prefix))
         self._word = self._folder.name.removeprefix(prefix)
 
-    def hold(self, image: str, digest: str) -> str:
+    def pin_by_digest(self, image: str, digest: str) -> str:
         """Return the source of an image for a build, by its ID in the engine and its digest."""
         tag = f"{digest.removeprefix('sha256:')}-{self._word}"
         if tag not in self._tags:
@@ -244,7 +244,7 @@ class TemporaryNames:
         return f"{IMAGE}{REPOSITORY}:{tag}"
 
     @contextlib.contextmanager
-    def loading(self, digest: str) -> Iterator[str]:
+    def reserve_loading_name(self, digest: str) -> Iterator[str]:
         """Yield a name for an image to load; afterwards the image stays only if it has got another name."""
         tag = f"{NEW}{digest.removeprefix('sha256:')}-{self._word}"
         self._tags.add(tag)
@@ -254,8 +254,8 @@ class TemporaryNames:
             self._remove({tag})
             self._tags.discard(tag)
 
-    def held(self, source: str) -> str | None:
-        """Return the digest of the image for which `hold` returned this source; None if it did not."""
+    def find_pinned_digest(self, source: str) -> str | None:
+        """Return the digest of the image that `pin_by_digest` gave this source; None if it gave none."""
         tag = source.removeprefix(f"{IMAGE}{REPOSITORY}:")
         return f"sha256:{tag.partition('-')[0]}" if tag in self._tags else None
 
@@ -264,7 +264,7 @@ class TemporaryNames:
         with self._open:
             self._release(self._folder, self._tags)
 
-    def _all(self) -> set[str]:
+    def _list_tags(self) -> set[str]:
         images = self._api.images(name=REPOSITORY)
         return {str(name).rpartition(":")[2] for image in images for name in image.get("RepoTags") or ()}
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from imagematrix.audit.claims import broken, of_layers
 from imagematrix.audit.images.sources import archived
-from imagematrix.build.plan.backend import KeptImage, Made, Present
+from imagematrix.build.plan.protocols import BuiltImage, StoredImageInfo, StoredVariant
 from imagematrix.common import json_documents
 from imagematrix.common.once import Once
 from imagematrix.common.text import word
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.audit.images.layers import Layers
-    from imagematrix.build.plan.backend import Order
+    from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.images.catalog.index import IndexEntry
     from imagematrix.images.oci.expanded import ByteStream
     from imagematrix.images.oci.manifest import Manifest
 
-__all__ = ["Complete", "RegistryStore", "Survey", "attestations", "survey"]
+__all__ = ["CompletenessCheck", "RegistryStore", "VersionSurvey", "find_attestations", "survey_version"]
 
 REQUESTS = 8  # at the same time
 
@@ -52,7 +52,7 @@ class RegistryStore:
         self._layers = layers
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
-        self._complete: dict[str, Complete] = {}  # by repository
+        self._complete: dict[str, CompletenessCheck] = {}  # by repository
         self._pushed: Once[tuple[str, str], None] = Once()  # blobs, by repository and digest
         self._lock = threading.Lock()
 
@@ -70,16 +70,16 @@ class RegistryStore:
                 self._registries[image] = Registry(image)
             return self._registries[image]
 
-    def present(self, image: str, version: str) -> list[Present]:
+    def list_variants(self, image: str, version: str) -> list[StoredVariant]:
         """Return the images of `image`:`version` that its registry has, published or only pushed."""
-        surveyed = survey(self.registry(image), version)
+        surveyed = survey_version(self.registry(image), version)
         lost = {entry.tag: entry for entry in surveyed.listed if entry.digest in surveyed.lost}
         images = []
         for variant in ({entry.tag: entry for entry in surveyed.variants} | lost).values():
             reference = f"{image}:{variant.tag}"
             self._digests[reference] = variant.digest
             images.append(
-                Present(
+                StoredVariant(
                     reference=reference,
                     cell=variant.annotations[labels.CELL],
                     input_digest=variant.annotations[labels.INPUT],
@@ -89,7 +89,7 @@ class RegistryStore:
             )
         return images
 
-    def earlier(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
+    def find_earlier_versions(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
         """Return the references of images of any version that were built from the inputs of `cells`, by cell.
 
         An image without a label of its content, or with another content, is none.
@@ -100,10 +100,10 @@ class RegistryStore:
             tags.setdefault(tag.removeprefix(labels.version_of(tag)), []).append(tag)
         alike = {cell: tags.get(labels.tag("", cell, digest), []) for cell, digest in cells.items()}
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            found = pool.map(lambda cell: self._intact(registry, alike[cell], cells[cell]), cells)
+            found = pool.map(lambda cell: self._find_intact(registry, alike[cell], cells[cell]), cells)
             return {cell: f"{image}:{tag}" for cell, tag in zip(cells, found, strict=True) if tag}
 
-    def _intact(self, registry: Registry, tags: Iterable[str], input_digest: str) -> str | None:
+    def _find_intact(self, registry: Registry, tags: Iterable[str], input_digest: str) -> str | None:
         """Return the first of `tags` that an image built from these inputs has; None if none has."""
         for tag in tags:
             entry = entry_of(registry, tag)
@@ -113,18 +113,18 @@ class RegistryStore:
         return None
 
     def _is_intact(self, registry: Registry, entry: IndexEntry, input_digest: str) -> bool:
-        complete = self._complete.setdefault(registry.name, Complete(registry))
+        complete = self._complete.setdefault(registry.name, CompletenessCheck(registry))
         if entry.annotations[labels.INPUT] != input_digest or not complete(entry.digest):
             return False
-        _, raw = _documents(registry, entry.digest, entry.tag)
+        _, raw = _read_documents(registry, entry.digest, entry.tag)
         return labels.CONTENT in labels.of_config(raw, entry.tag)
 
-    def without_layers(self, reference: str, folder: Path) -> Made:
-        """Return an image that `earlier` returned, in a new layout in `folder` without its layers."""
+    def load_without_layers(self, reference: str, folder: Path) -> BuiltImage:
+        """Return an image of `find_earlier_versions` in a new layout in `folder`, without its layers."""
         digest = self._digests[reference]
-        manifest, config = _documents(self.registry(reference.rpartition(":")[0]), digest, reference)
+        manifest, config = _read_documents(self.registry(reference.rpartition(":")[0]), digest, reference)
         layout.write_without_layers(folder, manifest, config)
-        return Made(digest=digest, layout=folder)
+        return BuiltImage(digest=digest, layout=folder)
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
@@ -137,19 +137,19 @@ class RegistryStore:
         """True: a registry never changes a blob."""
         return True
 
-    def stored(self, reference: str) -> KeptImage:
+    def inspect_image(self, reference: str) -> StoredImageInfo:
         """Return an image that is present."""
         image, _, _ = reference.rpartition(":")
         registry, digest = self.registry(image), self._digests[reference]
         entry = entry_of(registry, digest)
-        manifest, raw = _documents(registry, entry.digest if entry else digest, reference)
-        return KeptImage(
+        manifest, raw = _read_documents(registry, entry.digest if entry else digest, reference)
+        return StoredImageInfo(
             digest=digest_of(manifest),
-            layers=_diff_ids(raw, reference),
+            layers=_parse_diff_ids(raw, reference),
             content=labels.of_config(raw, reference).get(labels.CONTENT),
         )
 
-    def layers_of(self, reference: str) -> frozenset[str]:
+    def list_layers(self, reference: str) -> frozenset[str]:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
         image, _, tag = reference.rpartition(":")
         registry = self.registry(image)
@@ -157,15 +157,17 @@ class RegistryStore:
         with contextlib.suppress(UnknownImageError, UsageError):
             entry = entry_of(registry, tag)
             if entry:
-                return frozenset(_diff_ids(_documents(registry, entry.digest, reference)[1], reference))
+                return frozenset(
+                    _parse_diff_ids(_read_documents(registry, entry.digest, reference)[1], reference)
+                )
         return frozenset()
 
-    def has_base(self, source: str, layers: Sequence[str], together: Iterable[str]) -> bool:  # noqa: ARG002
+    def has_base(self, source: str, layers: Sequence[str], sibling_references: Iterable[str]) -> bool:  # noqa: ARG002
         """Whether images can be stored without the bytes of the `layers` of their base.
 
-        `together` are their references: each of their repositories must have the layers.
+        `sibling_references` are their references: each of their repositories must have the layers.
         """
-        repositories = {self.registry(reference.rpartition(":")[0]) for reference in together}
+        repositories = {self.registry(reference.rpartition(":")[0]) for reference in sibling_references}
         wanted = [(registry, layer) for registry in repositories for layer in layers]
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
             return all(pool.map(lambda one: one[0].has_blob(one[1]), wanted))
@@ -180,13 +182,13 @@ class RegistryStore:
             return self._docker.source(reference, local=local)
         return f"docker-image://{reference}@{digest}"
 
-    def store(self, order: Order, made: Made) -> str:
+    def store(self, order: BuildRequest, made: BuiltImage) -> str:
         """Push an image from its layout, or else from the engine, and tag it.
 
         If another client has since tagged an image with the same input digest, that image is kept.
         """
         registry = self.registry(order.reference.rpartition(":")[0])
-        present = self._present(registry, order.reference)
+        present = self._find_present(registry, order.reference)
         if present:
             return present
         if made.layout is None:
@@ -200,7 +202,7 @@ class RegistryStore:
                 self._push_blob(registry, digest, image)
             registry.push_manifest(image.digest, image.raw, image.media_type)
         # Another client may have pushed an image of the same name by now.
-        present = self._present(registry, order.reference)
+        present = self._find_present(registry, order.reference)
         if present:
             return present
         registry.push_manifest(order.reference.rpartition(":")[2], named.raw, named.media_type)
@@ -214,12 +216,12 @@ class RegistryStore:
         AuditError if the image contradicts its labels.
         """
         registry = self.registry(reference.rpartition(":")[0])
-        present = self._present(registry, reference)
+        present = self._find_present(registry, reference)
         if present:
             return present
         image = self._docker.image(reference)
         with self._docker.save(image) as archive:
-            _examine(reference, archive, self._layers)
+            _audit_archive(reference, archive, self._layers)
         self._docker.push(reference)
         if self._docker.image(reference) != image:
             remedy = "delete it from the registry"
@@ -236,7 +238,7 @@ class RegistryStore:
         # Images share most of their layers: the first one uploads a layer, the others wait.
         self._pushed((registry.name, digest), push)
 
-    def _present(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
+    def _find_present(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
         """Return the digest of the image with a reference: `expected`, or an image with the same inputs.
 
         None if there is none. Raises TagMovedError if another image has the reference.
@@ -248,7 +250,7 @@ class RegistryStore:
         if digest != expected:
             image = entry_of(registry, digest)
             if image is None and registry.digest(tag) != digest:  # another client has withdrawn it meanwhile
-                return self._present(registry, reference, expected)
+                return self._find_present(registry, reference, expected)
             if image is None or not image.ours or image.tag != tag:
                 what = image.tag if image and image.ours else "not an image of imagematrix"
                 raise TagMovedError(
@@ -265,7 +267,7 @@ class RegistryStore:
         """
         remedy = "another client moved it; check who pushes to this repository"
         try:
-            digest = self._present(registry, reference, expected)
+            digest = self._find_present(registry, reference, expected)
         except TagMovedError as error:
             raise TagMovedError(f"{error}; {expected} was just pushed", remedy=remedy) from error
         if digest is None:
@@ -281,7 +283,7 @@ class RegistryStore:
         Both tag before they check, so at least one of them sees the other.
         """
         tag = reference.rpartition(":")[2]
-        others = _others(registry, tag)
+        others = _find_other_builds(registry, tag)
         if not others:
             return
         version = tag.partition("-")[0]
@@ -300,7 +302,7 @@ class RegistryStore:
         )
 
 
-def _documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, bytes]:
+def _read_documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, bytes]:
     """Return the manifest of an image that the registry had, and its configuration.
 
     Raises UnknownImageError if the image is gone.
@@ -313,13 +315,13 @@ def _documents(registry: Registry, digest: str, reference: str) -> tuple[bytes, 
     return manifest.raw, registry.blob(image.config.digest)
 
 
-def _diff_ids(config: bytes, reference: str) -> tuple[str, ...]:
+def _parse_diff_ids(config: bytes, reference: str) -> tuple[str, ...]:
     """Return the digests of the uncompressed layers of an image, from its configuration; raise UsageError."""
     fields = json_documents.Fields(json_documents.parse(config, reference), reference)
     return fields.object_or_empty("rootfs").texts("diff_ids")
 
 
-def _examine(reference: str, archive: ByteStream, layers: Layers) -> None:
+def _audit_archive(reference: str, archive: ByteStream, layers: Layers) -> None:
     """Raise AuditError if an image that the engine saved in an `archive` is not the variant in its name.
 
     Every image that is built on a variant inherits its labels, and `docker tag` gives any image any name. So
@@ -341,7 +343,7 @@ def _examine(reference: str, archive: ByteStream, layers: Layers) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class VersionSurvey:
     """The contents of a version in a registry.
 
     `entries` are the entries of its index, `listed` the variants among them, `lost` the digests of entries
@@ -364,7 +366,7 @@ class Survey:
         return [entry for entry in self.entries if not {entry.digest, entry.attests} & self.lost]
 
 
-class Complete:
+class CompletenessCheck:
     """Whether a registry has an image with all its blobs; each blob is checked once.
 
     `damaged` are the digests of images with a manifest that lack a blob.
@@ -395,7 +397,9 @@ class Complete:
         return whole
 
 
-def survey(registry: Registry, version: str, complete: Complete | None = None) -> Survey:
+def survey_version(
+    registry: Registry, version: str, complete: CompletenessCheck | None = None
+) -> VersionSurvey:
     """Return the contents of a version in a registry.
 
     Raises UsageError if an index or image is damaged, TagMovedError if the version's tag has something else.
@@ -414,7 +418,7 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
         rest = [tag for tag in tags if tag not in by_tag]
         pushed = zip(
             rest,
-            pool.map(lambda tag: _pushed(registry, tag, lost_by_tag.get(tag), complete), rest),
+            pool.map(lambda tag: _find_pushed(registry, tag, lost_by_tag.get(tag), complete), rest),
             strict=True,
         )
         # A tag counts only if the labels of its image match it.
@@ -425,7 +429,7 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
     frozen = {entry.annotations[labels.CELL]: entry.tag for entry in listed}
     images = [by_tag[tag] for tag in sorted(by_tag)]
     late = [entry for entry in images if frozen.get(entry.annotations[labels.CELL], entry.tag) != entry.tag]
-    return Survey(
+    return VersionSurvey(
         published=published,
         entries=entries,
         listed=listed,
@@ -436,8 +440,8 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
     )
 
 
-def _pushed(
-    registry: Registry, tag: str, lost: IndexEntry | None, complete: Complete | None
+def _find_pushed(
+    registry: Registry, tag: str, lost: IndexEntry | None, complete: CompletenessCheck | None
 ) -> IndexEntry | None:
     """Return the entry of the image with a tag; if the image is damaged, its entry in the index, or None."""
     try:
@@ -448,7 +452,7 @@ def _pushed(
         return lost
 
 
-def _others(registry: Registry, tag: str) -> list[str]:
+def _find_other_builds(registry: Registry, tag: str) -> list[str]:
     """Return the tags of images for the same version and cell with other inputs."""
     stem = tag.rpartition("-")[0]
     alike = [other for other in registry.tags() if other.rpartition("-")[0] == stem and other != tag]
@@ -456,7 +460,7 @@ def _others(registry: Registry, tag: str) -> list[str]:
     return sorted(one for one, image in images.items() if image and image.ours and image.tag == one)
 
 
-def attestations(registry: Registry, tag: str) -> list[IndexEntry]:
+def find_attestations(registry: Registry, tag: str) -> list[IndexEntry]:
     """Return the attestations of the image with a tag."""
     manifest = registry.manifest(tag)
     if manifest is None or manifest.media_type != INDEX:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.images.oci.parts import SizedLayer
 
-__all__ = ["SCHEMA", "Sized", "Sizes", "sizes"]
+__all__ = ["SCHEMA", "SizedVariant", "Sizes", "measure_sizes"]
 
 SCHEMA = "imagematrix.sizes/v1"
 REQUESTS = 8  # at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class SizedVariant:
     """A variant with its layers, the lowest first; None if it was not found, or the sizes are unknown.
 
     The sizes are `compressed` in a registry, and uncompressed in an engine. `pull` is the number of bytes
@@ -50,7 +50,7 @@ class Sizes:
     """The variants of a version with their layers."""
 
     catalog: Catalog
-    variants: tuple[Sized, ...]
+    variants: tuple[SizedVariant, ...]
 
     @property
     def layers(self) -> dict[str, SizedLayer]:
@@ -108,7 +108,7 @@ class Sizes:
         }
 
 
-def sizes(catalog: Catalog) -> Sizes:
+def measure_sizes(catalog: Catalog) -> Sizes:
     """Return the sizes of the variants of a catalog, in their registries or in the engine.
 
     Raises EngineError if one of these cannot be reached. Variants in registries need no engine.
@@ -125,10 +125,10 @@ def sizes(catalog: Catalog) -> Sizes:
             engine = None
         present = _engine_layers(engine) if remote and engine else None
 
-        def sized(variant: Variant) -> Sized:
+        def sized(variant: Variant) -> SizedVariant:
             if engine and not names_registry(variant.reference):
-                return Sized(variant=variant, parts=engine.parts(variant.reference), compressed=False)
-            return _remote(registries[Reference.parse(variant.reference).name], variant, present)
+                return SizedVariant(variant=variant, parts=engine.parts(variant.reference), compressed=False)
+            return _measure_remote(registries[Reference.parse(variant.reference).name], variant, present)
 
         return Sizes(catalog=catalog, variants=tuple(pool.map(sized, catalog.variants)))
 
@@ -141,12 +141,12 @@ def _engine_layers(engine: EngineStore) -> frozenset[str] | None:
         return None
 
 
-def _remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> Sized:
+def _measure_remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> SizedVariant:
     reference = variant.reference
     manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
     found = parse(manifest.raw, reference, Descriptor) if manifest else None
     if not isinstance(found, ImageManifest) or found.config is None:
-        return Sized(variant=variant, parts=None, compressed=True)
+        return SizedVariant(variant=variant, parts=None, compressed=True)
     image = json_documents.Fields(
         json_documents.parse(registry.blob(found.config.digest), reference), reference
     )
@@ -157,4 +157,4 @@ def _remote(registry: Registry, variant: Variant, present: frozenset[str] | None
         pull = sum(
             size for content, (_, size) in zip(contents, layers, strict=True) if content not in present
         )
-    return Sized(variant=variant, parts=of_config(layers, image.data), compressed=True, pull=pull)
+    return SizedVariant(variant=variant, parts=of_config(layers, image.data), compressed=True, pull=pull)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["Edit", "edited", "removed_bytes", "zeros"]
+__all__ = ["Edit", "apply_edits", "generate_zeros", "read_removed_bytes"]
 
 PIECE = 1 << 20
 ZEROS = bytes(PIECE)
@@ -34,35 +34,35 @@ class Edit:
         return self.end - self.start - len(self.head) - sum(size for _, size in self.kept)
 
 
-def edited(window: Window, edits: Iterable[Edit]) -> Iterator[bytes | int]:
+def apply_edits(window: Window, edits: Iterable[Edit]) -> Iterator[bytes | int]:
     """Yield the bytes of a file after edits that do not overlap; a number n stands for n zeros."""
     at = 0
     for edit in sorted(edits, key=lambda edit: edit.start):
-        yield from _pieces(window, at, edit.start - at)
+        yield from _read_pieces(window, at, edit.start - at)
         yield edit.head
         for offset, size in edit.kept:
-            yield from _pieces(window, offset, size)
+            yield from _read_pieces(window, offset, size)
         yield edit.removed
         at = edit.end
-    yield from _pieces(window, at, window.size - at)
+    yield from _read_pieces(window, at, window.size - at)
 
 
-def removed_bytes(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]:
+def read_removed_bytes(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]:
     """Yield the bytes that the edits remove."""
     for edit in edits:
         at = edit.start + len(edit.head)
         for offset, size in (*edit.kept, (edit.end, 0)):
-            yield from _pieces(window, at, offset - at)
+            yield from _read_pieces(window, at, offset - at)
             at = offset + size
 
 
-def zeros(count: int) -> Iterator[bytes]:
+def generate_zeros(count: int) -> Iterator[bytes]:
     """Yield `number` zeros in pieces."""
     for at in range(0, count, PIECE):
         yield ZEROS[: count - at]
 
 
-def _pieces(window: Window, offset: int, size: int) -> Iterator[bytes]:
+def _read_pieces(window: Window, offset: int, size: int) -> Iterator[bytes]:
     """Yield a range of a file; raise OSError if the file has become shorter."""
     for at in range(offset, offset + size, PIECE):
         piece = window.at(at, min(PIECE, offset + size - at))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import IO
 
-__all__ = ["Listed", "PathPair", "listed", "replace"]
+__all__ = ["FileListing", "PathPair", "list_files", "replace_files"]
 
 PREFIX = ".imagematrix-trim-"  # of temporary files, which are locked while they are written
 
@@ -33,7 +33,7 @@ class PathPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class FileListing:
     """The contents of some paths: regular files, each with all its names; symbolic links; folders.
 
     `output` is the folder for copies, None if the files themselves are replaced.
@@ -60,7 +60,7 @@ class Listed:
             shutil.copystat(folder.source, folder.target)
 
 
-def listed(paths: Sequence[Path], output: Path | None) -> Listed:
+def list_files(paths: Sequence[Path], output: Path | None) -> FileListing:
     """Return the contents of `paths`; results go to the folder `output`, or replace the files.
 
     Links in folders are not followed. Raises UsageError if a path does not exist, or a target already does.
@@ -70,7 +70,7 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
     folders: list[PathPair] = []
     given: dict[Path, Path] = {}
     for path in paths:
-        source = _resolved(path)
+        source = _resolve_link(path)
         target = output / path.absolute().name if output else source
         if output and os.path.lexists(target):
             raise UsageError(f"{target} already exists", remedy="remove it, or give another --output")
@@ -92,12 +92,14 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
                 files.setdefault((status.st_dev, status.st_ino), {})[name.target.absolute()] = name
             elif output:
                 raise UsageError(f"{name.source} cannot be copied: it is not a file, a folder or a link")
-    return Listed(
+    return FileListing(
         output, tuple(tuple(names.values()) for names in files.values()), tuple(links), tuple(folders)
     )
 
 
-def replace(names: Sequence[PathPair], status: os.stat_result, write: Callable[[IO[bytes]], object]) -> None:
+def replace_files(
+    names: Sequence[PathPair], status: os.stat_result, write: Callable[[IO[bytes]], object]
+) -> None:
     """Write a file to the targets of `names`, with the mode and the times of its source.
 
     `status` is the status of the source when it was read; raises UsageError if the source has changed since.
@@ -107,7 +109,7 @@ def replace(names: Sequence[PathPair], status: os.stat_result, write: Callable[[
     if first.source == first.target:
         for folder in {name.target.parent for name in names}:
             _remove_stale(folder)
-    with named(first.target), _temporary(first.target.parent) as (file, temporary):
+    with named(first.target), _open_temporary(first.target.parent) as (file, temporary):
         write(file)
         file.truncate(file.tell())
         file.flush()
@@ -119,7 +121,7 @@ def replace(names: Sequence[PathPair], status: os.stat_result, write: Callable[[
         if stamp(first.source) != stamp_of(status):
             raise UsageError(f"{first.source} changed while it was read", remedy="run the command again")
         for other in others:
-            with _temporary(other.target.parent) as (_, link):
+            with _open_temporary(other.target.parent) as (_, link):
                 link.unlink()
                 link.hardlink_to(temporary)
                 link.replace(other.target)
@@ -132,7 +134,7 @@ def _owner(file: IO[bytes]) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
+def _open_temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=False))
@@ -158,7 +160,7 @@ def _remove_stale(folder: Path) -> None:
             path.unlink()
 
 
-def _resolved(path: Path) -> Path:
+def _resolve_link(path: Path) -> Path:
     """Return `path`, or its target if it is a link; raise UsageError if that does not exist."""
     try:
         resolved = path.resolve(strict=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from imagematrix.common import zipapp_writer
 
-__all__ = ["CONTEXT", "put"]
+__all__ = ["CONTEXT", "write_program"]
 
 CONTEXT = "imagematrix-trim"  # the named build context that contains the program
 FILE = "trim.pyz"
@@ -20,7 +20,7 @@ MODULE = "imagematrix.build.trim.stage"
 TABLE = "imagematrix/hardware/vendors/cuda.json"
 
 
-def put(parent: Path) -> Path:
+def write_program(parent: Path) -> Path:
     """Write the program to a new folder, alone in a new folder of `parent`, and return its folder.
 
     BuildKit caches a context by the folder's name, and transfers a file again if its time differs. So the

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["NAME", "SIGNATURE", "digest", "encoded", "updated"]
+__all__ = ["NAME", "SIGNATURE", "encode_digest", "hash_file", "update_record"]
 
 NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 
 
-def digest(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the hash of a file in the encoding of a RECORD."""
     with path.open("rb") as file:
-        return encoded(hashlib.file_digest(file, "sha256").digest())
+        return encode_digest(hashlib.file_digest(file, "sha256").digest())
 
 
-def encoded(digest: bytes) -> str:
+def encode_digest(digest: bytes) -> str:
     """Return a SHA-256 digest in the encoding of a RECORD."""
     return f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
-def updated(text: str, hashed: Callable[[str], str | None]) -> str:
+def update_record(text: str, hashed: Callable[[str], str | None]) -> str:
     """Return a RECORD with new hashes: `hashed` returns the hash of a path, or None to keep the line."""
-    return "".join(_line(line, hashed) for line in text.splitlines(keepends=True))
+    return "".join(_update_line(line, hashed) for line in text.splitlines(keepends=True))
 
 
-def _line(line: str, hashed: Callable[[str], str | None]) -> str:
+def _update_line(line: str, hashed: Callable[[str], str | None]) -> str:
     row = next(csv.reader([line]), [])
     checksum = hashed(row[0]) if row else None
     if checksum is None:

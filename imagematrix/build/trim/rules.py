@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.fatbin import FatbinEntry
 
-__all__ = ["VERSION", "Rules", "Verdict", "capabilities"]
+__all__ = ["VERSION", "Rules", "Verdict", "parse_capabilities"]
 
 VERSION = "3"
 
@@ -50,24 +50,26 @@ class Rules:
         code = [inner for entry in entries for inner in entry.code]
         cubins = [entry for entry in code if entry.kind == CUBIN]
         texts = [entry for entry in code if entry.kind == PTX]
-        native = {compute for compute in self.computes if _any_cubin(cubins, compute)}
+        native = {compute for compute in self.computes if _has_cubin(cubins, compute)}
         compiled = [compute for compute in self.computes if compute not in native]
-        served = native.union(compute for compute in compiled if _any_ptx(texts, compute))
-        kept = tuple(entry for entry in entries if any(self._stays(inner, compiled) for inner in entry.code))
+        served = native.union(compute for compute in compiled if _has_ptx(texts, compute))
+        kept = tuple(
+            entry for entry in entries if any(self._is_kept(inner, compiled) for inner in entry.code)
+        )
         # A program with an empty fatbin would fail later, and less clearly.
         if cubins + texts and not served and not self.drop_dead:
             kept = tuple(entries)
         return Verdict(kept=kept, served=frozenset(served))
 
-    def _stays(self, entry: FatbinEntry, compiled: Sequence[str]) -> bool:
+    def _is_kept(self, entry: FatbinEntry, compiled: Sequence[str]) -> bool:
         if entry.kind == CUBIN:
-            return any(_any_cubin([entry], compute) for compute in self.computes)
+            return any(_has_cubin([entry], compute) for compute in self.computes)
         if entry.kind == PTX:
-            return self.keep_ptx or any(_any_ptx([entry], compute) for compute in compiled)
+            return self.keep_ptx or any(_has_ptx([entry], compute) for compute in compiled)
         return True  # intermediate code for linkers, which no driver loads
 
 
-def capabilities(words: Iterable[str]) -> tuple[str, ...]:
+def parse_capabilities(words: Iterable[str]) -> tuple[str, ...]:
     """Return the capabilities of the GPUs that run code for the targets in `words`; raise UsageError.
 
     For example, "9.0a" stands for 9.0, and "10.0f" for 10.0 and 10.3. The result is sorted.
@@ -80,9 +82,9 @@ def capabilities(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(gpus, key=targets.index))
 
 
-def _any_cubin(cubins: Iterable[FatbinEntry], compute: str) -> bool:
+def _has_cubin(cubins: Iterable[FatbinEntry], compute: str) -> bool:
     return any(device_code.cubin_runs(entry.target, compute) for entry in cubins)
 
 
-def _any_ptx(texts: Iterable[FatbinEntry], compute: str) -> bool:
+def _has_ptx(texts: Iterable[FatbinEntry], compute: str) -> bool:
     return any(device_code.ptx_runs(entry.target, compute) for entry in texts)

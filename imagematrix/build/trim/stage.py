@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from imagematrix.build.trim.rules import Rules, capabilities
+from imagematrix.build.trim.rules import Rules, parse_capabilities
 from imagematrix.build.trim.trim import trim
 from imagematrix.common.text import line
 from imagematrix.errors import UsageError
@@ -25,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         rules = Rules(
-            computes=capabilities(options.compute),
+            computes=parse_capabilities(options.compute),
             keep_ptx=options.keep_ptx,
             drop_dead=options.drop_dead,
             nvidia=options.include_nvidia,

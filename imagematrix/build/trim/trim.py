@@ -13,7 +13,7 @@ from pathlib import Path
 from imagematrix.audit.binaries import archives
 from imagematrix.audit.binaries.window import Window
 from imagematrix.build.trim import edits, files, records, wheel
-from imagematrix.build.trim.examine import FileResult, TrimStatus, examine, interesting
+from imagematrix.build.trim.examination import FileResult, TrimStatus, examine_file, is_candidate_file
 from imagematrix.build.trim.files import PathPair
 from imagematrix.build.trim.rules import VERSION
 from imagematrix.errors import UsageError
@@ -83,29 +83,29 @@ def trim(
     among `paths` lead to the new file. With `output`, copies of `paths` in that folder are trimmed instead.
     The hashes of trimmed files in a RECORD are updated. `measure` returns the compressed size of bytes.
     """
-    listed = files.listed(paths, output)
+    listed = files.list_files(paths, output)
     trimmed: dict[Path, bool] = {}  # whether something was removed, by path
     recorded: list[str] = []
     results: list[FileResult] = []
     linked: list[str] = []
-    look = partial(_look, rules, measure)
+    look = partial(_examine_window, rules, measure)
     try:
         if not dry_run:
             listed.create()
         try:
             for names in listed.files:
-                with _opened(names[0].source, look) as examined:
+                with _open_examined(names[0].source, look) as examined:
                     results += examined.results
                     if any(result.status in DONE for result in examined.results):
                         trimmed.update({name.target: bool(examined.write) for name in names})
                     if examined.write:
                         linked += [str(names[0].source)] * (examined.status.st_nlink > len(names))
                     if not dry_run:
-                        _put(names, examined)
+                        _write_file(names, examined)
         finally:  # after an error, too, for the files that are already trimmed
             if not dry_run:
                 for names in listed.files:
-                    recorded += _record(names, trimmed)
+                    recorded += _update_record(names, trimmed)
         if not dry_run:
             listed.finish()
     except OSError as error:
@@ -127,17 +127,17 @@ class _Examined:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, look: Look) -> Iterator[_Examined]:
+def _open_examined(path: Path, look: Look) -> Iterator[_Examined]:
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         window = Window(file, 0, status.st_size)
         head = window.at(0, archives.HEAD)
         if path.suffix == wheel.SUFFIX and head.startswith(archives.ZIP):
-            with wheel.opened(str(path), window, look) as inside:
+            with wheel.open_wheel(str(path), window, look) as inside:
                 write = inside.write if inside.changed else None
                 yield _Examined(file=file, status=status, results=inside.results, write=write)
             return
-        result = look(str(path), window) if interesting(head) else None
+        result = look(str(path), window) if is_candidate_file(head) else None
         yield _Examined(
             file=file,
             status=status,
@@ -146,32 +146,32 @@ def _opened(path: Path, look: Look) -> Iterator[_Examined]:
         )
 
 
-def _look(rules: Rules, measure: Measure | None, path: str, window: Window) -> FileResult | None:
-    result = examine(path, window, rules)
+def _examine_window(rules: Rules, measure: Measure | None, path: str, window: Window) -> FileResult | None:
+    result = examine_file(path, window, rules)
     if measure and result and result.edits:
-        return dataclasses.replace(result, compressed=measure(edits.removed_bytes(window, result.edits)))
+        return dataclasses.replace(result, compressed=measure(edits.read_removed_bytes(window, result.edits)))
     return result
 
 
-def _put(names: Sequence[PathPair], examined: _Examined) -> None:
+def _write_file(names: Sequence[PathPair], examined: _Examined) -> None:
     """Write the trimmed file; if nothing is removed, only copy it if it has another target."""
     first = names[0]
     if examined.write:
-        files.replace(names, examined.status, examined.write)
+        files.replace_files(names, examined.status, examined.write)
     elif first.source != first.target:
         examined.file.seek(0)
-        files.replace(names, examined.status, partial(shutil.copyfileobj, examined.file))
+        files.replace_files(names, examined.status, partial(shutil.copyfileobj, examined.file))
 
 
 def _write(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
-    for piece in edits.edited(window, changes):
+    for piece in edits.apply_edits(window, changes):
         if isinstance(piece, int):
             target.seek(piece, os.SEEK_CUR)  # leave a hole: zeros that take no disk space
         else:
             target.write(piece)
 
 
-def _record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str]:
+def _update_record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str]:
     """Update the hashes of files in a RECORD, and return those of them that were not trimmed now.
 
     After an error, its copy may not exist yet.
@@ -191,15 +191,15 @@ def _record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str
         file = real.get(Path(os.path.realpath(folder / path)))
         if not file or not file.exists():
             return None
-        checksum = records.digest(file)
+        checksum = records.hash_file(file)
         if not trimmed[file] and checksum not in text:
             surprising.append(str(file))
         return checksum
 
     before = target.read_bytes()
     text = before.decode("utf-8", "surrogateescape")
-    after = records.updated(text, hashed).encode("utf-8", "surrogateescape")
+    after = records.update_record(text, hashed).encode("utf-8", "surrogateescape")
     if after != before:
         copies = [PathPair(name.target, name.target) for name in names]
-        files.replace(copies, target.stat(), lambda file: file.write(after))
+        files.replace_files(copies, target.stat(), lambda file: file.write(after))
     return surprising

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from imagematrix.audit.binaries import archives
 from imagematrix.build.trim import edits, records
-from imagematrix.build.trim.examine import FileResult, TrimStatus, interesting
+from imagematrix.build.trim.examination import FileResult, TrimStatus, is_candidate_file
 from imagematrix.errors import UsageError
 from imagematrix.images.oci import deflate
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Look = Callable[[str, Window], FileResult | None]
 
-__all__ = ["SUFFIX", "Wheel", "opened"]
+__all__ = ["SUFFIX", "Wheel", "open_wheel"]
 
 SUFFIX = ".whl"
 LOCAL = struct.Struct("<26xHH")  # a local header: lengths of the name and the extra field after it
@@ -51,18 +51,18 @@ class Wheel:
             archives.opened(self.window) as source,
             zipfile.ZipFile(target, "w", compresslevel=deflate.LEVEL) as archive,
         ):
-            record = _record(source)
+            record = _find_record(source)
             for entry in source.infolist():
                 if entry.filename in self.changed:
                     digests[entry.filename] = _deflate(*self.changed[entry.filename], entry, archive)
                 elif entry is not record:
                     _copy(self.window, entry, archive)
-            updated = records.updated(source.read(record).decode(), digests.get)
-            archive.writestr(_like(record), updated)
+            updated = records.update_record(source.read(record).decode(), digests.get)
+            archive.writestr(_copy_entry(record), updated)
 
 
 @contextlib.contextmanager
-def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
+def open_wheel(path: str, window: Window, look: Look) -> Iterator[Wheel]:
     """Yield the results for a wheel; `look` examines each file. Raises UsageError if the wheel is signed.
 
     A file in it is named by the wheel's path, "!/" and its own path.
@@ -75,7 +75,7 @@ def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
                 with contextlib.ExitStack() as opening:
                     file = opening.enter_context(reader())
                     head = file.read(archives.HEAD)
-                    if not interesting(head):
+                    if not is_candidate_file(head):
                         continue
                     part = opening.enter_context(archives.copied(file, size, head))
                     result = look(f"{path}!/{name}", part)
@@ -108,7 +108,7 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
             remedy = "sign the trimmed wheel yourself, or install the wheel and trim the folder"
             raise UsageError(f"{path}: the wheel is signed, and trimming breaks the signature", remedy=remedy)
         listed: set[str] = set()
-        records.updated(archive.read(_record(archive)).decode(), listed.add)
+        records.update_record(archive.read(_find_record(archive)).decode(), listed.add)
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise _RecordError(f"it has {repeated[0]} twice")
@@ -117,7 +117,7 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
             raise _RecordError(f"its RECORD does not list {missing[0]}")
 
 
-def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+def _find_record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     """Return the wheel's own RECORD; those of vendored packages are in deeper folders."""
     (record,) = (
         entry
@@ -127,12 +127,12 @@ def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return record
 
 
-def _bytes(window: Window, result: FileResult) -> Iterator[bytes]:
-    for piece in edits.edited(window, result.edits):
-        yield from edits.zeros(piece) if isinstance(piece, int) else (piece,)
+def _trimmed_bytes(window: Window, result: FileResult) -> Iterator[bytes]:
+    for piece in edits.apply_edits(window, result.edits):
+        yield from edits.generate_zeros(piece) if isinstance(piece, int) else (piece,)
 
 
-def _like(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:
+def _copy_entry(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:
     """Return a new zip entry with the name, time, mode and size of another one."""
     new = zipfile.ZipInfo(entry.filename, entry.date_time)
     new.compress_type = entry.compress_type
@@ -147,37 +147,37 @@ def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive
 
     zipfile would use a single thread.
     """
-    new = _like(entry)
+    new = _copy_entry(entry)
     new.compress_type = zipfile.ZIP_DEFLATED  # even if the original was stored, to compress the zeros
     new.CRC = 0
     digest = hashlib.sha256()
 
     def content() -> Iterator[bytes]:
-        for block in deflate.blocks(_bytes(window, result)):
+        for block in deflate.blocks(_trimmed_bytes(window, result)):
             new.CRC = zlib.crc32(block, new.CRC)
             digest.update(block)
             yield block
 
-    with _appended(archive, new) as file:
+    with _append_file(archive, new) as file:
         start = file.tell()
         for piece in deflate.deflated(content(), deflate.threads()):
             file.write(piece)
         new.compress_size = file.tell() - start
-    return records.encoded(digest.digest())
+    return records.encode_digest(digest.digest())
 
 
 def _copy(window: Window, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
     """Copy the compressed bytes of a file from one zip to another, which zipfile cannot do."""
     lengths = LOCAL.unpack(window.at(entry.header_offset, LOCAL.size))
     data = window.part(entry.header_offset + LOCAL.size + sum(lengths), entry.compress_size)
-    new = _like(entry)
+    new = _copy_entry(entry)
     new.CRC, new.compress_size = entry.CRC, entry.compress_size
-    with _appended(archive, new) as file:
+    with _append_file(archive, new) as file:
         shutil.copyfileobj(data, file)
 
 
 @contextlib.contextmanager
-def _appended(archive: zipfile.ZipFile, new: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+def _append_file(archive: zipfile.ZipFile, new: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
     """Yield a zip's file for writing the compressed content of `new`.
 
     The caller has to set the checksum and the compressed size of `new` before the context ends.

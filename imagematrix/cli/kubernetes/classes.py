@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.options import Nodes, load_classes
 from imagematrix.cli.shared.options import (
     AllowCpu,
     CatalogName,
@@ -15,7 +15,7 @@ from imagematrix.cli.shared.options import (
     Policy,
     Where,
 )
-from imagematrix.cli.shared.output import escaped, names, print_json, print_lines, table
+from imagematrix.cli.shared.output import escape_text, format_names, print_json, print_lines, print_table
 from imagematrix.common.text import counted
 from imagematrix.selection.selection import NothingFits
 
@@ -43,7 +43,7 @@ def command(
     """Group a cluster's nodes into classes of equal hardware, and show which image each class gets."""
     from imagematrix.selection.fleet.upgrade import parse
 
-    classes = cluster(
+    classes = load_classes(
         nodes,
         image,
         catalog,
@@ -63,13 +63,15 @@ def command(
 
 def _print(classes: Classes) -> None:
     prefix = f"{classes.catalog.image}:{classes.catalog.version}-"
-    table(
+    print_table(
         ("class", "nodes", "image", "why"),
         [
             (
-                escaped(each.name),
+                escape_text(each.name),
                 str(len(each.nodes)),
-                escaped(each.variant.reference.removeprefix(prefix)) if each.variant else "[red]nothing[/]",
+                escape_text(each.variant.reference.removeprefix(prefix))
+                if each.variant
+                else "[red]nothing[/]",
                 "" if each.miss else each.why,
             )
             for each in classes.classes
@@ -78,24 +80,24 @@ def _print(classes: Classes) -> None:
     for each in classes.classes:
         lines = list(_remarks(each))
         if lines:
-            print_lines("", f"{each.name}: {names([node.name for node in each.nodes])}", *lines)
+            print_lines("", f"{each.name}: {format_names([node.name for node in each.nodes])}", *lines)
     for upgrade in classes.upgrades:
         print_lines("", *_upgrade(upgrade, prefix))
 
 
 def _remarks(each: Class) -> Iterator[str]:
     if each.miss:
-        yield f"  {escaped(each.miss.why)}"
+        yield f"  {escape_text(each.miss.why)}"
         if each.miss.shown:
-            yield f"    -> {escaped(each.miss.shown)}"
-    yield from (f"  [yellow]{escaped(warning)}[/]" for warning in each.warnings)
+            yield f"    -> {escape_text(each.miss.shown)}"
+    yield from (f"  [yellow]{escape_text(warning)}[/]" for warning in each.warnings)
 
 
 def _upgrade(upgrade: Upgrade, prefix: str) -> Iterator[str]:
     yield f"driver {upgrade.old} -> {upgrade.new}: {counted(upgrade.hosts, 'node')}"
     for loss in upgrade.lost:
-        yield f"  [red]nothing[/] for {names(loss.hosts)}: {escaped(loss.miss.why)}"
+        yield f"  [red]nothing[/] for {format_names(loss.hosts)}: {escape_text(loss.miss.why)}"
     for change in (*upgrade.changed, *upgrade.gained):
-        yield f"  {escaped(change.new.removeprefix(prefix))} for {names(change.hosts)}"
+        yield f"  {escape_text(change.new.removeprefix(prefix))} for {format_names(change.hosts)}"
     if upgrade.unchanged:
         yield f"  nothing changes for {counted(upgrade.unchanged, 'node')}"

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, kinds
+from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, parse_resource_kinds
 from imagematrix.cli.shared.inputs import require_one_host
 from imagematrix.cli.shared.options import HostFile, Root
-from imagematrix.cli.shared.output import info, print_text
+from imagematrix.cli.shared.output import print_info, print_text
 from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def command(
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer, offer
 
     require_one_host(host, root)
-    named = kinds(by)
+    named = parse_resource_kinds(by)
 
     def offered() -> DeviceOffer:
         return offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
@@ -57,10 +57,12 @@ def command(
     from imagematrix.errors import UsageError
     from imagematrix.integrations.kubernetes.dra.slices import DRIVER
     from imagematrix.integrations.kubernetes.plugin.server import PluginSettings, serve
-    from imagematrix.launcher.gpu_claims.survey import opened_outside_pods, survey_outside_pods
+    from imagematrix.launcher.gpu_claims.survey import survey_open_outside_pods, survey_outside_pods
     from imagematrix.launcher.kubelet import sockets
 
-    if other := sockets.answering([sockets.dra(str(kubelet or sockets.root_dir()), DRIVER)]):
+    if other := sockets.find_answering_socket(
+        [sockets.locate_dra_socket(str(kubelet or sockets.find_root_dir()), DRIVER)]
+    ):
         raise UsageError(
             f"the DRA driver offers this node's GPUs, at {other}",
             remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
@@ -70,6 +72,6 @@ def command(
     def usage(gpus: tuple[Gpu, ...]) -> Usage:
         if host:  # it may be that of another node
             return {}
-        return opened_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
+        return survey_open_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
 
-    serve(PluginSettings(offer=offered, usage=usage, folder=device_plugins, kubelet=kubelet), note=info)
+    serve(PluginSettings(offer=offered, usage=usage, folder=device_plugins, kubelet=kubelet), note=print_info)

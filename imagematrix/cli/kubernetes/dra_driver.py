@@ -10,7 +10,7 @@ import typer
 from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot
 from imagematrix.cli.shared.inputs import require_one_host
 from imagematrix.cli.shared.options import HostFile, Root
-from imagematrix.cli.shared.output import info, print_document
+from imagematrix.cli.shared.output import print_document, print_info
 from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS
 
 TYPE_CHECKING = False
@@ -80,7 +80,7 @@ def command(
     from imagematrix.integrations.kubernetes.dra.server import DriverSettings, serve
     from imagematrix.launcher.kubelet import sockets
 
-    if other := sockets.answering(map(str, sorted(device_plugins.glob(sockets.OURS)))):
+    if other := sockets.find_answering_socket(map(str, sorted(device_plugins.glob(sockets.OURS)))):
         raise UsageError(
             f"the device plugin offers this node's GPUs, at {other}",
             remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
@@ -97,7 +97,7 @@ def command(
         kubelet=kubelet,
         cdi_root=cdi_root or cdi.FOLDER,
     )
-    serve(settings, note=info)
+    serve(settings, note=print_info)
 
 
 class _OnNode:
@@ -111,12 +111,12 @@ class _OnNode:
     def plugins(self, gpus: tuple[Gpu, ...]) -> Usage:
         from imagematrix.launcher.gpu_claims import pods
 
-        return pods.usage(gpus)
+        return pods.compute_pod_usage(gpus)
 
     def require(self, paths: tuple[str, ...]) -> None:
         from imagematrix.launcher.docker import devices
 
-        devices.require(paths)
+        devices.require_device_nodes(paths)
 
 
 class _InContainer:
@@ -126,19 +126,21 @@ class _InContainer:
         self._root = root
 
     def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
-        from imagematrix.launcher.gpu_claims.survey import node_leases, opened_outside_pods
-        from imagematrix.launcher.gpu_claims.usage import combined
+        from imagematrix.launcher.gpu_claims.survey import survey_node_leases, survey_open_outside_pods
+        from imagematrix.launcher.gpu_claims.usage import merge_usages
 
-        return combined(node_leases(), opened_outside_pods(gpus, str(self._root)))
+        return merge_usages(survey_node_leases(), survey_open_outside_pods(gpus, str(self._root)))
 
     def plugins(self, _: tuple[Gpu, ...]) -> Usage:
         return {}
 
     def require(self, paths: tuple[str, ...]) -> None:
-        from imagematrix.launcher.docker.devices import DevicesError, absent
+        from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 
         # It may not open the nodes.
-        missing = absent(path for path in paths if not (self._root / path.removeprefix("/")).exists())
+        missing = find_absent_nodes(
+            path for path in paths if not (self._root / path.removeprefix("/")).exists()
+        )
         if missing:
             raise DevicesError(missing)
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
+from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, load_lists
 from imagematrix.cli.shared.options import AllowCpu, Json, Policy, Where
-from imagematrix.cli.shared.output import escaped, names, print_json, print_lines, table
+from imagematrix.cli.shared.output import escape_text, format_names, print_json, print_lines, print_table
 from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
@@ -62,7 +62,7 @@ def command(
     if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:
         raise UsageError("only one file can be read from stdin")
     shown = parse(read(pod, sys.stdin.buffer), named(pod))
-    given = divided(lists(nodes, pods))
+    given = divided(load_lists(nodes, pods))
     known = described(given.nodes, named(nodes))
     by_name = {node.name: node for node in known}
     conditions = question.parse(where or ())
@@ -90,17 +90,17 @@ def command(
 
 
 def _print(pod: Pod, explanation: Explanation) -> None:
-    fix = [f"  -> {escaped(explanation.fix)}"] if explanation.fix else []
-    print_lines(f"{escaped(pod.name)}: {escaped(explanation.summary)}", *fix, "")
+    fix = [f"  -> {escape_text(explanation.fix)}"] if explanation.fix else []
+    print_lines(f"{escape_text(pod.name)}: {escape_text(explanation.summary)}", *fix, "")
     prefix = f"{explanation.image}-"
-    table(
+    print_table(
         ("class", "nodes", "could run it", "image"),
         [
             (
-                escaped(each.name),
+                escape_text(each.name),
                 str(len(each.nodes)),
                 str(each.able),
-                escaped(_short(each.selected, prefix)) if each.selected else "[red]nothing[/]",
+                escape_text(_short(each.selected, prefix)) if each.selected else "[red]nothing[/]",
             )
             for each in explanation.classes
         ],
@@ -108,10 +108,10 @@ def _print(pod: Pod, explanation: Explanation) -> None:
     for each in explanation.classes:
         lines = list(_details(each))
         if lines:
-            print_lines("", f"{escaped(each.name)}: {names(each.nodes)}", *lines)
+            print_lines("", f"{escape_text(each.name)}: {format_names(each.nodes)}", *lines)
     if explanation.left_out:
         count = counted(len(explanation.left_out), "node")
-        without = f"left out: {count} without a matching class label: {names(explanation.left_out)}"
+        without = f"left out: {count} without a matching class label: {format_names(explanation.left_out)}"
         print_lines("", without)
 
 
@@ -122,13 +122,13 @@ def _short(image: str, prefix: str) -> str:
 
 def _details(each: ClassVerdict) -> Iterator[str]:
     if each.selected is None:
-        yield f"  {escaped(each.why)}"
+        yield f"  {escape_text(each.why)}"
         yield from _remedy(each.fix)
     for some in each.obstacles:
-        yield f"  {counted(some.nodes, 'node')}: {escaped(some.why)}"
+        yield f"  {counted(some.nodes, 'node')}: {escape_text(some.why)}"
         yield from _remedy(some.fix)
 
 
 def _remedy(fix: str | None) -> Iterator[str]:
     if fix:
-        yield f"    -> {escaped(fix)}"
+        yield f"    -> {escape_text(fix)}"

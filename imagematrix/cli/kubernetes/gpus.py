@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, lists
+from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, load_lists
 from imagematrix.cli.shared.options import Json
-from imagematrix.cli.shared.output import escaped, print_json, print_text, table
+from imagematrix.cli.shared.output import escape_text, print_json, print_table, print_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,35 +21,37 @@ def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     """Show how many GPUs the nodes and classes of a cluster have, and how many of them pods request."""
     from imagematrix.integrations.kubernetes.nodes.counts import counts
 
-    usage = counts(lists(nodes, pods))
+    usage = counts(load_lists(nodes, pods))
     if json:
         print_json(usage.to_json())
         return
     rows = [
-        (escaped(node.name), "" if node.schedulable else "takes no pods", *cells)
+        (escape_text(node.name), "" if node.schedulable else "takes no pods", *cells)
         for node in usage.nodes
         for cells in _cells(node.counts)
     ]
     if not rows:
         print_text("no node offers GPUs")
         return
-    table(("node", "", *COLUMNS), rows)
+    print_table(("node", "", *COLUMNS), rows)
     print_text("")
-    table(
+    print_table(
         ("class", "nodes", *COLUMNS),
         [
-            (escaped(name), str(nodes), *cells)
+            (escape_text(name), str(nodes), *cells)
             for name, (nodes, sums) in usage.classes.items()
             for cells in _cells(sums)
         ],
     )
     if usage.pending:
         print_text("")
-        waiting = [(escaped(some.resource), str(some.pods), str(some.requested)) for some in usage.pending]
-        table(("pending", "pods", "requested"), waiting)
+        waiting = [
+            (escape_text(some.resource), str(some.pods), str(some.requested)) for some in usage.pending
+        ]
+        print_table(("pending", "pods", "requested"), waiting)
 
 
 def _cells(counts: Iterable[Count]) -> Iterable[tuple[str, ...]]:
     for count in counts:
         numbers = (count.capacity, count.allocatable, count.requested, count.free)
-        yield (escaped(count.resource), *map(str, numbers))
+        yield (escape_text(count.resource), *map(str, numbers))

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.inputs import node_of
+from imagematrix.cli.shared.inputs import load_node
 from imagematrix.cli.shared.options import HostFile, Json, NvidiaSmi, Root
-from imagematrix.cli.shared.output import info, print_document, print_json
+from imagematrix.cli.shared.output import print_document, print_info, print_json
 from imagematrix.common.suggestions import require_known
 
 __all__ = ["command"]
@@ -37,11 +37,11 @@ def command(
     from imagematrix.integrations.kubernetes.nodes.labels import document, facts, feature_file, kubectl
 
     require_known(format, FORMATS, "format")
-    described, _ = node_of(host, root, nvidia_smi, None)
+    described, _ = load_node(host, root, nvidia_smi, None)
     labels = facts(described)
     if json:
         print_json(document(labels, described.warnings))
     else:
         print_document(f"{feature_file(labels) if format == 'nfd' else kubectl(labels, node)}\n")
     for warning in described.warnings:
-        info(f"warning: {warning}")
+        print_info(f"warning: {warning}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import narrowed_catalog
+from imagematrix.cli.kubernetes.options import load_narrowed_catalog
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Json, Policy, Where
 from imagematrix.cli.shared.output import print_document, print_json
 from imagematrix.common.suggestions import require_known
@@ -36,7 +36,7 @@ def command(
 
     require_known(dra_driver, DRA_DRIVERS, "--dra-driver")
     needs = document(
-        narrowed_catalog(image, catalog, where, policy), allow_cpu=allow_cpu, dra_driver=dra_driver
+        load_narrowed_catalog(image, catalog, where, policy), allow_cpu=allow_cpu, dra_driver=dra_driver
     )
     if json:
         print_json(needs)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.inputs import catalog_of, require_image
+from imagematrix.cli.shared.inputs import find_catalog, require_image
 from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
 
@@ -26,11 +26,11 @@ __all__ = [
     "NodesAndPods",
     "OnUnknown",
     "Pods",
-    "cluster",
-    "denies",
-    "kinds",
-    "lists",
-    "narrowed_catalog",
+    "is_denied",
+    "load_classes",
+    "load_lists",
+    "load_narrowed_catalog",
+    "parse_resource_kinds",
 ]
 
 Nodes = Annotated[
@@ -80,13 +80,13 @@ DevicePlugins = Annotated[
 ON_UNKNOWN = ("default", "deny")
 
 
-def denies(on_unknown: str) -> bool:
+def is_denied(on_unknown: str) -> bool:
     """Return whether pods whose image is undecided are refused."""
     require_known(on_unknown, ON_UNKNOWN, "--on-unknown")
     return on_unknown == "deny"
 
 
-def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
+def parse_resource_kinds(by: Sequence[str] | None) -> tuple[str, ...]:
     """Return the kinds of resource names under which a device plugin also offers GPUs."""
     from imagematrix.integrations.kubernetes.plugin.offer import KINDS
 
@@ -95,7 +95,7 @@ def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(by or ())
 
 
-def lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:
+def load_lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:
     """Return the lists that --nodes and --pods name, each with its name for messages."""
     from imagematrix.integrations.kubernetes.nodes.nodes import named, read
 
@@ -107,7 +107,7 @@ def lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:
     return [(read(path, sys.stdin.buffer), named(path)) for path in paths]
 
 
-def cluster(
+def load_classes(
     nodes: Path,
     image: str | None,
     catalog: str | None,
@@ -126,7 +126,7 @@ def cluster(
     require_image(image, catalog)
     return classes(
         load(nodes, sys.stdin.buffer),
-        catalog_of(image, catalog, policy),
+        find_catalog(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,
@@ -134,10 +134,10 @@ def cluster(
     )
 
 
-def narrowed_catalog(
+def load_narrowed_catalog(
     image: str, catalog: str | None, where: Sequence[str] | None, policy: Path | None
 ) -> Catalog:
     """Return the catalog that options name, with only the variants that --where admits."""
     from imagematrix.selection.question import narrowed, parse
 
-    return narrowed(catalog_of(image, catalog, policy), parse(where or ()))
+    return narrowed(find_catalog(image, catalog, policy), parse(where or ()))

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import OnUnknown, denies
+from imagematrix.cli.kubernetes.options import OnUnknown, is_denied
 from imagematrix.cli.shared.options import AllowCpu, Health, Policy, Where
-from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.output import print_info
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -78,7 +78,7 @@ def command(
     lease = (
         Leadership(api=api, namespace=namespace(), name=events, identity=identity) if api and events else None
     )
-    options = PolicyOptions(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
+    options = PolicyOptions(deny=is_denied(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
     serve(
         WebhookSettings(
             catalogs=tuple(dict.fromkeys(catalog)),
@@ -91,5 +91,5 @@ def command(
             policy=policy,
             events=Events(lease) if lease else None,
         ),
-        note=info,
+        note=print_info,
     )

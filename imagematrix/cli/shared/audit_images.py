@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.output import console
+from imagematrix.cli.shared.output import make_console
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.audit.report import Audit
 
-__all__ = ["Platform", "References", "audited", "progress", "shared_layers"]
+__all__ = ["Platform", "References", "audit_references", "open_shared_layers", "show_read_bytes"]
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MIB = 1 << 20
@@ -40,33 +40,33 @@ Platform = Annotated[
 ]
 
 
-def audited(
+def audit_references(
     references: Sequence[str], system: str | None, optional: Sequence[str] = (), *, sboms: bool = False
 ) -> list[Audit]:
     """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
     from imagematrix.audit.images.sources import read
     from imagematrix.audit.report import audit
 
-    with shared_layers() as layers:
+    with open_shared_layers() as layers:
         wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
         images = (image for name in references for image in read(name, wanted, layers, sboms=sboms))
         return [audit(image, optional) for image in images]
 
 
 @contextlib.contextmanager
-def shared_layers() -> Iterator[Layers]:
+def open_shared_layers() -> Iterator[Layers]:
     """Yield the layers that the images of a command share, with the user's cache and progress."""
     from imagematrix.audit.binaries.cpu.scanners import Scanners
     from imagematrix.audit.images.cache import Cache
     from imagematrix.audit.images.layers import Layers
     from imagematrix.common.files import cache_folder
 
-    with progress() as watch, Scanners() as scanners:
+    with show_read_bytes() as watch, Scanners() as scanners:
         yield Layers(Cache(cache_folder("layers")), watch, scanners.start_scan)
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[int], None]]:
+def show_read_bytes() -> Iterator[Callable[[int], None]]:
     """Yield a callback for the number of bytes read; a terminal shows the total."""
     if not (sys.stderr and sys.stderr.isatty()):
         yield lambda _: None
@@ -80,7 +80,7 @@ def progress() -> Iterator[Callable[[int], None]]:
         nonlocal read
         read += more
 
-    screen = console(sys.stderr)
+    screen = make_console(sys.stderr)
     with Live(
         console=screen,
         get_renderable=lambda: Text(f"read {read // MIB} MiB of layers", style="dim"),

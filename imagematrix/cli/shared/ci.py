@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from imagematrix.build.executor.image_tester import ImageTestOutcome
 from imagematrix.build.executor.result import BuildStatus
-from imagematrix.build.executor.testing import ImageTestOutcome
 from imagematrix.build.reports.outcome import BUILT, DROPPED, MISSING
-from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.output import print_info
 from imagematrix.common.text import headline, line, plain
 
 TYPE_CHECKING = False
@@ -25,29 +25,28 @@ if TYPE_CHECKING:
 
     from imagematrix.build.reports.outcome import Outcome
 
-__all__ = ["failed", "system", "table", "test_of", "write_summary"]
+__all__ = ["describe_test", "find_ci_system", "format_failure", "format_table", "write_summary"]
 
 SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
 ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.SKIPPED, BuildStatus.STOPPED, *BUILT)
 
 
-def system() -> str | None:
+def find_ci_system() -> str | None:
     """Return "github" or "gitlab" if one of them runs this process."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         return "github"
     return "gitlab" if os.environ.get("GITLAB_CI") == "true" else None
 
 
-def failed(where: str, name: str, title: str, text: str) -> str:
+def format_failure(where: str, name: str, title: str, text: str) -> str:
     """Return the report of a failed cell for the system `where`: `text` folded, then a one-line error.
 
     The only commands to the system in it are those made here.
     """
     name, text, title = line(name), plain(text), plain(title)
     if where == "github":
-        return (
-            f"::group::{name}: failed\n{text}\n::endgroup::\n::error title={_property(name)}::{_data(title)}"
-        )
+        error = f"::error title={_escape_property(name)}::{_escape_data(title)}"
+        return f"::group::{name}: failed\n{text}\n::endgroup::\n{error}"
     section = f"cell_{secrets.token_hex(8)}"
     now = int(time.time())
     return (
@@ -62,16 +61,16 @@ def write_summary(outcomes: Sequence[Outcome], fatal: str | None = None) -> None
     `fatal` is the error that ended the build as a whole.
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not path or system() != "github":
+    if not path or find_ci_system() != "github":
         return
     try:
         with Path(path).open("a", encoding="utf-8", errors="replace") as file:
-            file.write(table(outcomes, fatal))
+            file.write(format_table(outcomes, fatal))
     except OSError as error:  # the images are built anyway
-        info(f"cannot write the summary for GitHub: {path}: {error.strerror}")
+        print_info(f"cannot write the summary for GitHub: {path}: {error.strerror}")
 
 
-def table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
+def format_table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     """Return a markdown table with the outcome of each cell, failures first."""
     shown = [outcome for outcome in outcomes if outcome.status in ORDER]
     shown.sort(key=lambda outcome: ORDER.index(outcome.status))
@@ -80,9 +79,9 @@ def table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     totals = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
     lines = [f"### imagematrix: {totals}"]
     if fatal:
-        lines += ["", _cell(headline(fatal))]
+        lines += ["", _escape_cell(headline(fatal))]
     tested = any(outcome.test for outcome in shown)
-    rows = [_row(outcome, tested=tested) for outcome in shown]
+    rows = [_format_row(outcome, tested=tested) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
     kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
     if kept:
@@ -95,28 +94,28 @@ def table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def _row(outcome: Outcome, *, tested: bool) -> str:
+def _format_row(outcome: Outcome, *, tested: bool) -> str:
     seconds = "" if outcome.seconds is None else f"{outcome.seconds:.1f}"
-    test = [test_of(outcome)] if tested else []
+    test = [describe_test(outcome)] if tested else []
     words = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, *test, seconds)
-    return f"| {' | '.join(map(_cell, words))} |"
+    return f"| {' | '.join(map(_escape_cell, words))} |"
 
 
-def test_of(outcome: Outcome) -> str:
+def describe_test(outcome: Outcome) -> str:
     """Return what came of an image's test, in words for a table."""
     if outcome.test == ImageTestOutcome.NOT_TESTED:
         return f"not tested here: {headline(outcome.test_why or '')}"
     return outcome.test or ""
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Return `text` escaped for a cell of a markdown table."""
     return "".join(f"&#{ord(letter)};" if letter in "|`<>&*_[]\\~\n" else letter for letter in plain(text))
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")

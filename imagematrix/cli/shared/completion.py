@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["completion", "images", "names", "only", "run_words", "where", "words"]
+__all__ = [
+    "complete_images",
+    "complete_names",
+    "complete_only",
+    "complete_run_words",
+    "complete_where",
+    "enable_bash_completion",
+    "split_line",
+]
 
 SHELL = "_IMAGEMATRIX_COMPLETE"  # the variable with which a shell requests completion
 BASH = "complete_bash"
@@ -28,13 +36,13 @@ LIMIT_S = 2.0  # to wait for an engine
 BREAKS = ":="  # characters in our words at which bash splits, besides blanks (COMP_WORDBREAKS in bash(1))
 
 
-def words(environment: Mapping[str, str]) -> list[str]:
+def split_line(environment: Mapping[str, str]) -> list[str]:
     """Return the words of the line to complete, without the program's name; none without completion."""
-    return _line(environment)[1:] if SHELL in environment else []
+    return _parse_line(environment)[1:] if SHELL in environment else []
 
 
 @contextmanager
-def completion(environment: MutableMapping[str, str]) -> Iterator[None]:
+def enable_bash_completion(environment: MutableMapping[str, str]) -> Iterator[None]:
     """While typer completes for bash, join the words that bash split, and shorten the candidates again.
 
     typer reads the line from `environment`. Bash replaces only its own last word.
@@ -42,7 +50,7 @@ def completion(environment: MutableMapping[str, str]) -> Iterator[None]:
     if environment.get(SHELL) != BASH:
         yield
         return
-    typed = _rejoin(environment)
+    typed = _rejoin_words(environment)
     split = max(typed.rfind(mark) for mark in BREAKS) + 1
     output = io.StringIO()
     try:
@@ -54,11 +62,11 @@ def completion(environment: MutableMapping[str, str]) -> Iterator[None]:
             print(line[split - next(starts, split) :])
 
 
-def _line(environment: Mapping[str, str]) -> list[str]:
+def _parse_line(environment: Mapping[str, str]) -> list[str]:
     return (environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or "").split()
 
 
-def _rejoin(environment: MutableMapping[str, str]) -> str:
+def _rejoin_words(environment: MutableMapping[str, str]) -> str:
     """Join the words that bash split, such as the three of `training:v1`; return the current one."""
     parts = environment["COMP_WORDS"].split("\n")
     current = int(environment["COMP_CWORD"])
@@ -76,54 +84,54 @@ def _rejoin(environment: MutableMapping[str, str]) -> str:
     return joined[position]
 
 
-def images(incomplete: str) -> list[str]:
+def complete_images(incomplete: str) -> list[str]:
     """Return the versions in the engine; once one is complete, its variants."""
-    catalogs: list[Catalog] = _with_timeout(_engine_catalogs, [])
+    catalogs: list[Catalog] = _query_with_timeout(_read_engine_catalogs, [])
     versions = [f"{catalog.image}:{catalog.version}" for catalog in catalogs]
     variants = [variant.reference for catalog in catalogs for variant in catalog.variants]
-    return _matching(versions, incomplete) or _matching(variants, incomplete)
+    return _filter_matching(versions, incomplete) or _filter_matching(variants, incomplete)
 
 
-def names(incomplete: str) -> list[str]:
+def complete_names(incomplete: str) -> list[str]:
     """Return the names of the images in the engine, without versions."""
-    catalogs: list[Catalog] = _with_timeout(_engine_catalogs, [])
-    return _matching([catalog.image for catalog in catalogs], incomplete)
+    catalogs: list[Catalog] = _query_with_timeout(_read_engine_catalogs, [])
+    return _filter_matching([catalog.image for catalog in catalogs], incomplete)
 
 
-def where(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_where(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return conditions on the axes of the image in the line, or of all images in the engine."""
-    return _where(_image(ctx), ctx.params.get("catalog"), incomplete)
+    return _complete_conditions(_find_image(ctx), ctx.params.get("catalog"), incomplete)
 
 
-def only(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_only(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return conditions on the axes of the matrix."""
-    from imagematrix.build.matrix.load import load
+    from imagematrix.build.matrix.load import load_matrix
 
     try:
-        matrix = load(ctx.params.get("file") or "matrix.yaml", contexts=None)
+        matrix = load_matrix(ctx.params.get("file") or "matrix.yaml", contexts=None)
     except UsageError:
         return []
     images = {"image": [image.name for image in matrix.images]}
-    return _conditions({**matrix.axes, **images}, incomplete)
+    return _list_conditions({**matrix.axes, **images}, incomplete)
 
 
-def run_words(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_run_words(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return candidates for the next word of `imagematrix run`: an image, or the value of an option."""
     from imagematrix.common.settings import ENGINES
-    from imagematrix.launcher.docker.options import split
+    from imagematrix.launcher.docker.options import parse_run_args
 
     before = [str(word) for word in ctx.params.get("words") or ()]
     if before[-1:] == ["--where"]:
-        return _where(None, None, incomplete)
+        return _complete_conditions(None, None, incomplete)
     if before[-1:] == ["--engine"]:
-        return _matching(ENGINES, incomplete)
+        return _filter_matching(ENGINES, incomplete)
     with suppress(UsageError):
-        if split([*before, "IMAGE"]).command == ():
-            return images(incomplete)
+        if parse_run_args([*before, "IMAGE"]).command == ():
+            return complete_images(incomplete)
     return []
 
 
-def _image(ctx: typer.Context) -> str | None:
+def _find_image(ctx: typer.Context) -> str | None:
     """Return the first argument of the line, which typer does not parse while an option lacks its value."""
     valued = {
         name
@@ -132,41 +140,41 @@ def _image(ctx: typer.Context) -> str | None:
         for name in parameter.opts
     }
     before = ""
-    for word in _line(os.environ)[len(ctx.command_path.split()) :]:
+    for word in _parse_line(os.environ)[len(ctx.command_path.split()) :]:
         if not word.startswith("-") and before not in valued:
             return word
         before = word
     return None
 
 
-def _where(image: str | None, catalog: str | None, incomplete: str) -> list[str]:
+def _complete_conditions(image: str | None, catalog: str | None, incomplete: str) -> list[str]:
     def axes() -> Mapping[str, Sequence[str]]:
-        from imagematrix.cli.shared.inputs import catalog_of
+        from imagematrix.cli.shared.inputs import find_catalog
         from imagematrix.selection.question import axes
 
-        catalogs = [catalog_of(image, catalog)] if image else _engine_catalogs()
+        catalogs = [find_catalog(image, catalog)] if image else _read_engine_catalogs()
         return axes(variant for item in catalogs for variant in item.variants)
 
-    return _conditions(_with_timeout(axes, {}), incomplete)
+    return _list_conditions(_query_with_timeout(axes, {}), incomplete)
 
 
-def _engine_catalogs() -> list[Catalog]:
+def _read_engine_catalogs() -> list[Catalog]:
     from imagematrix.images.catalog.sources import list_catalogs
 
     return list_catalogs()
 
 
-def _conditions(axes: Mapping[str, Sequence[str]], incomplete: str) -> list[str]:
+def _list_conditions(axes: Mapping[str, Sequence[str]], incomplete: str) -> list[str]:
     before, comma, _ = incomplete.rpartition(",")
     candidates = (f"{before}{comma}{axis}={value}" for axis, values in axes.items() for value in values)
-    return _matching(candidates, incomplete)
+    return _filter_matching(candidates, incomplete)
 
 
-def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+def _filter_matching(candidates: Iterable[str], incomplete: str) -> list[str]:
     return [candidate for candidate in dict.fromkeys(candidates) if candidate.startswith(incomplete)]
 
 
-def _with_timeout(query: Callable[[], T], default: T) -> T:
+def _query_with_timeout(query: Callable[[], T], default: T) -> T:
     """Return the result of a query, or the default after a timeout or an error, which is not shown."""
     result = [default]
 

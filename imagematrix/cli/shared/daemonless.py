@@ -9,9 +9,9 @@ import os
 import shlex
 from contextlib import ExitStack
 
-from imagematrix.cli.shared.inputs import node_of, path_of
-from imagematrix.cli.shared.output import info, print_document, print_json, warn
-from imagematrix.cli.shared.wait_for_gpus import Wait
+from imagematrix.cli.shared.inputs import load_node, make_path
+from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
+from imagematrix.cli.shared.wait_for_gpus import GpuWait
 from imagematrix.common.image_reference import names_registry, split
 from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import replace
@@ -19,11 +19,11 @@ from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.images.catalog.sources import open_catalog, require_signed
 from imagematrix.images.catalog.store import stored
 from imagematrix.images.local_store.folder import FOLDER, ImageStore, store_folder
-from imagematrix.launcher.daemonless.container import container, other_user
-from imagematrix.launcher.daemonless.options import container_options, site_binds
-from imagematrix.launcher.docker.devices import DevicesError, check
+from imagematrix.launcher.daemonless.container import find_other_user, make_container
+from imagematrix.launcher.daemonless.options import make_site_binds, parse_container_options
+from imagematrix.launcher.docker.devices import DevicesError, check_device_nodes
 from imagematrix.launcher.docker.options import JSON
-from imagematrix.launcher.docker.request import Engine, request
+from imagematrix.launcher.docker.request import Engine, make_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,39 +40,39 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.launcher.docker.request import LaunchRequest
-    from imagematrix.launcher.gpu_claims.claim import Claim
+    from imagematrix.launcher.gpu_claims.gpu_claim import Claim
     from imagematrix.selection.selection import Selection
 
-__all__ = ["DaemonlessLaunch", "require_usable", "start"]
+__all__ = ["DaemonlessLaunch", "require_usable", "run_daemonless"]
 
 UNKNOWN = "..."  # the command of an image that is not in the store
 
 
-def start(args: RunArgs, image: str, engine: str, site: Site) -> int:
+def run_daemonless(args: RunArgs, image: str, engine: str, site: Site) -> int:
     """Print the launch, or start it on unused GPUs; return the exit code.
 
-    Raises what `imagematrix.cli.shared.run_docker.start` does.
+    Raises what `imagematrix.cli.shared.run_docker.run_with_docker` does.
     """
-    from imagematrix.launcher.daemonless.start import runtime_of
+    from imagematrix.launcher.daemonless.start import choose_runtime
 
-    made = DaemonlessLaunch(args, image, container_options(args, os.environ, engine), site)
-    host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
-    requested = made.requested(host, wanted)
-    chosen, launch = requested.first()
+    made = DaemonlessLaunch(args, image, parse_container_options(args, os.environ, engine), site)
+    host, wanted = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
+    requested = made.make_request(host, wanted)
+    chosen, launch = requested.plan_on_any()
     require_usable(launch, args)
-    runtime = runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
+    runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
     if args.shown:
         _print(launch, args, made.command(chosen, launch, runtime))
         return 0
     for warning in chosen.warnings:
         warn(warning.text)
     given = args.host or args.nvidia_smi
-    wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
+    wait = GpuWait(None if given else lambda: load_node(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
         claimed: Claim | None = None
         if launch.gpus:
             claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
-            chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
+            chosen, launch = requested.plan_on_claimed(claimed, chosen, launch, wait.latest or wait.now())
             require_usable(launch, args)
         return made.start(chosen, launch, runtime, claimed)
 
@@ -102,23 +102,23 @@ class DaemonlessLaunch:
         self._folders = folders
         self._inherited = inherited
         self._own_processes = own_processes
-        self._policy = path_of(args.policy)
+        self._policy = make_path(args.policy)
         self.store = ImageStore(store_folder(site, args.store))
 
     def catalog(self) -> Catalog:
         """Return the image's catalog."""
-        return _catalog(self._image, self._args.catalog, self.store, self._policy)
+        return _open_catalog(self._image, self._args.catalog, self.store, self._policy)
 
-    def requested(self, host: Host, wanted: str | None, catalog: Catalog | None = None) -> LaunchRequest:
+    def make_request(self, host: Host, wanted: str | None, catalog: Catalog | None = None) -> LaunchRequest:
         """Return the request for the GPUs `wanted` of a host, from the image's catalog or another."""
-        return request(self._args, host, catalog or self.catalog(), wanted, None, _no_engine)
+        return make_request(self._args, host, catalog or self.catalog(), wanted, None, _raise_without_engine)
 
     def start(self, chosen: Selection, launch: Launch, runtime: Runtime, claimed: Claim | None) -> int:
         """Run a launch to its end, and return the exit code."""
-        from imagematrix.launcher.daemonless.start import start as start_container
+        from imagematrix.launcher.daemonless.start import run_container as start_container
 
         found = self.image(chosen)
-        if user := other_user(_config(found)):
+        if user := find_other_user(_read_config(found)):
             warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
         return start_container(self.container(found, launch), found, runtime, self.store, claimed, warn)
 
@@ -132,21 +132,23 @@ class DaemonlessLaunch:
             require_signed(variant, self._policy, version=chosen.version)  # as fetching one does
             return found
         from imagematrix.cli.shared.pull_image import PullDisplay
-        from imagematrix.cli.shared.store_image import fetched
+        from imagematrix.cli.shared.store_image import fetch_into_store
         from imagematrix.images.local_store.fetching import FetchOptions
 
         how = FetchOptions(unpacked=self._args.unpacked, max_size=self._site.max_bytes)
         part = split(self._image)[1] not in (None, chosen.version)
         with PullDisplay(variant.reference) as display:
-            return fetched(chosen, self.store, self._args.catalog, self._policy, how, display, part=part)
+            return fetch_into_store(
+                chosen, self.store, self._args.catalog, self._policy, how, display, part=part
+            )
 
     def container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
         """Return the container of a launch from an image in the store."""
-        binds = (*site_binds(self._site.mounts), *self._folders)
-        home = _home((*binds, *self._options.binds))
+        binds = (*make_site_binds(self._site.mounts), *self._folders)
+        home = _find_home((*binds, *self._options.binds))
         name = f"imagematrix-{os.getpid()}"
-        made = container(
-            _config(image), launch, self._options, binds, name=name, home=home, inherited=self._inherited
+        made = make_container(
+            _read_config(image), launch, self._options, binds, name=name, home=home, inherited=self._inherited
         )
         return replace(made, own_processes=self._own_processes)
 
@@ -156,24 +158,24 @@ class DaemonlessLaunch:
         found = self.store.find(digest) if digest else None
         if found is None:
             unknown = Fields({"Cmd": [UNKNOWN]}, launch.reference)
-            made = container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
+            made = make_container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
         else:
             made = self.container(found, launch)
         runtime.require_possible(made)
         return runtime.shown(made)
 
 
-def _config(image: StoredImage) -> Fields:
+def _read_config(image: StoredImage) -> Fields:
     return Fields(image.config, image.digest).object_or_empty("config")
 
 
-def _no_engine() -> Engine:
+def _raise_without_engine() -> Engine:
     from imagematrix.launcher.gpu_claims.survey import survey_without_daemon
 
     return Engine(info=dict, image=lambda _: None, survey=survey_without_daemon, any_user=True)
 
 
-def _catalog(image: str, name: str | None, store: ImageStore, policy: Path | None) -> Catalog:
+def _open_catalog(image: str, name: str | None, store: ImageStore, policy: Path | None) -> Catalog:
     """Return the catalog that is named, or else that of the store, or else that of the image's registry.
 
     A version in the store is taken as it was when something of it was last pulled.
@@ -195,12 +197,12 @@ def require_usable(launch: Launch, args: RunArgs) -> None:
             f"{launch.reference} has no driver of its own, and no runtime of NVIDIA injects one here",
             remedy="build a variant with a driver (axis `driver` in matrix.yaml), or use --engine docker",
         )
-    problems = check(launch.devices) if args.shown is None else ()
+    problems = check_device_nodes(launch.devices) if args.shown is None else ()
     if problems:
         raise DevicesError(problems)
 
 
-def _home(binds: tuple[Bind, ...]) -> str:
+def _find_home(binds: tuple[Bind, ...]) -> str:
     """Return the user's home if it is mounted at the same path, else root's."""
     home = os.path.expanduser("~")  # noqa: PTH111 - pathlib is slow to load
     mounted = any(bind.source == bind.target and f"{home}/".startswith(f"{bind.target}/") for bind in binds)
@@ -212,4 +214,6 @@ def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
         print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
     else:
         print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
-        info("this shows what is started, and is no command to paste: variables and folders are of a launch")
+        print_info(
+            "this shows what is started, and is no command to paste: variables and folders are of a launch"
+        )

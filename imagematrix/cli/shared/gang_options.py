@@ -6,7 +6,7 @@ import gc
 import sys
 from contextlib import contextmanager
 
-from imagematrix.cli.shared.inputs import catalog_of
+from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.images.catalog.sources import confirm
 from imagematrix.selection.fleet.hosts import load_hosts
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["gang_up"]
+__all__ = ["print_gang_selection"]
 
 
-def gang_up(
+def print_gang_selection(
     image: str,
     catalog: str | None,
     paths: Sequence[Path],
@@ -38,9 +38,9 @@ def gang_up(
 
     Raises NothingFitsAll; with `json`, the document with the reasons is printed before.
     """
-    with _all_kept():
+    with _garbage_kept():
         hosts = load_hosts(*paths, stream=sys.stdin.buffer)
-        known = catalog_of(image, catalog, policy)
+        known = find_catalog(image, catalog, policy)
         try:
             gang = select_gang(
                 hosts, known, gpus=gpus, allow_cpu=allow_cpu, where=parse(where or ()), alike=alike
@@ -59,7 +59,7 @@ def gang_up(
 
 
 @contextmanager
-def _all_kept() -> Iterator[None]:
+def _garbage_kept() -> Iterator[None]:
     """Do not look for garbage: hosts are kept to the end, and looking takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()

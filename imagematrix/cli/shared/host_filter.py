@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from imagematrix.build.matrix.claims import Candidates
     from imagematrix.build.matrix.expand import Expansion
     from imagematrix.build.matrix.matrix import Matrix
+    from imagematrix.build.matrix.promised_variants import Candidates
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection.fleet.needed import Needed
 
-__all__ = ["HostNeeds", "needing", "plain_pulls"]
+__all__ = ["HostNeeds", "choose_plain_pulls", "load_host_needs"]
 
 SHOWN = 20  # reasons listed in a message before "and N more"
 NAMED = 4  # hosts listed before "N more"
 
 
-def needing(hosts: Sequence[Path] | None, at_most: int | None) -> HostNeeds | None:
+def load_host_needs(hosts: Sequence[Path] | None, at_most: int | None) -> HostNeeds | None:
     """Return what the hosts in the files need, or None without files; raise UsageError."""
     if not hosts:
         if at_most is not None:
@@ -55,17 +55,17 @@ class HostNeeds:
         self._candidates = candidates
         self.decide()
 
-    def learn(self, image: str, version: str, cell: str, labels: Mapping[str, str]) -> None:
+    def add_labels(self, image: str, version: str, cell: str, labels: Mapping[str, str]) -> None:
         """Take what the labels of an image say; it plays a part in the next decision."""
-        from imagematrix.build.matrix.claims import name
+        from imagematrix.build.matrix.promised_variants import make_reference
         from imagematrix.images.catalog.labels import read
 
-        reference = name(image, version, cell)
+        reference = make_reference(image, version, cell)
         self.facts[reference] = read(labels, reference=reference, digest=None, size=None)
 
     def decide(self) -> bool:
         """Decide by all that is known; return whether something is needed that never was before."""
-        self._decided = [self._needed(one) for one in self._candidates]
+        self._decided = [self._find_needed(one) for one in self._candidates]
         before = len(self._kept)
         self._kept |= self.needed
         return len(self._kept) > before
@@ -75,15 +75,15 @@ class HostNeeds:
         """The references of the candidates that are needed."""
         return frozenset[str]().union(*(one.variants for one in self._decided))
 
-    def unneeded(self, matrix: Matrix, expansion: Expansion) -> dict[tuple[str, str], str]:
+    def find_unneeded(self, matrix: Matrix, expansion: Expansion) -> dict[tuple[str, str], str]:
         """Return the cells that no host needs or needed, by image and id, each with the nearest host."""
-        from imagematrix.build.matrix.claims import candidates, name
+        from imagematrix.build.matrix.promised_variants import list_candidates, make_reference
 
-        self.consider([candidates(matrix, expansion, image) for image in matrix.images])
+        self.consider([list_candidates(matrix, expansion, image) for image in matrix.images])
         nearest = {reference: host for one in self._decided for reference, host in one.nearest.items()}
         found = {}
         for cell in expansion.cells:
-            reference = name(cell.image.name, cell.image.version, cell.id)
+            reference = make_reference(cell.image.name, cell.image.version, cell.id)
             if reference in nearest and reference not in self._kept:
                 found[cell.image.name, cell.id] = nearest[reference]
         return found
@@ -120,7 +120,7 @@ class HostNeeds:
         """Return what the Plan and Build documents say of the hosts."""
         images = [
             {
-                "catalog": candidates.knowing(self.facts).catalog.to_json(),
+                "catalog": candidates.with_facts(self.facts).catalog.to_json(),
                 "plain_pull": dict(candidates.plain_pull),
                 "needed": sorted(one.variants),
                 "unserved": [some.to_json() for some in one.unserved],
@@ -130,26 +130,26 @@ class HostNeeds:
         ]
         return {"hosts": len(self._hosts), "images": images}
 
-    def _needed(self, candidates: Candidates) -> Needed:
+    def _find_needed(self, candidates: Candidates) -> Needed:
         """Return which candidates hosts need, with the default of each of their architectures."""
         from imagematrix.selection.fleet.needed import needed
 
-        catalog = candidates.knowing(self.facts).catalog
-        always = plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
+        catalog = candidates.with_facts(self.facts).catalog
+        always = choose_plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
         return needed(self._hosts, catalog, always=always, limit=self._at_most)
 
 
-def plain_pulls(hosts: Iterable[Host], catalog: Catalog, named: Mapping[str, str]) -> frozenset[str]:
+def choose_plain_pulls(hosts: Iterable[Host], catalog: Catalog, named: Mapping[str, str]) -> frozenset[str]:
     """Return the variants for plain pulls, by reference: one for each architecture of the hosts that has one.
 
     `named` are those, by platform, that the matrix names.
     """
-    from imagematrix.build.publish.plain_pull import default
+    from imagematrix.build.publish.default_platform import choose_new_default
     from imagematrix.selection.target import Target
 
     found = set()
     for platform in {Target(host=host, gpus=()).platform for host in hosts}:
         own = [(one, one.reference) for one in catalog.variants if one.platform == platform]
-        variant, _ = default(own, named.get(platform), dict(catalog.defaults))
+        variant, _ = choose_new_default(own, named.get(platform), dict(catalog.defaults))
         found.update([variant.reference] if variant else [])
     return frozenset(found)

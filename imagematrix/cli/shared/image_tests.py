@@ -7,8 +7,8 @@ import shlex
 import threading
 from functools import cached_property
 
-from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
-from imagematrix.build.plan.backend import StoppedError
+from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
+from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.common import record
 from imagematrix.common.temp_folder import scratch
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UnknownImageError, UsageError
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import docker
     from docker.models.containers import Container
 
-    from imagematrix.build.executor.earlier import Notes
+    from imagematrix.build.executor.build_cache import LayerHints
     from imagematrix.build.matrix.image_test import ImageTest
-    from imagematrix.build.plan.backend import Made, Order
-    from imagematrix.build.plan.given import Given
+    from imagematrix.build.plan.build_inputs import BuildInputs
     from imagematrix.build.plan.plan import Planned
+    from imagematrix.build.plan.protocols import BuildRequest, BuiltImage
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Variant
@@ -49,7 +49,9 @@ class ContainerTester:
     `again`, images that are up to date are tested in any case.
     """
 
-    def __init__(self, engine: EngineStore, notes: Notes, given: Given, *, pushed: bool, again: bool) -> None:
+    def __init__(
+        self, engine: EngineStore, notes: LayerHints, given: BuildInputs, *, pushed: bool, again: bool
+    ) -> None:
         self._engine = engine
         self._notes = notes
         self._given = given
@@ -60,7 +62,7 @@ class ContainerTester:
         self._running: set[Container] = set()
         self._stopped = False
 
-    def due(self, item: Planned) -> bool:
+    def is_due(self, item: Planned) -> bool:
         """Whether an image that is up to date is to be tested again; see ImageTester.
 
         It is if it was last stored or tested here with another test, or with none.
@@ -68,15 +70,15 @@ class ContainerTester:
         test = item.cell.image.test
         if test is None or self._again:
             return test is not None
-        noted = self._notes.note(NOTE, _note(item))
+        noted = self._notes.note(NOTE, _format_note_name(item))
         return noted is not None and noted[0] != test.digest
 
-    def known(self, item: Planned) -> ImageTestResult | None:
+    def find_known_result(self, item: Planned) -> ImageTestResult | None:
         """Return what is known of the test of an image that is not tested again; see ImageTester."""
         test = item.cell.image.test
         if test is None:
             return None
-        noted = self._notes.note(NOTE, _note(item))
+        noted = self._notes.note(NOTE, _format_note_name(item))
         if noted == (test.digest, ImageTestOutcome.PASSED):
             return ImageTestResult(outcome=ImageTestOutcome.PASSED)
         return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=UNTESTED)
@@ -85,24 +87,24 @@ class ContainerTester:
         """Note that an image is stored, with what came of its test; see ImageTester."""
         test = item.cell.image.test
         self._notes.put_note(
-            _note(item), (test.digest if test else "", str(result.outcome) if result else "")
+            _format_note_name(item), (test.digest if test else "", str(result.outcome) if result else "")
         )
 
-    def made(
-        self, item: Planned, variant: Variant, order: Order, made: Made, log: TextIO
+    def test_built(
+        self, item: Planned, variant: Variant, order: BuildRequest, made: BuiltImage, log: TextIO
     ) -> ImageTestResult | None:
         """Test an image that is not stored yet; see ImageTester."""
         test = item.cell.image.test
         if test is None:
             return None
-        misfit = self._selected(item, variant)
+        misfit = self._select_variant(item, variant)
         if isinstance(misfit, str):  # before anything is loaded
-            return _not_tested(misfit)
+            return _untested_result(misfit)
         with transport.errors(), self._engine.loaded(order, made) as image:
             own = record.replace(variant, reference=image, digest=None)
             return self._run(item, test, own, log, "nothing is tagged: mend the image or its test")
 
-    def stored(self, item: Planned, variant: Variant, log: TextIO) -> ImageTestResult | None:
+    def test_stored(self, item: Planned, variant: Variant, log: TextIO) -> ImageTestResult | None:
         """Test an image that its store has; see ImageTester."""
         test = item.cell.image.test
         own = variant if self._pushed else record.replace(variant, digest=None)
@@ -124,17 +126,17 @@ class ContainerTester:
     @cached_property
     def _host(self) -> Host | str:
         """This machine, or why its engine cannot test what fits it."""
-        from imagematrix.cli.shared.inputs import node_of
+        from imagematrix.cli.shared.inputs import load_node
 
         try:
             machine = system.remote()
             return (
-                f"the engine runs on {machine}, not here" if machine else node_of(None, None, None, None)[0]
+                f"the engine runs on {machine}, not here" if machine else load_node(None, None, None, None)[0]
             )
         except (ProbeError, UsageError) as error:
             return str(error)
 
-    def _selected(self, item: Planned, variant: Variant) -> Selection | str:
+    def _select_variant(self, item: Planned, variant: Variant) -> Selection | str:
         """Return the selection of a variant for this machine, with a GPU if it is for some; or why not."""
         from imagematrix.hardware.gpu_request.spec import candidates
         from imagematrix.selection.select import explain, serving
@@ -161,16 +163,16 @@ class ContainerTester:
         self, item: Planned, test: ImageTest, variant: Variant, log: TextIO, remedy: str
     ) -> ImageTestResult:
         """Run a test; raise ImageTestError with this `remedy` if it fails."""
-        selection = self._selected(item, variant)
+        selection = self._select_variant(item, variant)
         if isinstance(selection, str):
-            return _not_tested(selection)
+            return _untested_result(selection)
         end = ""  # of the output
         log.write(f"testing: {shlex.join(test.command)}\n")
         with scratch() as folder:
             try:
-                container = self._started(selection, test, folder)
+                container = self._start_container(selection, test, folder)
             except (GpusBusyError, ProbeError) as error:
-                return _not_tested(str(error))
+                return _untested_result(str(error))
             except (EngineError, UnknownImageError) as error:
                 self._engine.require()
                 raise ImageTestError(f"its test cannot be started: {error}", remedy=remedy) from error
@@ -194,11 +196,11 @@ class ContainerTester:
             raise ImageTestError(*end.splitlines(), message, remedy=remedy)
         return ImageTestResult(outcome=ImageTestOutcome.PASSED)
 
-    def _started(self, selection: Selection, test: ImageTest, folder: Path) -> Container:
+    def _start_container(self, selection: Selection, test: ImageTest, folder: Path) -> Container:
         """Start the container of a test, with the files of its secrets in `folder`."""
         from docker.types import Mount
 
-        from imagematrix.launcher.docker.launch import start
+        from imagematrix.launcher.docker.launch import start_container
 
         mounts = [(target, source) for target, source in test.mounts]
         for name in test.secrets:
@@ -210,7 +212,7 @@ class ContainerTester:
         with self._lock:
             if self._stopped:
                 raise StoppedError("stopped")
-        container = start(
+        container = start_container(
             selection,
             gpus=1 if selection.chosen_gpus else "none",
             client=self._client,
@@ -231,9 +233,9 @@ class ContainerTester:
             container.kill()
 
 
-def _not_tested(why: str) -> ImageTestResult:
+def _untested_result(why: str) -> ImageTestResult:
     return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=why)
 
 
-def _note(item: Planned) -> str:
+def _format_note_name(item: Planned) -> str:
     return f"test {item.reference}"

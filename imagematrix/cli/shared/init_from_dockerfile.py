@@ -8,7 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from imagematrix.cli.shared.output import info, warn, writing
+from imagematrix.cli.shared.output import print_info, report_write_errors, warn
 from imagematrix.common.text import REPLACED, word
 from imagematrix.errors import UsageError
 
@@ -16,12 +16,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["dockerfile_among", "require_absent", "take_over", "tell_next", "writing_all"]
+__all__ = [
+    "find_dockerfile",
+    "print_next_commands",
+    "refuse_write_errors",
+    "require_absent",
+    "write_converted",
+]
 
 LARGEST = 1 << 20  # bytes of a Dockerfile
 
 
-def dockerfile_among(paths: Sequence[Path]) -> str | None:
+def find_dockerfile(paths: Sequence[Path]) -> str | None:
     """Return the text of the one Dockerfile among `paths`; None if all are hosts.
 
     Raises UsageError if there are other files beside it.
@@ -31,7 +37,7 @@ def dockerfile_among(paths: Sequence[Path]) -> str | None:
     for path in paths:
         if not path.is_file():
             continue
-        with writing(path), path.open("rb") as file:
+        with report_write_errors(path), path.open("rb") as file:
             raw = file.read(LARGEST + 1)
         text = raw.decode("utf-8-sig", "replace")
         if not is_dockerfile(path.name, text):
@@ -46,36 +52,36 @@ def dockerfile_among(paths: Sequence[Path]) -> str | None:
     return None
 
 
-def take_over(path: Path, text: str, folder: Path) -> None:
+def write_converted(path: Path, text: str, folder: Path) -> None:
     """Write the template that a Dockerfile becomes, and its matrix, and say what they do not have of it."""
-    from imagematrix.build.plan.sources import ContextFiles
-    from imagematrix.build.proposal.dockerfile import taken_over
-    from imagematrix.build.proposal.dockerfile_matrix import matrix_of
-    from imagematrix.build.proposal.text import TEMPLATE
+    from imagematrix.build.plan.context_files import ContextFiles
+    from imagematrix.build.proposal.dockerfile import convert_dockerfile
+    from imagematrix.build.proposal.dockerfile_matrix import format_matrix
+    from imagematrix.build.proposal.matrix_text import TEMPLATE
     from imagematrix.common import files
 
     context = path.parent
     try:
-        taken = taken_over(text, ContextFiles(context).complaint)
+        taken = convert_dockerfile(text, ContextFiles(context).complaint)
     except UsageError as error:
         raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
     place = os.path.relpath(context.resolve(), folder.resolve())
     target = folder / "templates" / TEMPLATE
-    with writing_all():
+    with refuse_write_errors():
         for name in (folder / "matrix.yaml", target):
             require_absent(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         files.write(target, taken.template.encode())
-        files.write(folder / "matrix.yaml", matrix_of(taken, place if taken.copies else None).encode())
-    info(f"wrote {folder / 'matrix.yaml'} and {target}")
+        files.write(folder / "matrix.yaml", format_matrix(taken, place if taken.copies else None).encode())
+    print_info(f"wrote {folder / 'matrix.yaml'} and {target}")
     for remark in taken.remarks:
         warn(f"{path}:{remark.line}: {remark.message}", remark.remedy)
     if taken.copies:
-        _keep_out(path, folder)
-    tell_next(folder, place if taken.copies and place.startswith("..") else None)
+        _exclude_from_context(path, folder)
+    print_next_commands(folder, place if taken.copies and place.startswith("..") else None)
 
 
-def _keep_out(path: Path, folder: Path) -> None:
+def _exclude_from_context(path: Path, folder: Path) -> None:
     """Keep a matrix out of the context of its images."""
     context = path.parent
     own = path.with_name(f"{path.name}.dockerignore")
@@ -94,19 +100,19 @@ def _keep_out(path: Path, folder: Path) -> None:
                     f"run `printf '\\n%s' {shlex.join(missing)} >> {word(ignore)}`",
                 )
         else:
-            with writing_all():
+            with refuse_write_errors():
                 ignore.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            info(f"wrote {ignore}, because a change of the matrix is no change of the images")
+            print_info(f"wrote {ignore}, because a change of the matrix is no change of the images")
 
 
-def tell_next(folder: Path, outside: str | None = None) -> None:
+def print_next_commands(folder: Path, outside: str | None = None) -> None:
     """Tell the commands that come after `init`; `outside` is a context that is not in the folder."""
     enter = "" if folder.resolve() == Path.cwd() else f"`cd {word(folder)}`, "
     if outside is None:
-        info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")
+        print_info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")
     else:
         plan = f"`imagematrix plan --allow-context {word(outside)}`"
-        info(f"next: {enter}{plan}, then `imagematrix build --allow-context {word(outside)}`")
+        print_info(f"next: {enter}{plan}, then `imagematrix build --allow-context {word(outside)}`")
 
 
 def require_absent(path: Path) -> None:
@@ -116,7 +122,7 @@ def require_absent(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing_all() -> Iterator[None]:
+def refuse_write_errors() -> Iterator[None]:
     """Raise UsageError for a file that cannot be written."""
     try:
         yield

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from imagematrix.selection.selection import Selection
 
 __all__ = [
-    "catalog_of",
-    "choose",
-    "host_of",
-    "node_of",
-    "path_of",
-    "remark",
+    "choose_variant",
+    "find_catalog",
+    "load_host",
+    "load_node",
+    "make_path",
+    "print_gpu_remark",
     "require_image",
     "require_one_host",
 ]
 
 
-def node_of(
+def load_node(
     file: Path | None, root: Path | None, nvidia_smi: Path | None, gpus: str | None
 ) -> tuple[Host, str | None]:
     """Return the host and the requested GPUs: `gpus`, or else those that the environment names.
@@ -34,7 +34,7 @@ def node_of(
     The host is the one saved in `file`, or this one (or the captured tree `root`) as probed now. The
     environment applies to this machine only: if it names GPUs, the host has no others.
     """
-    host = host_of(file, root, nvidia_smi)
+    host = load_host(file, root, nvidia_smi)
     if any(option is not None for option in (file, root, nvidia_smi)):
         return host, gpus
     from imagematrix.hardware.gpu_request.visible import within
@@ -52,7 +52,7 @@ def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | No
             )
 
 
-def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
+def load_host(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
     """Return the host saved in `file`, or this one (or the captured tree `root`) as probed now."""
     require_one_host(file, root, nvidia_smi)
     if file is not None:
@@ -64,7 +64,7 @@ def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Ho
     return probe(root or "/", smi=nvidia_smi)
 
 
-def choose(
+def choose_variant(
     image: str,
     catalog: str | None,
     host: tuple[Host, str | None],
@@ -74,7 +74,7 @@ def choose(
     json: bool,
     policy: Path | None = None,
 ) -> Selection:
-    """Return the selection from a catalog, as `catalog_of` finds it, for a `host` of `node_of`.
+    """Return the selection from a catalog, as `find_catalog` finds it, for a `host` of `load_node`.
 
     Raises NothingFits; with `json`, the document with the reasons is printed before.
     """
@@ -84,7 +84,7 @@ def choose(
     from imagematrix.selection.selection import NothingFits
 
     node, wanted = host
-    known = catalog_of(image, catalog, policy)
+    known = find_catalog(image, catalog, policy)
     try:
         return select(node, known, gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ()))
     except NothingFits as error:
@@ -93,30 +93,30 @@ def choose(
         raise
 
 
-def remark(selection: Selection, wanted: str | None) -> None:
+def print_gpu_remark(selection: Selection, wanted: str | None) -> None:
     """Say which GPUs the answer is for, if it would be another for others that could serve the request.
 
     `wanted` are the requested GPUs. What was assumed about the host is said, too.
     """
-    from imagematrix.cli.shared.output import info
+    from imagematrix.cli.shared.output import print_info
     from imagematrix.hardware.gpu_request.choice import label
     from imagematrix.hardware.gpu_request.spec import candidates
     from imagematrix.selection.hardware import kind
 
     choice = candidates(selection.host.gpus, wanted)
     if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
-        info(f"imagematrix: for {', '.join(map(label, selection.chosen_gpus))}")
+        print_info(f"imagematrix: for {', '.join(map(label, selection.chosen_gpus))}")
     for warning in selection.warnings:
-        info(f"imagematrix: {warning.text}")
+        print_info(f"imagematrix: {warning.text}")
 
 
-def catalog_of(image: str | None, name: str | None, policy: Path | None = None) -> Catalog:
+def find_catalog(image: str | None, name: str | None, policy: Path | None = None) -> Catalog:
     """Return the catalog `name`, or that of `image` where it is stored; print a note if it is elsewhere.
 
     `policy` is the user's own policy of signatures, None for that of the environment.
     """
     if name is None:
-        return stored_catalog(image or "", _note, policy)
+        return stored_catalog(image or "", _print_note, policy)
     return open_catalog(name, image=image, policy=policy)
 
 
@@ -126,13 +126,13 @@ def require_image(image: str | None, catalog: str | None) -> None:
         raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
 
 
-def _note(text: str) -> None:
-    from imagematrix.cli.shared.output import info
+def _print_note(text: str) -> None:
+    from imagematrix.cli.shared.output import print_info
 
-    info(f"imagematrix: {text}")
+    print_info(f"imagematrix: {text}")
 
 
-def path_of(text: str | None) -> Path | None:
+def make_path(text: str | None) -> Path | None:
     """Return the path in an option that typer did not parse; pathlib is loaded only if it is given."""
     if text is None:
         return None

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OPTIONS", "remember", "repeated"]
+__all__ = ["OPTIONS", "remember_parameters", "repeat_options"]
 
 # The parameters of commands that say which matrix, catalog or host a command is about, with their options.
 OPTIONS = {
@@ -25,27 +25,27 @@ OPTIONS = {
 _given: dict[str, object] = {}
 
 
-def remember(parameters: Mapping[str, object]) -> None:
+def remember_parameters(parameters: Mapping[str, object]) -> None:
     """Keep the parameters that the running command was given, in place of all others."""
     _given.clear()
     _given.update((name, parameters[name]) for name in OPTIONS if parameters.get(name) is not None)
 
 
-def repeated(text: str) -> str:
+def repeat_options(text: str) -> str:
     """Return a message whose commands in backquotes have the options of this command that they take."""
     if not _given or "`" not in text:
         return text
     parts = text.split("`")
-    parts[1::2] = map(_completed, parts[1::2])
+    parts[1::2] = map(_complete_command, parts[1::2])
     return "`".join(parts)
 
 
-def _completed(command: str) -> str:
+def _complete_command(command: str) -> str:
     """Return a command of imagematrix with further options; what is no such command as it is."""
     from imagematrix.common.text import line, word
 
     program, name, *rest = *command.split(" "), ""
-    accepted = _parameters(name) if program == "imagematrix" else ()
+    accepted = _list_parameters(name) if program == "imagematrix" else ()
     options = [
         f"{option} {line(word(_given[parameter]))}"
         for parameter, option in OPTIONS.items()
@@ -54,7 +54,7 @@ def _completed(command: str) -> str:
     return " ".join((command, *options))
 
 
-def _parameters(name: str) -> tuple[str, ...]:
+def _list_parameters(name: str) -> tuple[str, ...]:
     """Return the parameters of a command, none if there is no such command."""
     from importlib import import_module
     from importlib.util import find_spec

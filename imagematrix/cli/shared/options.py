@@ -47,10 +47,10 @@ __all__ = [
     "Unpacked",
     "Where",
     "Yes",
-    "resolved",
+    "resolve_options",
 ]
 
-Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]", autocompletion=completion.images)]
+Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]", autocompletion=completion.complete_images)]
 File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Read the matrix from FILE.")]
 Only = Annotated[
     str | None,
@@ -58,7 +58,7 @@ Only = Annotated[
         "--only",
         metavar="EXPR",
         help="Select these cells only, such as 'cuda=12.4,march=znver*'.",
-        autocompletion=completion.only,
+        autocompletion=completion.complete_only,
     ),
 ]
 Platforms = Annotated[
@@ -180,7 +180,7 @@ ImageName = Annotated[
         "--image",
         metavar="IMAGE[:VERSION]",
         help="Use the catalog of this image, if no --catalog is given.",
-        autocompletion=completion.images,
+        autocompletion=completion.complete_images,
     ),
 ]
 Drivers = Annotated[
@@ -201,7 +201,7 @@ Where = Annotated[
         "--where",
         metavar="EXPR",
         help="Consider only variants that match, such as 'python=3.13' (syntax of --only); repeatable.",
-        autocompletion=completion.where,
+        autocompletion=completion.complete_where,
     ),
 ]
 ToStore = Annotated[
@@ -238,7 +238,7 @@ KeptFor = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove what is shown, instead of only showing it.")]
 
 
-def resolved(command: Callable[..., None]) -> Callable[..., None]:
+def resolve_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with the options of this module in place of annotations that only name them.
 
     A command that is also called without typer names them, because it does not load this module.

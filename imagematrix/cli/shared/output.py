@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from imagematrix.cli.shared.message_commands import repeated
+from imagematrix.cli.shared.message_commands import repeat_options
 from imagematrix.common import json_documents
 from imagematrix.common.text import line, shortened, visible
 from imagematrix.errors import UsageError
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "console",
-    "escaped",
-    "folded",
-    "info",
-    "info_block",
-    "info_raw",
-    "names",
+    "escape_text",
+    "fold_paragraph",
+    "format_names",
+    "make_console",
     "print_block",
     "print_document",
     "print_error",
+    "print_info",
+    "print_info_block",
+    "print_info_raw",
     "print_json",
     "print_lines",
+    "print_table",
     "print_text",
-    "table",
+    "report_write_errors",
     "warn",
-    "writing",
 ]
 
 RED, YELLOW, DIM, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
@@ -50,17 +50,17 @@ WIDEST = 100_000  # columns of a table with long words
 GAP = " " * 3  # between two columns of a table
 
 
-def info(text: str) -> None:
+def print_info(text: str) -> None:
     """Print a message of one line to stderr; failing to do so is not an error."""
-    info_raw(line(repeated(text)))
+    print_info_raw(line(repeat_options(text)))
 
 
-def info_block(text: str) -> None:
+def print_info_block(text: str) -> None:
     """Print text of several lines, such as a log, to stderr."""
-    info_raw(visible(text))
+    print_info_raw(visible(text))
 
 
-def info_raw(text: str, end: str = "\n") -> None:
+def print_info_raw(text: str, end: str = "\n") -> None:
     """Print a message with intended control characters, and no others, to stderr."""
     if sys.stderr is None:  # closed by the caller
         return
@@ -96,7 +96,7 @@ def print_document(text: str, remedy: str = "remove them from the names and valu
 
 
 @contextlib.contextmanager
-def writing(path: Path | None = None) -> Iterator[None]:
+def report_write_errors(path: Path | None = None) -> Iterator[None]:
     """Raise UsageError if a file cannot be written: `path`, or else the file that the error names."""
     try:
         yield
@@ -104,24 +104,24 @@ def writing(path: Path | None = None) -> Iterator[None]:
         raise UsageError(f"{path or error.filename}: {error.strerror}") from error
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return untrusted text as one line without control characters, and with rich's markup escaped."""
     from rich.markup import escape
 
     return escape(line(text))
 
 
-def names(every: Sequence[str]) -> str:
+def format_names(every: Sequence[str]) -> str:
     """Return the first of these untrusted names and the number of the others, as text for print_lines."""
-    return escaped(shortened(every, NAMED, more=", {} more"))
+    return escape_text(shortened(every, NAMED, more=", {} more"))
 
 
-def folded(indent: str, text: str) -> list[str]:
+def fold_paragraph(indent: str, text: str) -> list[str]:
     """Return the lines of a paragraph with this indent; further lines have two more blanks."""
     import textwrap
 
     return textwrap.wrap(
-        line(repeated(text)),
+        line(repeat_options(text)),
         WIDTH,
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
@@ -132,7 +132,7 @@ def folded(indent: str, text: str) -> list[str]:
 
 def print_lines(*lines: str) -> None:
     """Print lines, which may have rich's markup, the answer of a command; they are not folded."""
-    console(sys.stdout).print("\n".join(map(line, lines)), soft_wrap=True)
+    make_console(sys.stdout).print("\n".join(map(line, lines)), soft_wrap=True)
 
 
 def print_json(document: object) -> None:
@@ -151,13 +151,13 @@ def warn(text: str, remedy: str | None = None) -> None:
 
 
 def _print_with_remedy(colour: str, text: str, remedy: str | None) -> None:
-    start, dim, plain = (colour, DIM, PLAIN) if _coloured(sys.stderr) else ("", "", "")
-    info_raw(f"{start}imagematrix:{plain} {text}")
+    start, dim, plain = (colour, DIM, PLAIN) if _is_coloured(sys.stderr) else ("", "", "")
+    print_info_raw(f"{start}imagematrix:{plain} {text}")
     if remedy:
-        info_raw(f"  {dim}{repeated(remedy)}{plain}")
+        print_info_raw(f"  {dim}{repeat_options(remedy)}{plain}")
 
 
-def console(stream: TextIO) -> Console:
+def make_console(stream: TextIO) -> Console:
     """Return a rich console for `stream`; without a terminal, lines are not folded."""
     from rich.console import Console
 
@@ -172,26 +172,26 @@ def console(stream: TextIO) -> Console:
     )
 
 
-def table(
+def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str | tuple[str, ...]]], *, stream: TextIO | None = None
 ) -> None:
-    """Print a table; cells may have rich's markup, so pass text from others through `escaped` first.
+    """Print a table; cells may have rich's markup, so pass text from others through `escape_text` first.
 
     A cell is one line, or a tuple of lines. A column of single words, such as references, is not folded,
     however narrow the terminal is.
     """
-    screen = console(stream or sys.stdout)
+    screen = make_console(stream or sys.stdout)
     cells = [
         [line(cell) if isinstance(cell, str) else "\n".join(map(line, cell)) for cell in row] for row in rows
     ]
-    unfolded = _unfolded(columns, cells, screen)
+    unfolded = _format_unfolded(columns, cells, screen)
     if unfolded is None:
         _print_folded(columns, cells, screen)
     else:
         screen.print(unfolded, soft_wrap=True)
 
 
-def _unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> Text | None:
+def _format_unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> Text | None:
     """Return a table that needs no folding; None if it does.
 
     rich takes a millisecond for each row, so tables of thousands of nodes are made here, with the same text.
@@ -208,12 +208,12 @@ def _unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Con
     width = sum(widths) + len(GAP) * (len(columns) - 1)
     if width > screen.width:
         return None
-    head, *others = [_padded(row, widths) for row in cells]
+    head, *others = [_pad_cells(row, widths) for row in cells]
     head.stylize("bold")
     return Text("\n").join([head, Text("\u2500" * width), *others])
 
 
-def _padded(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+def _pad_cells(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     """Return the line of a table."""
     from rich.text import Text
 
@@ -242,5 +242,5 @@ def _print_folded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen:
     screen.print(grid)
 
 
-def _coloured(stream: TextIO) -> bool:
+def _is_coloured(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR")

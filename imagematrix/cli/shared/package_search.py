@@ -7,8 +7,8 @@ from collections import defaultdict
 
 from imagematrix.audit.sbom.components import SBOM, components, unread
 from imagematrix.audit.sbom.containing import Containing, VariantPackages, matching
-from imagematrix.cli.shared.audit_images import shared_layers
-from imagematrix.cli.shared.output import escaped, info, print_json, table, warn
+from imagematrix.cli.shared.audit_images import open_shared_layers
+from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table, warn
 from imagematrix.common.text import counted, shortened
 from imagematrix.errors import UsageError
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.selection.question import Where
 
-__all__ = ["show"]
+__all__ = ["print_package_variants"]
 
 SHOWN = 3  # hosts in a row of the table
 
 
-def show(catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *, json: bool) -> None:
+def print_package_variants(
+    catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *, json: bool
+) -> None:
     """Print the variants that contain a package whose name matches the glob `pattern`."""
     from imagematrix.audit.images.sources import variants
     from imagematrix.audit.report import audit
@@ -35,7 +37,7 @@ def show(catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *,
         raise UsageError("--package: no name given", remedy="give a name, or a glob such as 'libssl*'")
     served, unserved = _hosts(hosts, catalog, where)
     found: list[VariantPackages] = []
-    with shared_layers() as layers:
+    with open_shared_layers() as layers:
         for variant, image in variants(narrowed(catalog, where), layers, sboms=True):
             read = audit(image)
             listed, problems = components(read)
@@ -59,12 +61,12 @@ def show(catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *,
     having = sum(1 for holder in found if holder.packages)
     name = f"{catalog.image}:{catalog.version}"
     if not having:
-        info(f"no variant of {name} contains a package {pattern}")
+        print_info(f"no variant of {name} contains a package {pattern}")
     else:
-        info(f"{having} of {counted(len(found), 'variant')} of {name} have a package {pattern}")
+        print_info(f"{having} of {counted(len(found), 'variant')} of {name} have a package {pattern}")
     if unserved:
         hosts_get = counted(len(unserved), "host gets", "hosts get")
-        info(f"{hosts_get} no variant: {shortened(unserved, SHOWN)}")
+        print_info(f"{hosts_get} no variant: {shortened(unserved, SHOWN)}")
 
 
 def _hosts(
@@ -95,18 +97,18 @@ def _print(answer: Containing) -> None:
     rows = [row for holder in answer.variants for row in _rows(holder)]
     if rows:
         columns = ("reference", "package", "version", "type", "found in")
-        table((*columns, "hosts") if answer.unserved is not None else columns, rows)
+        print_table((*columns, "hosts") if answer.unserved is not None else columns, rows)
 
 
 def _rows(holder: VariantPackages) -> Iterator[tuple[str, ...]]:
-    hosts = [] if holder.hosts is None else [escaped(shortened(holder.hosts, SHOWN)) or "-"]
+    hosts = [] if holder.hosts is None else [escape_text(shortened(holder.hosts, SHOWN)) or "-"]
     for component in holder.packages:
         package = component.package
         yield (
-            escaped(holder.reference),
-            escaped(f"{package.name} ({package.source})" if package.source else package.name),
-            escaped(package.version or "?"),
-            escaped(package.kind),
-            "its own SBOM" if component.source == SBOM else escaped(package.path or ""),
+            escape_text(holder.reference),
+            escape_text(f"{package.name} ({package.source})" if package.source else package.name),
+            escape_text(package.version or "?"),
+            escape_text(package.kind),
+            "its own SBOM" if component.source == SBOM else escape_text(package.path or ""),
             *hosts,
         )

@@ -12,8 +12,8 @@ import threading
 import time
 
 from imagematrix.build.executor.result import BuildStatus
-from imagematrix.build.plan.plan import PlanStatus, naming
-from imagematrix.cli.shared.output import console, escaped, info, info_raw
+from imagematrix.build.plan.plan import PlanStatus, make_item_namer
+from imagematrix.cli.shared.output import escape_text, make_console, print_info, print_info_raw
 from imagematrix.common.text import plain
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.result import Result
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["KINDS", "Progress", "progress"]
+__all__ = ["KINDS", "Progress", "show_progress"]
 
 SCHEMA = "imagematrix.progress/v1"
 AUTO, PLAIN, JSON = "auto", "plain", "json"
@@ -44,12 +44,12 @@ COLOURS: dict[str, str] = {
 
 
 @contextlib.contextmanager
-def progress(items: Sequence[Planned], kind: str = AUTO) -> Iterator[Progress]:
+def show_progress(items: Sequence[Planned], kind: str = AUTO) -> Iterator[Progress]:
     """Yield a Reporter for a build of `items`, of one of the KINDS.
 
     By itself it is a live board on a terminal, else a line when a build starts and one when it ends.
     """
-    name = naming(items)
+    name = make_item_namer(items)
     if kind != AUTO:
         yield _EventLines(len(items), name) if kind == JSON else _LoggedLines(len(items), name)
         return
@@ -58,7 +58,7 @@ def progress(items: Sequence[Planned], kind: str = AUTO) -> Iterator[Progress]:
         return
     from rich.live import Live
 
-    screen = console(sys.stderr)
+    screen = make_console(sys.stderr)
     board = _Board(len(items), name, screen)
     with Live(console=screen, get_renderable=board.render, refresh_per_second=4, transient=True):
         yield board
@@ -97,10 +97,10 @@ class _Lines(Progress):
     """Prints a line when a build starts and one when it ends; the steps are in the log."""
 
     def started(self, item: Planned) -> None:
-        info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
+        print_info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
 
     def _finished(self, result: Result, count: str, text: str) -> None:
-        info(f"{count} {result.status} {text}")
+        print_info(f"{count} {result.status} {text}")
 
 
 class _LoggedLines(_Lines):
@@ -109,7 +109,7 @@ class _LoggedLines(_Lines):
     def output(self, item: Planned, text: str) -> None:
         name = self._name(item)
         for one in plain(text).splitlines():
-            info(f"{name}: {one}")
+            print_info(f"{name}: {one}")
 
 
 class _EventLines(Progress):
@@ -134,7 +134,7 @@ class _EventLines(Progress):
     def _print(event: str, item: Planned, **more: object) -> None:
         image, cell = item.cell.image, item.cell.id
         named = {"image": image.name, "version": image.version, "cell": cell}
-        info_raw(json.dumps({"schema": SCHEMA, "event": event, **named, **more}))
+        print_info_raw(json.dumps({"schema": SCHEMA, "event": event, **named, **more}))
 
 
 class _Board(Progress):
@@ -158,7 +158,7 @@ class _Board(Progress):
     def _finished(self, result: Result, count: str, text: str) -> None:
         self._running.pop(self._name(result.item), None)
         status = f"[{COLOURS[result.status]}]{result.status}[/]"
-        self._screen.print(f"{escaped(count)} {status} {escaped(text)}")
+        self._screen.print(f"{escape_text(count)} {status} {escape_text(text)}")
 
     def render(self) -> RenderableType:
         from rich.console import Group

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from imagematrix.cli.shared.output import info, info_raw
+from imagematrix.cli.shared.output import print_info, print_info_raw
 from imagematrix.common.text import counted, line
 from imagematrix.common.units import megabytes
 
@@ -47,7 +47,7 @@ class PullDisplay:
         self._clear()
         if kind is None:
             size, seconds = megabytes(self._last.received), self._now() - self._began
-            info(f"pulled {self._name}: {size} in {seconds:.1f} s")
+            print_info(f"pulled {self._name}: {size} in {seconds:.1f} s")
 
     def __call__(self, progress: PullProgress) -> None:
         """Show the progress, unless the last was shown just before."""
@@ -57,24 +57,24 @@ class PullDisplay:
         if self._last is None:
             self._began = self._shown = now
             if not self._live:
-                info(f"pulling {self._name}")
+                print_info(f"pulling {self._name}")
         self._last = progress
         if now - self._shown < (LIVE_S if self._live else LINE_S):
             return
         self._shown = now
         if self._live:
             # A line up to the edge would wrap.
-            text = f"{_state(progress)}: {self._name}"[: _columns() - 1]
+            text = f"{_format_state(progress)}: {self._name}"[: _count_columns() - 1]
             _write(f"\r\x1b[K{line(text)}")
         else:
-            info(f"{_state(progress)}: {self._name}")
+            print_info(f"{_format_state(progress)}: {self._name}")
 
     def _clear(self) -> None:
         if self._live:
             _write("\r\x1b[K")
 
 
-def _state(progress: PullProgress) -> str:
+def _format_state(progress: PullProgress) -> str:
     if not progress.layers:
         return "asking the registry"
     layers = counted(progress.layers, "layer")
@@ -83,7 +83,7 @@ def _state(progress: PullProgress) -> str:
     return f"pulled {progress.downloaded} of {layers}, {megabytes(progress.received, 0)}"
 
 
-def _columns() -> int:
+def _count_columns() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
     except (OSError, ValueError):
@@ -91,4 +91,4 @@ def _columns() -> int:
 
 
 def _write(text: str) -> None:
-    info_raw(text, end="")
+    print_info_raw(text, end="")

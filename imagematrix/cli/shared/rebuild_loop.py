@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from imagematrix.build.executor.result import complete, failure
+from imagematrix.build.executor.result import combine_failures, complete_results
 from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.cli.shared.output import info
-from imagematrix.cli.shared.planning import warn_of_lost
-from imagematrix.cli.shared.progress import progress
+from imagematrix.cli.shared.build_session import warn_of_lost
+from imagematrix.cli.shared.output import print_info
+from imagematrix.cli.shared.progress import show_progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.cli.shared.progress import Progress
 
-__all__ = ["Rounds"]
+__all__ = ["RebuildLoop"]
 
 
-class Rounds:
+class RebuildLoop:
     """The plan of a build, and the results so far, also if the build is interrupted.
 
     With `needs`, the images decide again which cells the hosts need, once they are built: `adds` says whether
@@ -41,7 +41,9 @@ class Rounds:
     @property
     def results(self) -> list[Result]:
         """The results of all cells that were to be built."""
-        return complete(self._todo, [*self._done, *(self._reporter.results if self._reporter else ())])
+        return complete_results(
+            self._todo, [*self._done, *(self._reporter.results if self._reporter else ())]
+        )
 
     def run(
         self,
@@ -57,13 +59,13 @@ class Rounds:
         """
         verified = [PlanStatus.UP_TO_DATE] if verify else []
         while True:
-            self.plan, rest = _continued(planned(), self._done)
+            self.plan, rest = _split_plan(planned(), self._done)
             warn_of_lost(self.plan)
             todo = rest.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
             if not verify:
                 todo += tuple(filter(due, rest.with_status(PlanStatus.UP_TO_DATE)))
             self._todo += todo
-            with progress(todo, self._shown) as self._reporter:
+            with show_progress(todo, self._shown) as self._reporter:
                 # Builders are looked up only if there is something to build.
                 if todo or rest.with_status(PlanStatus.REFUSED):
                     build(rest, self._reporter)
@@ -71,16 +73,16 @@ class Rounds:
             self._reporter = None
             if not self._needs:
                 return
-            for item, labels in _labels(self.plan, self._done):
-                self._needs.learn(item.cell.image.name, item.cell.image.version, item.cell.id, labels)
+            for item, labels in _find_labels(self.plan, self._done):
+                self._needs.add_labels(item.cell.image.name, item.cell.image.version, item.cell.id, labels)
             more = self._adds and self._needs.decide()
             self.plan = replace(self.plan, hosts=self._needs.to_json())
-            if not more or failure(self._done):
+            if not more or combine_failures(self._done):
                 return
-            info("by what the images contain, hosts need more cells")
+            print_info("by what the images contain, hosts need more cells")
 
 
-def _continued(plan: Plan, done: Sequence[Result]) -> tuple[Plan, Plan]:
+def _split_plan(plan: Plan, done: Sequence[Result]) -> tuple[Plan, Plan]:
     """Return a plan with the items of the results so far in place of its own, and one without these items."""
     items = {(result.item.cell.image.name, result.item.cell.id): result.item for result in done}
     whole = [items.get((item.cell.image.name, item.cell.id), item) for item in plan.items]
@@ -88,7 +90,7 @@ def _continued(plan: Plan, done: Sequence[Result]) -> tuple[Plan, Plan]:
     return replace(plan, items=tuple(whole)), replace(plan, items=tuple(rest))
 
 
-def _labels(plan: Plan, done: Sequence[Result]) -> Iterator[tuple[Planned, Mapping[str, str]]]:
+def _find_labels(plan: Plan, done: Sequence[Result]) -> Iterator[tuple[Planned, Mapping[str, str]]]:
     """Yield the cells whose images exist, with the images' labels."""
     for item in plan.with_status(PlanStatus.UP_TO_DATE):
         yield item, item.labels

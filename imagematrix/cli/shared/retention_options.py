@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from imagematrix.cli.shared.output import info, warn
+from imagematrix.cli.shared.output import print_info, warn
 from imagematrix.common.text import counted, shortened
 from imagematrix.errors import ImagematrixError, UsageError
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from imagematrix.build.retire.retention import Retention
 
-__all__ = ["counting", "retention", "shown_completely", "unserved"]
+__all__ = ["flush_stdout", "make_retention", "report_removed_count", "warn_of_unserved"]
 
 SHOWN = 5  # hosts
 
 
-def retention(
+def make_retention(
     keep: int | None,
     protect: Sequence[str] | None,
     hosts: Sequence[Path] | None,
@@ -39,23 +39,23 @@ def retention(
     return Retention(keep=keep or 0, protect=frozenset(protect or ()), hosts=loaded)
 
 
-def unserved(names: Sequence[str]) -> None:
+def warn_of_unserved(names: Sequence[str]) -> None:
     """Warn that nothing is kept for some hosts, because nothing serves them."""
     if names:
         warn(f"no version serves {counted(len(names), 'host')}: {shortened(names, SHOWN)}")
 
 
-def shown_completely() -> None:
+def flush_stdout() -> None:
     """Write what was printed to stdout to its end: nothing may be removed that was not shown."""
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
-def counting(removed: Sized, whole: str) -> Iterator[None]:
+def report_removed_count(removed: Sized, whole: str) -> Iterator[None]:
     """If an error ends the removal of the `whole`, say how much was `removed` before."""
     try:
         yield
     except ImagematrixError:
         if removed:
-            info(f"removed {len(removed)} of {whole}")
+            print_info(f"removed {len(removed)} of {whole}")
         raise

@@ -7,10 +7,10 @@ import shlex
 import time
 from contextlib import ExitStack
 
-from imagematrix.cli.shared.inputs import catalog_of, node_of, path_of
-from imagematrix.cli.shared.output import info, print_document, print_json, warn
+from imagematrix.cli.shared.inputs import find_catalog, load_node, make_path
+from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
 from imagematrix.cli.shared.pull_image import PullDisplay
-from imagematrix.cli.shared.wait_for_gpus import Wait
+from imagematrix.cli.shared.wait_for_gpus import GpuWait
 from imagematrix.common.record import replace
 from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.errors import EngineUnreachableError, UsageError
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.selection.selection import Selection
 
-__all__ = ["start"]
+__all__ = ["run_with_docker"]
 
 
-def start(args: RunArgs, image: str) -> int:
+def run_with_docker(args: RunArgs, image: str) -> int:
     """Print the launch, or start it on unused GPUs; return the exit code."""
     site = read_site()
     engine = site.chosen("engine", args.engine, "IMAGEMATRIX_ENGINE") or DOCKER
     if engine != DOCKER:
-        from imagematrix.cli.shared.daemonless import start
+        from imagematrix.cli.shared.daemonless import run_daemonless
 
-        return start(args, image, engine, site)
+        return run_daemonless(args, image, engine, site)
     for option, given in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
         if given:
             raise UsageError(f"{option} has no effect with --engine docker", remedy="add --engine oci")
@@ -48,35 +48,35 @@ def start(args: RunArgs, image: str) -> int:
 
 
 def _start(args: RunArgs, image: str) -> int:
-    from imagematrix.launcher.docker.request import remote_machine, request
+    from imagematrix.launcher.docker.request import find_remote_machine, make_request
 
     if args.measure and args.detached:
         raise UsageError(
             "--measure and --detach are mutually exclusive: the report follows the end of the run"
         )
-    remote = remote_machine(args)
-    policy = path_of(args.policy)
-    host, wanted = node_of(path_of(args.host), None, path_of(args.nvidia_smi), args.gpus)
-    requested = request(args, host, catalog_of(image, args.catalog, policy), wanted, remote)
-    chosen, launch = requested.first()
-    launch = _of_job(_signed(chosen, launch, policy))
+    remote = find_remote_machine(args)
+    policy = make_path(args.policy)
+    host, wanted = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
+    requested = make_request(args, host, find_catalog(image, args.catalog, policy), wanted, remote)
+    chosen, launch = requested.plan_on_any()
+    launch = _label_with_job(_pin_signed(chosen, launch, policy))
     if args.shown:
         _print(launch, args)
         return 0
-    for doubt, remedy in requested.doubts(chosen, launch):
+    for doubt, remedy in requested.find_doubts(chosen, launch):
         warn(doubt, remedy)
     if "@" in launch.reference and args.may_pull:
-        from imagematrix.launcher.docker.unpacking import require_unpackable
+        from imagematrix.launcher.docker.zstd_check import require_unpackable
 
         require_unpackable(launch.reference)
     given = args.host or args.nvidia_smi
-    wait = Wait(None if given else lambda: node_of(None, None, None, args.gpus)[0])
+    wait = GpuWait(None if given else lambda: load_node(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
         if launch.gpus or requested.passed:
             claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
             signed = launch
-            chosen, launch = requested.on(claimed, chosen, launch, wait.latest or wait.now())
-            launch = _of_job(_signed(chosen, launch, policy, signed))
+            chosen, launch = requested.plan_on_claimed(claimed, chosen, launch, wait.latest or wait.now())
+            launch = _label_with_job(_pin_signed(chosen, launch, policy, signed))
             claimed.pass_on()
         _pull(launch, args)
         if args.detached:
@@ -84,7 +84,9 @@ def _start(args: RunArgs, image: str) -> int:
         return _run(launch, args, chosen)
 
 
-def _signed(chosen: Selection, launch: Launch, policy: Path | None, before: Launch | None = None) -> Launch:
+def _pin_signed(
+    chosen: Selection, launch: Launch, policy: Path | None, before: Launch | None = None
+) -> Launch:
     """Return the launch, by digest if policies require signatures, which are then checked.
 
     By its name, docker's command could pull another image with `--pull always`. The image of the launch
@@ -100,7 +102,7 @@ def _signed(chosen: Selection, launch: Launch, policy: Path | None, before: Laun
     return replace(launch, reference=f"{launch.reference}@{digest}")
 
 
-def _of_job(launch: Launch) -> Launch:
+def _label_with_job(launch: Launch) -> Launch:
     """Return the launch with a label of the job of Slurm that this process is in, if any."""
     if "SLURM_JOB_ID" not in os.environ:
         return launch
@@ -113,28 +115,30 @@ def _pull(launch: Launch, args: RunArgs) -> None:
     """Pull the image of a registry if the engine lacks it, unless docker's command is to decide."""
     if "@" not in launch.reference or not args.pulls:
         return
-    from imagematrix.launcher.docker.pull import ensure
+    from imagematrix.launcher.docker.pull import pull_unless_present
 
     with PullDisplay(launch.reference, quiet=args.quiet) as display:
-        ensure(launch.reference, launch.digest, launch.platform, report=display)
+        pull_unless_present(launch.reference, launch.digest, launch.platform, report=display)
 
 
 def _print(launch: Launch, args: RunArgs) -> None:
-    from imagematrix.launcher.docker.plan import docker_run
+    from imagematrix.launcher.docker.plan import format_docker_run
 
     if args.shown == JSON:
         print_json(launch.to_json(args.docker))
     else:
-        print_document(f"{shlex.join(docker_run(launch, args.docker))}\n", "see it with --dry-run=json")
+        print_document(
+            f"{shlex.join(format_docker_run(launch, args.docker))}\n", "see it with --dry-run=json"
+        )
 
 
 def _exec(launch: Launch, args: RunArgs) -> None:
     """Exec docker's command, which ends once the container runs."""
-    from imagematrix.launcher.docker.plan import docker_run
+    from imagematrix.launcher.docker.plan import format_docker_run
 
     program = system.docker_program()
     try:
-        os.execv(program, docker_run(launch, args.docker))  # noqa: S606 - without a shell, on purpose
+        os.execv(program, format_docker_run(launch, args.docker))  # noqa: S606 - without a shell, on purpose
     except OSError as error:
         raise system.cannot_start(error) from error
 
@@ -142,14 +146,14 @@ def _exec(launch: Launch, args: RunArgs) -> None:
 def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
     """Run docker's command to its end, and print why the container failed if that is known."""
     from imagematrix.launcher.docker import foreground
-    from imagematrix.launcher.docker.plan import LAUNCH, docker_run
+    from imagematrix.launcher.docker.plan import LAUNCH, format_docker_run
 
     token = os.urandom(6).hex()
     observer = _Observer(f"{LAUNCH}={token}", launch, args)
-    _, *words = docker_run(launch.with_labels({LAUNCH: token}), args.docker)
+    _, *words = format_docker_run(launch.with_labels({LAUNCH: token}), args.docker)
     command = [system.docker_program(), *words]
     try:
-        code = foreground.run(command, observer.start)
+        code = foreground.run_in_foreground(command, observer.start)
     except OSError as error:
         raise system.cannot_start(error) from error
     observer.report(code, chosen)
@@ -170,26 +174,26 @@ class _Observer:
 
     def start(self) -> None:
         """Start watching, and measuring if that was requested."""
-        from imagematrix.launcher.docker.watch import Watch
+        from imagematrix.launcher.docker.output_watcher import OutputWatcher
 
-        self._watch = Watch(self._label, self._since, removed=self._removed)
+        self._watch = OutputWatcher(self._label, self._since, removed=self._removed)
         self._watch.start()
         if self._gpus:
-            from imagematrix.launcher.docker.measure import Measure
+            from imagematrix.launcher.docker.memory_sampler import MemorySampler
 
-            self._measure = Measure(lambda: self._watch.container)
+            self._measure = MemorySampler(lambda: self._watch.container)
             self._measure.start()
 
     def report(self, code: int, chosen: Selection) -> None:
         """Print what was measured, and why the container failed, if that is known."""
         if self._gpus:
-            from imagematrix.launcher.docker.measure import summary
+            from imagematrix.launcher.docker.memory_sampler import format_summary
 
             self._measure.stop()
-            info(summary(self._measure.peaks, self._gpus))
+            print_info(format_summary(self._measure.peaks, self._gpus))
         if code:
-            from imagematrix.launcher.docker.diagnosis import diagnose, program_failed
+            from imagematrix.launcher.docker.diagnosis import diagnose, is_program_failure
 
-            diagnosis = diagnose(code, self._watch.last_lines(), chosen) if program_failed(code) else None
+            diagnosis = diagnose(code, self._watch.last_lines(), chosen) if is_program_failure(code) else None
             if diagnosis:
                 warn(f"the container failed: {diagnosis}", diagnosis.remedy)

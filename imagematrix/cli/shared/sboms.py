@@ -6,7 +6,7 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-from imagematrix.cli.shared.output import info, print_json, writing
+from imagematrix.cli.shared.output import print_info, print_json, report_write_errors
 from imagematrix.common import files, json_documents
 from imagematrix.errors import UsageError
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.audit.sbom.components import Component
 
-__all__ = ["STDOUT", "require", "write"]
+__all__ = ["STDOUT", "require_writable_sboms", "write_sboms"]
 
 STDOUT = Path("-")
 SUFFIX = ".spdx.json"
 EPOCH = "SOURCE_DATE_EPOCH"
 
 
-def require(path: Path | None, references: Sequence[str], *, json: bool) -> None:
+def require_writable_sboms(path: Path | None, references: Sequence[str], *, json: bool) -> None:
     """Raise UsageError if the SBOMs of images cannot be written to `path`, before anything is read."""
     if path == STDOUT and json:
         raise UsageError("--sbom - and --json both write to stdout", remedy="give --sbom a file")
@@ -32,7 +32,7 @@ def require(path: Path | None, references: Sequence[str], *, json: bool) -> None
         _require_folder(path)
 
 
-def write(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]]) -> None:
+def write_sboms(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]]) -> None:
     """Write the SBOM of one image to `path`, or those of several to files in it, named by digest."""
     from imagematrix.audit.sbom import spdx
 
@@ -46,17 +46,17 @@ def write(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]]) -> No
         print_json(made[0][1])
         return
     if len(made) == 1 and not path.is_dir():
-        with writing(path):
+        with report_write_errors(path):
             files.write(path, json_documents.dump(made[0][1]).encode())
         return
     _require_folder(path)
-    with writing():
+    with report_write_errors():
         path.mkdir(parents=True, exist_ok=True)
     for image, document in made:
         file = path / f"{image.digest.replace(':', '-')}{SUFFIX}"
-        with writing(file):
+        with report_write_errors(file):
             files.write(file, json_documents.dump(document).encode())
-        info(f"imagematrix: {image.reference}: {file}")
+        print_info(f"imagematrix: {image.reference}: {file}")
 
 
 def _require_folder(path: Path) -> None:

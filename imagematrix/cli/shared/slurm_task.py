@@ -9,7 +9,7 @@ import os
 import socket
 from contextlib import ExitStack
 
-from imagematrix.cli.shared.output import info, warn
+from imagematrix.cli.shared.output import print_info, warn
 from imagematrix.common.programs import SYSTEM_PATH
 from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.errors import EngineError, UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.selection.selection import Selection
 
-__all__ = ["start"]
+__all__ = ["run_slurm_task"]
 
 USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
 DEFAULT = "oci"  # of the engines without a daemon
@@ -36,7 +36,7 @@ WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"
 MPI = frozenset(("mpi", "pmix"))  # libraries of an image that ask the server of PMIx
 
 
-def start(words: Sequence[str]) -> int:
+def run_slurm_task(words: Sequence[str]) -> int:
     """Select the image of a task on this node, and become the runtime of its container.
 
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
@@ -67,10 +67,10 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     from imagematrix.cli.shared.daemonless import DaemonlessLaunch, require_usable
     from imagematrix.hardware.host.probe import probe
     from imagematrix.integrations.slurm.task import gpus_of
-    from imagematrix.launcher.daemonless.options import Bind, ContainerOptions, site_binds
-    from imagematrix.launcher.daemonless.start import runtime_of
+    from imagematrix.launcher.daemonless.options import Bind, ContainerOptions, make_site_binds
+    from imagematrix.launcher.daemonless.start import choose_runtime
     from imagematrix.launcher.docker.options import RunArgs
-    from imagematrix.launcher.gpu_claims.claim import given
+    from imagematrix.launcher.gpu_claims.gpu_claim import adopt_scheduler_gpus
     from imagematrix.selection.question import parse
 
     site = read_site()
@@ -89,7 +89,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         environment=task.own,
         binds=(),
         labels={},
-        folder=_folder((*site_binds(site.mounts), *folders)),
+        folder=_find_folder((*make_site_binds(site.mounts), *folders)),
         entrypoint="",  # as the image's is for a command of its own, and a job has a program
         name=None,
         interactive=True,
@@ -103,11 +103,11 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     if configuration is not None:
         _require_unchanged(configuration, task.environment, node)
     host, wanted = gpus_of(node, task.environment)
-    chosen, launch = made.requested(
-        host, wanted, _agreed(image, task, site, args, made, (host, wanted))
-    ).first()
+    chosen, launch = made.make_request(
+        host, wanted, _agree_with_step(image, task, site, args, made, (host, wanted))
+    ).plan_on_any()
     require_usable(launch, args)
-    runtime = runtime_of(
+    runtime = choose_runtime(
         DEFAULT if engine == DOCKER else engine,
         site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"),
         of_user=task.rank,
@@ -117,11 +117,11 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     for warning in chosen.warnings:
         warn(warning.text)
     with ExitStack() as stack:
-        claimed = stack.enter_context(given(launch.gpus, by="Slurm")) if launch.gpus else None
+        claimed = stack.enter_context(adopt_scheduler_gpus(launch.gpus, by="Slurm")) if launch.gpus else None
         return made.start(chosen, launch, runtime, claimed)
 
 
-def _agreed(
+def _agree_with_step(
     image: str,
     task: SlurmTask,
     site: Site,
@@ -174,11 +174,11 @@ def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) ->
         require_unchanged(node, features_of(read(path), node), host)
     except NodeChangedError:
         if requeueable(environment):
-            info(f"imagematrix: {requeue(environment)}")
+            print_info(f"imagematrix: {requeue(environment)}")
         raise
 
 
-def _folder(binds: Sequence[Bind]) -> str | None:
+def _find_folder(binds: Sequence[Bind]) -> str | None:
     """Return the job's working folder if the container has it, else None, for the image's."""
     here = os.getcwd()  # noqa: PTH109 - pathlib is slow to load
     mounted = any(f"{here}/".startswith(f"{bind.target.rstrip('/')}/") for bind in binds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.output import print_info
 from imagematrix.common.units import megabytes
 from imagematrix.images.local_store.fetching import Watcher
 from imagematrix.launcher.docker.fetch import fetch_selected
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.holder import Holder
     from imagematrix.selection.selection import Selection
 
-__all__ = ["fetched"]
+__all__ = ["fetch_into_store"]
 
 
-def fetched(
+def fetch_into_store(
     selection: Selection,
     store: ImageStore,
     catalog: str | None,
@@ -31,16 +31,16 @@ def fetched(
     part: bool,
 ) -> StoredImage:
     """Return the image of a selection in a store, fetched unless it is there; raise what `fetch` does."""
-    watcher = Watcher(report=display, waits=_waits, evicted=_evicted)
+    watcher = Watcher(report=display, waits=_report_waiting, evicted=_report_evicted)
     return fetch_selected(
         selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher
     )
 
 
-def _waits(holder: Holder) -> None:
-    info(f"imagematrix: waiting for {holder}, which is fetching this image")
+def _report_waiting(holder: Holder) -> None:
+    print_info(f"imagematrix: waiting for {holder}, which is fetching this image")
 
 
-def _evicted(image: StoredImage) -> None:
+def _report_evicted(image: StoredImage) -> None:
     references = ", ".join(reference for name in image.names for reference in name.references)
-    info(f"imagematrix: removed {references} ({megabytes(image.size)}) to make room")
+    print_info(f"imagematrix: removed {references} ({megabytes(image.size)}) to make room")

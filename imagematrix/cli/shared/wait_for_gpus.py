@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.shared.output import info
+from imagematrix.cli.shared.output import print_info
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["Wait"]
+__all__ = ["GpuWait"]
 
 
-class Wait:
+class GpuWait:
     """A wait for GPUs, which may fail meanwhile, as may the driver change.
 
     `probe` reads this node; None if the host was given. `latest` is the host as it was last read.
@@ -27,7 +27,7 @@ class Wait:
     def report(self, reason: str) -> None:
         """Print the reason for waiting."""
         self._began = True
-        info(reason)
+        print_info(reason)
 
     def now(self) -> Host | None:
         """Return this node's host as it is after a wait, None before one, or if the host was given."""

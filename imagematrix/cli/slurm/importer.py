@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
 
-__all__ = ["command", "reference_of"]
+__all__ = ["command", "parse_enroot_uri"]
 
 SCHEME = "docker://"
 FOLDER = "enroot"  # in the user's store: its images have files of enroot
@@ -55,14 +55,14 @@ def command(
     slurmstepd has ended that runs the step; outside of a step, the process that calls.
     """
     if operation is Operation.release:
-        _store(store).release(_holder())
+        _store(store).release(_find_holder())
         return
     if uri is None:
         raise UsageError("get needs the URI of an image", remedy=f"such as {SCHEME}training:v1")
-    print_text(_get(reference_of(uri), catalog, policy, where, store, allow_cpu=allow_cpu))
+    print_text(_get(parse_enroot_uri(uri), catalog, policy, where, store, allow_cpu=allow_cpu))
 
 
-def reference_of(uri: str) -> str:
+def parse_enroot_uri(uri: str) -> str:
     """Return the name of an image that enroot's URI docker://[REGISTRY#]IMAGE[:TAG] is for; raise UsageError.
 
     Logins in a URI are refused: docker's configuration has them, or the file that the site names.
@@ -90,9 +90,9 @@ def _get(
     allow_cpu: bool,
 ) -> str:
     """Return the path of the squashfs of an image."""
-    from imagematrix.cli.shared.inputs import choose, node_of
+    from imagematrix.cli.shared.inputs import choose_variant, load_node
     from imagematrix.cli.shared.pull_image import PullDisplay
-    from imagematrix.cli.shared.store_image import fetched
+    from imagematrix.cli.shared.store_image import fetch_into_store
     from imagematrix.common.image_reference import split
     from imagematrix.common.settings import read_site
     from imagematrix.images.local_store import enroot
@@ -103,10 +103,10 @@ def _get(
     images = _store(store)
     image = site.full(image)
     require_source(image, catalog)
-    selection = choose(
+    selection = choose_variant(
         image,
         catalog or image,
-        node_of(None, None, None, None),
+        load_node(None, None, None, None),
         where=where,
         allow_cpu=allow_cpu,
         json=False,
@@ -115,16 +115,16 @@ def _get(
     part = split(image)[1] not in (None, selection.version)
     how = FetchOptions(max_size=site.max_bytes, added=enroot.layer)
     with PullDisplay(str(selection.selected)) as display:
-        return _leased(
-            images, partial(fetched, selection, images, catalog, policy, how, display, part=part)
+        return _lease_image(
+            images, partial(fetch_into_store, selection, images, catalog, policy, how, display, part=part)
         ).root
 
 
-def _leased(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage:
+def _lease_image(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage:
     """Return an image that is leased to the step, for as long as the step lasts."""
     from imagematrix.images.local_store.lease_renewal import renew_while_alive
 
-    holder = _holder()
+    holder = _find_holder()
     for _ in range(TRIES):
         stored = fetch()
         lease = renew_while_alive(images.lease(stored.digest, holder), holder)
@@ -134,7 +134,7 @@ def _leased(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage
     raise UsageError(f"images are removed from {images} as soon as they come", remedy="try again later")
 
 
-def _holder() -> int:
+def _find_holder() -> int:
     """Return the process that an image is leased to.
 
     Pyxis calls from the first task of a step, before its program starts; other tasks may last longer.

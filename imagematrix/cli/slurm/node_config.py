@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import HostFile, Json
-from imagematrix.cli.shared.output import info, print_document, print_json, warn
+from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
 from imagematrix.common.text import counted
 from imagematrix.errors import UsageError
 
@@ -85,7 +85,7 @@ def command(
     else:
         print_document("\n".join(f"# {kind}.conf\n{text}" for kind, text in texts.items()))
     if path is None:
-        info("imagematrix: no slurm.conf on this node, so nothing was compared")
+        print_info("imagematrix: no slurm.conf on this node, so nothing was compared")
     for one in found if not json else ():
         warn(one.what, one.remedy)
     mig = sum(gpu.mig is not None for gpu in described.gpus)
@@ -127,4 +127,4 @@ def _write(path: Path, text: str) -> None:
         files.replace(path, text.encode(), 0o644)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    info(f"wrote {path}")
+    print_info(f"wrote {path}")

@@ -31,9 +31,9 @@ def command(
     """
     from imagematrix.images.engine import transport
     from imagematrix.integrations.swarm.cleaning import clean
-    from imagematrix.launcher.docker.options import seconds
+    from imagematrix.launcher.docker.options import parse_seconds
 
-    age = seconds(older_than, "--older-than")
+    age = parse_seconds(older_than, "--older-than")
     with closing(transport.client()) as client:
         removed = clean(client, age, dry_run=dry_run)
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.options import HostFile
-from imagematrix.cli.shared.output import info, print_block, warn
+from imagematrix.cli.shared.output import print_block, print_info, warn
 
 __all__ = ["command"]
 
@@ -44,7 +44,7 @@ def command(
     from imagematrix.integrations.swarm.node_config import FLAGS, merged, offer, parse
     from imagematrix.integrations.swarm.program import program
     from imagematrix.integrations.swarm.runtime import RuntimeSettings
-    from imagematrix.launcher.gpu_claims.locks import SHARED, folder
+    from imagematrix.launcher.gpu_claims.locks import SHARED, locate_locks
 
     text = engine_file.read(file)
     config = parse(text, str(file))
@@ -52,20 +52,20 @@ def command(
     engine = engine_file.started_with(file.absolute())
     engine.refuse(FLAGS)
     changed = merged(config, offer(node, vram), str(runtime.absolute()))
-    locks = folder()
+    locks = locate_locks()
     settings = RuntimeSettings(
         data_root=engine.data_root(config), address=engine.address(config), host=node, locks=locks
     )
     if locks != SHARED:
-        info(f"tasks will use the GPU locks in {locks}, as launches must")
+        print_info(f"tasks will use the GPU locks in {locks}, as launches must")
     content = program(settings)
     installed = engine_file.content(runtime) == content
     if not installed:
-        info(f"{runtime} {'would be' if dry_run else 'is'} written")
+        print_info(f"{runtime} {'would be' if dry_run else 'is'} written")
     if not (dry_run or installed):
         engine_file.replace(runtime, content, 0o755)
     if changed == config:
-        info(f"{file} is up to date")
+        print_info(f"{file} is up to date")
         return
     after = json.dumps(changed, indent=engine_file.indent(text), ensure_ascii=False) + "\n"
     print_block(engine_file.diff(file, text, after))
@@ -74,4 +74,4 @@ def command(
     unchecked = engine_file.write(file, after)
     if unchecked:
         warn(f"{file} was not validated: {unchecked}")
-    info("restart the engine for the change to take effect: systemctl restart docker")
+    print_info("restart the engine for the change to take effect: systemctl restart docker")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from imagematrix.cli.shared.options import Json
-from imagematrix.cli.shared.output import info, info_block, print_document, print_json, warn
+from imagematrix.cli.shared.output import print_document, print_info, print_info_block, print_json, warn
 from imagematrix.common.text import counted, word
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine.releases import OVERLAYS_WITH_GPUS
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.integrations.swarm.service import SwarmService
     from imagematrix.integrations.swarm.tasks import Task
 
-__all__ = ["SETTINGS", "Waiting", "command"]
+__all__ = ["SETTINGS", "JobWait", "command"]
 
 # All words after the image are the container's command, including options.
 SETTINGS: dict[str, Any] = {
@@ -118,9 +118,9 @@ def command(
             warn(doubt, remedy)
         identifier = None if dry_run else manager.create(service)
         if identifier and wait:
-            info(f"created service {service.name}")
+            print_info(f"created service {service.name}")
             sys.exit(
-                Waiting(manager=manager, service=service, identifier=identifier, remove=remove).run(client)
+                JobWait(manager=manager, service=service, identifier=identifier, remove=remove).run(client)
             )
     if json:
         print_json(service.to_json(identifier))
@@ -142,13 +142,13 @@ def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove:
 
 def _reservation(nodes: Sequence[SwarmNode], gpus: int | None, vram: str | None) -> Reservation:
     from imagematrix.integrations.swarm import reservation
-    from imagematrix.launcher.docker.options import mib
-    from imagematrix.launcher.docker.share import require_enough
+    from imagematrix.launcher.docker.options import parse_mib
+    from imagematrix.launcher.docker.share import require_minimum
 
     if vram is None:
         return reservation.gpus(nodes, gpus or 0)
-    wanted = mib(vram)
-    require_enough(wanted)
+    wanted = parse_mib(vram)
+    require_minimum(wanted)
     return reservation.memory(nodes, wanted)
 
 
@@ -178,7 +178,7 @@ def _doubts(
 
 
 @dataclass(kw_only=True)
-class Waiting:
+class JobWait:
     """The wait for a created job; with `remove`, the job is removed at the end or when interrupted."""
 
     manager: Manager
@@ -196,22 +196,24 @@ class Waiting:
         logs = Logs(client, self.identifier, self._write)
         logs.follow()
         try:
-            tasks = self.manager.wait(self.identifier, self.service.replicas, info)
+            tasks = self.manager.wait(self.identifier, self.service.replicas, print_info)
             self._finish(logs)
         except (KeyboardInterrupt, SystemExit):
-            self._interrupted()
+            self._handle_interrupt()
             raise
         if self.remove:
             self.manager.remove(self.identifier)
-        return self._code(tasks)
+        return self._find_exit_code(tasks)
 
-    def _interrupted(self) -> None:
+    def _handle_interrupt(self) -> None:
         name = self.service.name
         if self.remove:
             self.manager.remove(self.identifier)
-            info(f"removed service {name}")
+            print_info(f"removed service {name}")
         else:
-            info(f"service {name} continues without this command; `docker service rm {word(name)}` ends it")
+            print_info(
+                f"service {name} continues without this command; `docker service rm {word(name)}` ends it"
+            )
 
     def _finish(self, logs: Logs) -> None:
         from docker.errors import DockerException
@@ -222,7 +224,7 @@ class Waiting:
         except (DockerException, RequestException, OSError) as error:
             warn(f"output of {self.service.name} may be incomplete: {error}")
 
-    def _code(self, tasks: list[Task]) -> int:
+    def _find_exit_code(self, tasks: list[Task]) -> int:
         failed = [task for task in tasks if task.state != COMPLETE]
         for task in failed:
             warn(f"task {self.service.name}.{task.slot} {task.state}: {task.reason}")
@@ -239,16 +241,18 @@ class Waiting:
         The last line of a task, and pieces of a very long line, may have no line break.
         """
         if task is None:
-            info_block(line.decode(errors="replace").rstrip("\n"))
+            print_info_block(line.decode(errors="replace").rstrip("\n"))
             return
         if self.service.replicas > 1:
-            line = f"{self.service.name}.{self._slot(task)} | ".encode() + line.removesuffix(b"\n") + b"\n"
+            line = (
+                f"{self.service.name}.{self._find_slot(task)} | ".encode() + line.removesuffix(b"\n") + b"\n"
+            )
         target = sys.stdout if stream == "stdout" else sys.stderr
         with suppress(BrokenPipeError):
             target.buffer.write(line)
             target.buffer.flush()
 
-    def _slot(self, task: str) -> int:
+    def _find_slot(self, task: str) -> int:
         """Return the number of a task in the job."""
         if task not in self._slots:
             self._slots |= {listed.id: listed.slot for listed in self.manager.tasks(self.identifier)}

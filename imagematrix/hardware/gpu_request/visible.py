@@ -16,9 +16,7 @@ from imagematrix.hardware.gpu_request.spec import ALL, NONE, among, candidates, 
 from imagematrix.hardware.host import device
 from imagematrix.hardware.host.host import Accelerator
 from imagematrix.hardware.vendors.runtime import VISIBLE as RUNTIME
-from imagematrix.hardware.vendors.runtime import (
-    VOID,  # it names no GPU: something else, such as CDI, brings the GPUs
-)
+from imagematrix.hardware.vendors.runtime import VOID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Prints samples of the GPU memory of processes until the reader closes the pipe.
 
 Each line is a JSON list with [minor, [[pid, MiB], …]] for each GPU; MiB is null if NVML does not report it.
-imagematrix.launcher.docker.measure runs this in a separate process, because a call into a faulty driver may
-never return.
+imagematrix.launcher.docker.memory_sampler runs this in a separate process, because a call into a faulty
+driver may never return.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.build.plan.backend import Order
+    from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.integrations.export.target import ExportSource
 
 __all__ = ["LIMIT", "TARGET", "bake", "name"]
@@ -22,7 +22,7 @@ __all__ = ["LIMIT", "TARGET", "bake", "name"]
 LIMIT = 250  # targets in one file: bake's parse time grows with their square
 
 
-def bake(orders: Sequence[Order]) -> dict[str, str]:
+def bake(orders: Sequence[BuildRequest]) -> dict[str, str]:
     """Return the files by name, each with at most LIMIT of `orders` as targets of its default group."""
     targets = {name(order.reference): _target(order) for order in orders}
     if len(targets) < len(orders):
@@ -38,11 +38,11 @@ def bake(orders: Sequence[Order]) -> dict[str, str]:
     }
 
 
-def _target(order: Order) -> dict[str, object]:
+def _target(order: BuildRequest) -> dict[str, object]:
     # The keys and values that `build` passes to `docker buildx build`, or sets on the image afterwards.
     return {
         "context": _literal(str(order.sources.context)),
-        "dockerfile-inline": _literal(order.sources.pinned(order.dockerfile)),
+        "dockerfile-inline": _literal(order.sources.pin_references(order.dockerfile)),
         "platforms": [order.sources.platform],
         "tags": [_literal(order.reference)],
         "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from imagematrix.errors import ProbeError
 from imagematrix.hardware.gpu_request.choice import instance, parts
 from imagematrix.integrations import cdi
-from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims.containers import CDI_KIND
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def of_host(host: Host) -> GpuSpec:
             continue
         try:
             for name, part in _named(gpu):
-                devices.setdefault(name, nodes(host, [part]))
+                devices.setdefault(name, list_device_nodes(host, [part]))
         except ProbeError as error:
             left_out.append(f"{gpu.label} is left out: {error}")
         else:
@@ -56,7 +56,7 @@ def of_host(host: Host) -> GpuSpec:
             "; ".join(["no GPU of this node can be passed to a container", *left_out]),
             remedy="run `imagematrix doctor` on the node",
         )
-    paths = nodes(host, every)
+    paths = list_device_nodes(host, every)
     return GpuSpec(
         document=cdi.spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out)
     )

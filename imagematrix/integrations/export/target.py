@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from imagematrix.build.matrix.matrix import Cell
-    from imagematrix.build.plan.backend import Order
+    from imagematrix.build.plan.protocols import BuildRequest
 
 __all__ = ["ExportSource", "ExportTarget"]
 
@@ -27,7 +27,7 @@ class ExportSource(Protocol):
         """Return the feasible cells, without an engine; the files of some may be missing on this machine."""
         ...
 
-    def orders(self, source_of: Callable[[str], str]) -> Sequence[Order]:
+    def orders(self, source_of: Callable[[str], str]) -> Sequence[BuildRequest]:
         """Return the orders for this machine's engine.
 
         `place` returns the source of an image that others build on, by its reference. Raises EngineError

@@ -24,14 +24,19 @@ from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.tree import Tree
 from imagematrix.images.engine import endpoint, images
 from imagematrix.integrations.swarm import container, node
-from imagematrix.launcher.docker.devices import nodes, require
+from imagematrix.launcher.docker.devices import list_device_nodes, require_device_nodes
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.gpu_claims import grants
-from imagematrix.launcher.gpu_claims.claim import claim
-from imagematrix.launcher.gpu_claims.containers import usage
+from imagematrix.launcher.gpu_claims.containers import compute_container_usage
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
 from imagematrix.launcher.gpu_claims.locks import Locks
-from imagematrix.launcher.gpu_claims.survey import query_nvml, running_containers, survey, survey_quickly
-from imagematrix.launcher.gpu_claims.usage import combined, keys
+from imagematrix.launcher.gpu_claims.survey import (
+    list_running_containers,
+    query_nvml,
+    survey_quickly,
+    survey_usage,
+)
+from imagematrix.launcher.gpu_claims.usage import list_lock_names, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,9 +149,9 @@ def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
     group = endpoint.group()
     host = node.present(settings.host, Tree("/"))
     with Locks(settings.locks, group) as locks:
-        grants.sweep(locks)
-        grants.remove(locks, container_id)  # of an earlier start
-        with claim(
+        grants.remove_stale_grants(locks)
+        grants.remove_grant(locks, container_id)  # of an earlier start
+        with claim_gpus(
             [_choice(host, wanted)],
             lambda attended: _usage(host, locks, attended),
             vram_mib=wanted.vram_mib,
@@ -154,8 +159,8 @@ def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
             path=locks.path,
             group=group,
         ) as claimed:
-            devices = nodes(host, claimed.gpus)
-            require(devices)
+            devices = list_device_nodes(host, claimed.gpus)
+            require_device_nodes(devices)
             environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
             # The engine's own variable for them has a dash in its name, with which shells drop it.
             environment[GPUS_VARIABLE] = ",".join(names(claimed.gpus))
@@ -163,11 +168,11 @@ def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
                 container=container_id,
                 bundle=bundle,
                 name=f"{created.name} ({created.image})",
-                keys=tuple(key for gpu in claimed.gpus for key in keys(gpu)),
+                keys=tuple(key for gpu in claimed.gpus for key in list_lock_names(gpu)),
                 vram_mib=wanted.vram_mib,
             )
             # The record first: if the rest fails, the engine removes the bundle, and with it the grant ends.
-            grants.write(locks, grant)
+            grants.write_grant(locks, grant)
             container.rewrite(bundle, devices, environment)
 
 
@@ -184,14 +189,14 @@ def _choice(host: Host, wanted: Assigned) -> Choice:
 
 
 def _usage(host: Host, locks: Locks, attended: Attended) -> Usage:
-    running = running_containers(host.gpus, attended, pods=True)
+    running = list_running_containers(host.gpus, attended, pods=True)
 
     def given() -> Usage:
-        return combined(usage(running, host.gpus), grants.grants(locks))
+        return merge_usages(compute_container_usage(running, host.gpus), grants.compute_grant_usage(locks))
 
     if host.driver is None:  # without it no process uses a GPU
         return given()
-    return survey_quickly(host.gpus, given, lambda: survey(host.gpus, lambda: running, query_nvml))
+    return survey_quickly(host.gpus, given, lambda: survey_usage(host.gpus, lambda: running, query_nvml))
 
 
 def _fail(log: str | None, message: str) -> None:

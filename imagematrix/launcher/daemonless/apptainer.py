@@ -17,7 +17,7 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.launcher.daemonless import namespace
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.oci import CAPABILITIES
-from imagematrix.launcher.daemonless.places import fitted, read_only_sources
+from imagematrix.launcher.daemonless.places import fit_container, mount_read_only_sources
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["PROGRAM", "Apptainer", "adds_drivers", "require_settings", "settings_file"]
+__all__ = ["PROGRAM", "Apptainer", "find_driver_setting", "locate_settings", "require_settings"]
 
 PROGRAM = "apptainer"
 NOT_MOUNTED = "home,tmp,cwd,hostfs,bind-paths"  # what the site's settings mount in every container
@@ -90,7 +90,7 @@ class Apptainer:
                 f"Apptainer cannot set HOME to {home!r}: expected an absolute path", remedy="use --engine oci"
             )
 
-    def isolates(self, container: ContainerSpec) -> bool:  # noqa: ARG002 - of the protocol
+    def is_isolating(self, container: ContainerSpec) -> bool:  # noqa: ARG002 - of the protocol
         """See `Runtime`."""
         return True
 
@@ -101,11 +101,11 @@ class Apptainer:
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""
-        return fitted(container, root, FILES)
+        return fit_container(container, root, FILES)
 
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: it leaves what is mounted in a read-only folder writable."""
-        container = read_only_sources(container, namespace.folder(place.at, "binds"))
+        container = mount_read_only_sources(container, namespace.make_memory_folder(place.at, "binds"))
         variables = {
             f"APPTAINERENV_{name}": value for name, value in container.environment.items() if name != HOME
         }
@@ -129,13 +129,13 @@ def _command(program: str, container: ContainerSpec, root: str) -> list[str]:
         *("--no-mount", NOT_MOUNTED, "--home", container.environment.get(HOME, "/")),
         *("--pid", "--no-init", "--no-privs", "--add-caps", ",".join(CAPABILITIES)),
         *([] if container.read_only else ["--writable"]),
-        *(word for path in (*DEVICES, *container.devices) for word in _mount(path, path)),
-        *(word for bind in container.binds for word in _mount(bind.source, bind.target)),
+        *(word for path in (*DEVICES, *container.devices) for word in _format_mount(path, path)),
+        *(word for bind in container.binds for word in _format_mount(bind.source, bind.target)),
         *("--pwd", container.folder, root, *container.args),
     ]
 
 
-def settings_file(program: str) -> str:
+def locate_settings(program: str) -> str:
     """Return the file with the settings of the Apptainer whose command is the file `program`."""
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(program)))
     return f"{'' if prefix == '/usr' else prefix}/etc/apptainer/apptainer.conf"
@@ -143,7 +143,7 @@ def settings_file(program: str) -> str:
 
 def require_settings(path: str) -> None:
     """Raise EngineError if a setting in the file at `path` keeps something from a container."""
-    found = _settings(path)
+    found = _read_settings(path)
     for key, needed in NEEDED.items():
         if key in found and found[key] not in needed:
             raise EngineError(
@@ -152,13 +152,13 @@ def require_settings(path: str) -> None:
             )
 
 
-def adds_drivers(path: str) -> str | None:
+def find_driver_setting(path: str) -> str | None:
     """Return the setting in the file at `path` by which Apptainer mounts a driver of the node, if any."""
-    found = _settings(path)
+    found = _read_settings(path)
     return next((f"{key} = yes" for key in DRIVERS if found.get(key) == "yes"), None)
 
 
-def _settings(path: str) -> Mapping[str, str]:
+def _read_settings(path: str) -> Mapping[str, str]:
     """Return the settings in a file; none if there is no such file. Raises EngineError."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -171,7 +171,7 @@ def _settings(path: str) -> Mapping[str, str]:
     return {" ".join(key.split()): value.strip() for key, equals, value in lines if equals}
 
 
-def _mount(source: str, target: str) -> tuple[str, str]:
+def _format_mount(source: str, target: str) -> tuple[str, str]:
     """Return the option that mounts a file or folder; its fields are of CSV, with quotes."""
     fields = ("type=bind", f"source={source}", f"destination={target}")
     return "--mount", ",".join(f'"{field.replace(chr(34), chr(34) * 2)}"' for field in fields)

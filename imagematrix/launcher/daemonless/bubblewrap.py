@@ -6,7 +6,7 @@ import os
 
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import BubblewrapGate
-from imagematrix.launcher.daemonless.places import fitted
+from imagematrix.launcher.daemonless.places import fit_container
 from imagematrix.launcher.daemonless.runtime import RuntimeCommand
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ class Bubblewrap:
                 remedy="use another runtime, such as by IMAGEMATRIX_RUNTIME=runc",
             )
 
-    def isolates(self, container: ContainerSpec) -> bool:
+    def is_isolating(self, container: ContainerSpec) -> bool:
         """See `Runtime`."""
         return container.own_processes
 
@@ -53,7 +53,7 @@ class Bubblewrap:
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""
-        return fitted(container, root)
+        return fit_container(container, root)
 
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: the variables are in a file without a name, since everybody sees command lines."""

@@ -15,7 +15,7 @@ from imagematrix.launcher.daemonless import namespace
 from imagematrix.launcher.daemonless.container import NETWORK
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.namespace import BIND, RECURSIVE, mount
-from imagematrix.launcher.daemonless.places import create, fitted, read_only_sources
+from imagematrix.launcher.daemonless.places import create_mount_point, fit_container, mount_read_only_sources
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.options import Bind
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["Charliecloud", "own_devices"]
+__all__ = ["Charliecloud", "mount_devices"]
 
 PLAIN = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that config-linux.md lists
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
@@ -63,7 +63,7 @@ class Charliecloud:
                     remedy="use --engine oci",
                 )
 
-    def isolates(self, container: ContainerSpec) -> bool:  # noqa: ARG002 - of the protocol
+    def is_isolating(self, container: ContainerSpec) -> bool:  # noqa: ARG002 - of the protocol
         """See `Runtime`."""
         return False
 
@@ -74,18 +74,20 @@ class Charliecloud:
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""
-        return fitted(container, root, FILES, FOLDERS)
+        return fit_container(container, root, FILES, FOLDERS)
 
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: write the variables, and mount what ch-run mounts otherwise."""
-        container = read_only_sources(container, namespace.folder(place.at, "binds"))
+        container = mount_read_only_sources(container, namespace.make_memory_folder(place.at, "binds"))
         path = os.path.join(place.folder, VARIABLES)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.writelines(
-                os.fsencode(f"{name}={_quoted(value)}\n") for name, value in container.environment.items()
+                os.fsencode(f"{name}={_quote(value)}\n") for name, value in container.environment.items()
             )
-        own_devices(container.devices, namespace.folder(place.at, "dev"), terminal=container.terminal)
+        mount_devices(
+            container.devices, namespace.make_memory_folder(place.at, "dev"), terminal=container.terminal
+        )
         os.chdir(place.folder)  # an option with a path that has a "=" would be a variable
         return RuntimeCommand(
             words=_command(self.program, container, place.root, place.user, place.group),
@@ -113,7 +115,7 @@ def _command(program: str, container: ContainerSpec, root: str, user: int, group
     ]
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     """Return a value as ch-run reads it: of quotes that enclose one, it takes a pair away."""
     enclosed = len(value) > 1 and value.startswith(QUOTE) and value.endswith(QUOTE)
     return f"{QUOTE}{value}{QUOTE}" if enclosed else value
@@ -128,7 +130,7 @@ def _user(number: int) -> str:
         return str(number)
 
 
-def own_devices(paths: Iterable[str], at: str, *, terminal: bool = False) -> None:
+def mount_devices(paths: Iterable[str], at: str, *, terminal: bool = False) -> None:
     """Mount a /dev with the usual devices and those at `paths` over this namespace's; raise OSError.
 
     `at` is an empty folder. It has terminals of its own, and with `terminal` that of this process.
@@ -139,12 +141,12 @@ def own_devices(paths: Iterable[str], at: str, *, terminal: bool = False) -> Non
     os.mkdir(terminals)
     mount("devpts", terminals, "devpts", options="newinstance,ptmxmode=0666,mode=0620")
     if terminal:
-        create(os.path.join(at, "console"))
+        create_mount_point(os.path.join(at, "console"))
         mount(os.ttyname(0), os.path.join(at, "console"), None, BIND)
     for path in (*(f"/dev/{name}" for name in PLAIN), *paths):
         place = at + path.removeprefix("/dev")
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        create(place)
+        create_mount_point(place)
         mount(path, place, None, BIND)
     for name, target in LINKS.items():
         os.symlink(target, os.path.join(at, name))

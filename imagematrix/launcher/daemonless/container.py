@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.options import ContainerOptions
     from imagematrix.launcher.docker.plan import Launch
 
-__all__ = ["ContainerSpec", "container", "other_user"]
+__all__ = ["ContainerSpec", "find_other_user", "make_container"]
 
 # Docker's, for images that set none (daemon/oci_linux.go of moby).
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -49,7 +49,7 @@ class ContainerSpec(Record):
     descriptors: int = 0
 
 
-def container(
+def make_container(
     config: Fields,
     launch: Launch,
     options: ContainerOptions,
@@ -100,7 +100,7 @@ def container(
     )
 
 
-def other_user(config: Fields) -> str | None:
+def find_other_user(config: Fields) -> str | None:
     """Return the user that an image names if that is not root: without ranges of ids, nobody can be it."""
     user = config.text_or_none("User") or ""
     return None if user.partition(":")[0] in ROOTS else user

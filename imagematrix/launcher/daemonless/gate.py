@@ -48,7 +48,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["FREE", "BubblewrapGate", "Gate", "HookGate", "OwnGate", "pipe"]
+__all__ = ["FREE", "BubblewrapGate", "Gate", "HookGate", "OwnGate", "open_pipe"]
 
 FREE = 100  # the first number of descriptors that are in nobody's way
 TOLD = 1 << 16  # bytes of what is told about a process
@@ -57,7 +57,7 @@ GO = b"\1"
 ALLOW = b"\x06\0\0\0\0\0\xff\x7f"
 
 
-def pipe() -> tuple[int, int]:
+def open_pipe() -> tuple[int, int]:
     """Return the ends of a pipe, out of the way of the descriptors that a container gets."""
     reader, writer = os.pipe()
     moved = fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, FREE), fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, FREE)
@@ -70,8 +70,8 @@ class OwnGate:
     """The gate of a runtime whose process becomes the container's first, or ends it: it waits before."""
 
     def __init__(self) -> None:
-        self.told, self._ready = pipe()
-        self._waiting, self._go = pipe()
+        self.told, self._ready = open_pipe()
+        self._waiting, self._go = open_pipe()
         self.inherited = (self._ready, self._waiting)
 
     def wait(self) -> None:
@@ -102,13 +102,13 @@ class BubblewrapGate:
     """
 
     def __init__(self) -> None:
-        self.told, self.info = pipe()
-        self.filter, self._go = pipe()
+        self.told, self.info = open_pipe()
+        self.filter, self._go = open_pipe()
         self.inherited = (self.info, self.filter)
 
     def first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
         """See `Gate`."""
-        return _told(self.told, "child-pid")
+        return _receive_process(self.told, "child-pid")
 
     def open(self) -> None:
         """See `Gate`."""
@@ -135,8 +135,8 @@ class HookGate:
         if shell is None:
             raise EngineError("this node has no sh, with which a container is told of")
         self._shell, self._path = shell, search_path()
-        self.told, self._tells = pipe()
-        self._waits, self._go = pipe()
+        self.told, self._tells = open_pipe()
+        self._waits, self._go = open_pipe()
         self.inherited = (self._tells, self._waits)
 
     def hook(self) -> dict[str, object]:
@@ -147,7 +147,7 @@ class HookGate:
 
     def first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
         """See `Gate`."""
-        return _told(self.told, "pid")
+        return _receive_process(self.told, "pid")
 
     def open(self) -> None:
         """See `Gate`."""
@@ -159,7 +159,7 @@ class HookGate:
         os.close(self._go)
 
 
-def _told(descriptor: int, key: str) -> int | None:
+def _receive_process(descriptor: int, key: str) -> int | None:
     """Return the process that a runtime tells of; None if it has ended instead. Raises EngineError."""
     decoder, text = json.JSONDecoder(), ""
     # Others keep the pipe open, so what is told ends where the object does.

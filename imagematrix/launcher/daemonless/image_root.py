@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import StoredImage
 
-__all__ = ["PROGRAMS", "fuse_works", "mounted", "no_fuse", "no_program", "prepare"]
+__all__ = [
+    "PROGRAMS",
+    "has_fuse",
+    "make_no_fuse_error",
+    "make_no_program_error",
+    "mount_image",
+    "mount_trial_root",
+]
 
 PROGRAMS = ("squashfuse_ll", "squashfuse")  # the first is faster
 OWNER = 0  # of this user's files, as this namespace sees them
@@ -35,15 +42,15 @@ NO_PROGRAM = "install squashfuse (`apt install squashfuse`), or pull the image w
 NO_OVERLAY = "use a kernel of 5.11 or newer, or run with --read-only"
 
 
-def mounted(image: StoredImage, at: str, squashfuse: str | None, *, read_only: bool) -> str:
+def mount_image(image: StoredImage, at: str, squashfuse: str | None, *, read_only: bool) -> str:
     """Mount the files of an image below the folder `at`, and return the container's root.
 
     This process is in a namespace of its own. `squashfuse` is the program for images that are squashfs.
     Raises EngineError.
     """
-    with _told(image.root):
+    with _mount_errors(image.root):
         mount("tmpfs", at, "tmpfs", options="mode=0700")
-        lower = str(image.root) if image.kind == FOLDER else _squashed(str(image.root), at, squashfuse)
+        lower = str(image.root) if image.kind == FOLDER else _mount_squashfs(str(image.root), at, squashfuse)
         if read_only:
             return lower
         if os.stat(lower).st_uid != OWNER:
@@ -51,20 +58,20 @@ def mounted(image: StoredImage, at: str, squashfuse: str | None, *, read_only: b
                 f"{image.root} belongs to another user, so nothing in it can be changed",
                 remedy="run with --read-only, or pull the image into a store of your own",
             )
-        return _writable(lower, at)
+        return _mount_writable(lower, at)
 
 
-def prepare(at: str) -> None:
+def mount_trial_root(at: str) -> None:
     """Mount an empty root below the folder `at`, as a trial; raise EngineError if that fails."""
-    with _told("an empty image"):
+    with _mount_errors("an empty image"):
         mount("tmpfs", at, "tmpfs", options="mode=0700")
         lower = os.path.join(at, LOWER)
         os.mkdir(lower, 0o755)
-        _writable(lower, at)
+        _mount_writable(lower, at)
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _mount_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -73,7 +80,7 @@ def _told(what: str) -> Iterator[None]:
         ) from error
 
 
-def _writable(lower: str, at: str) -> str:
+def _mount_writable(lower: str, at: str) -> str:
     """Mount a folder with changes in memory over it; return where."""
     upper, work, root = folders = tuple(os.path.join(at, name) for name in ("upper", "work", ROOT))
     for folder in folders:
@@ -86,29 +93,29 @@ def _writable(lower: str, at: str) -> str:
     return root
 
 
-def fuse_works() -> bool:
+def has_fuse() -> bool:
     """Whether this user may mount squashfs images."""
     return os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
-def no_fuse() -> EngineError:
+def make_no_fuse_error() -> EngineError:
     """Return the error for a node on which this user may not."""
     return EngineError("/dev/fuse cannot be opened, so no squashfs image can be mounted", remedy=NO_FUSE)
 
 
-def no_program() -> EngineError:
+def make_no_program_error() -> EngineError:
     """Return the error for a node without squashfuse."""
     return EngineError("squashfuse not found, so no squashfs image can be mounted", remedy=NO_PROGRAM)
 
 
-def _squashed(path: str, at: str, program: str | None) -> str:
+def _mount_squashfs(path: str, at: str, program: str | None) -> str:
     """Mount a squashfs for this process and its descendants; return where."""
     folder = os.path.join(at, LOWER)
     os.mkdir(folder, 0o755)
-    if not fuse_works():
-        raise no_fuse()
+    if not has_fuse():
+        raise make_no_fuse_error()
     if program is None:
-        raise no_program()
+        raise make_no_program_error()
 
     # Signals that the caller ignores, as nohup and shells do, must not be ignored there.
     child = os.posix_spawn(program, [program, path, folder], {"PATH": SYSTEM_PATH}, setsigdef=RESET)
@@ -120,6 +127,6 @@ def _squashed(path: str, at: str, program: str | None) -> str:
     # it must not itself: it stays in the namespace in which it mounted, from which the mount is taken away
     # when this process has left for another. No process has to keep anything open for it.
     without_mount = namespace.leave_mounts()
-    with namespace.in_mount_namespace(without_mount):
+    with namespace.enter_mount_namespace(without_mount):
         namespace.unmount(folder)
     return folder

@@ -16,12 +16,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["containers_folder", "launch_folder"]
+__all__ = ["find_containers_folder", "make_launch_folder"]
 
 PREFIX = "launch-"
 
 
-def containers_folder() -> str:
+def find_containers_folder() -> str:
     """Return the folder of this user's launches; raise EngineError if there is no place for it.
 
     It is in XDG_RUNTIME_DIR, or else in /tmp, where others may have taken its name.
@@ -38,12 +38,12 @@ def containers_folder() -> str:
 
 
 @contextlib.contextmanager
-def launch_folder() -> Iterator[str]:
+def make_launch_folder() -> Iterator[str]:
     """Yield a new folder for one launch, and remove it at the end; raise EngineError.
 
     It is locked meanwhile. Folders of launches that were killed are removed first.
     """
-    parent = containers_folder()
+    parent = find_containers_folder()
     for name in os.listdir(parent):
         _remove_abandoned(os.path.join(parent, name))
 

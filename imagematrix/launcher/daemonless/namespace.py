@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BIND",
     "RECURSIVE",
-    "bound",
-    "enter",
-    "folder",
-    "in_mount_namespace",
+    "bind_read_only",
+    "enter_mount_namespace",
+    "enter_namespaces",
     "leave_mounts",
+    "make_memory_folder",
     "mount",
     "unmount",
 ]
@@ -41,7 +41,7 @@ APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 LIMIT = "/proc/sys/user/max_user_namespaces"
 
 
-def enter() -> None:
+def enter_namespaces() -> None:
     """Move this process, which must have one thread, into new namespaces, as their root.
 
     Its files still belong to the caller: root in the namespace is the caller outside of it. Raises
@@ -50,32 +50,32 @@ def enter() -> None:
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
-        raise _refused(ctypes.get_errno())
+        raise _refused_error(ctypes.get_errno())
     try:
         _write("setgroups", "deny")  # otherwise an ordinary user may not map a group
         _write("uid_map", f"0 {user} 1")
         _write("gid_map", f"0 {group} 1")
         mount(None, "/", None, PRIVATE | RECURSIVE)
     except OSError as error:
-        raise _refused(error.errno or 0) from error
+        raise _refused_error(error.errno or 0) from error
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
     """Mount a file system, as the system call of this name does; raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     encoded = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
-    _require(libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)), target)
+    _require_success(libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options)), target)
 
 
 def leave_mounts() -> int:
     """Go to a new namespace with the same mounts; return a descriptor of the old one. Raises OSError."""
     before = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
-    _require(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS), OWN_MOUNTS)
+    _require_success(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS), OWN_MOUNTS)
     return before
 
 
 @contextlib.contextmanager
-def in_mount_namespace(mounts: int) -> Iterator[None]:
+def enter_mount_namespace(mounts: int) -> Iterator[None]:
     """Be in another mount namespace within the context, and close its descriptor; raise OSError.
 
     The working folder is the root afterwards.
@@ -83,9 +83,9 @@ def in_mount_namespace(mounts: int) -> Iterator[None]:
     libc = ctypes.CDLL(None, use_errno=True)
     own = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _require(libc.setns(mounts, CLONE_NEWNS), OWN_MOUNTS)
+        _require_success(libc.setns(mounts, CLONE_NEWNS), OWN_MOUNTS)
         yield
-        _require(libc.setns(own, CLONE_NEWNS), OWN_MOUNTS)
+        _require_success(libc.setns(own, CLONE_NEWNS), OWN_MOUNTS)
     finally:
         os.close(own)
         os.close(mounts)
@@ -94,10 +94,10 @@ def in_mount_namespace(mounts: int) -> Iterator[None]:
 def unmount(path: str) -> None:
     """Take a mount away, though files of it may be open; raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    _require(libc.umount2(os.fsencode(path), DETACH), path)
+    _require_success(libc.umount2(os.fsencode(path), DETACH), path)
 
 
-def bound(source: str, at: str) -> str:
+def bind_read_only(source: str, at: str) -> str:
     """Mount a file or folder at the new path `at` so that nothing in it can be changed; raise OSError."""
     if os.path.isdir(source):
         os.mkdir(at)
@@ -109,11 +109,11 @@ def bound(source: str, at: str) -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     size = ctypes.sizeof(attributes)
     words = (os.fsencode(at), AT_RECURSIVE, attributes, ctypes.c_size_t(size))
-    _require(libc.syscall(MOUNT_SETATTR, AT_FDCWD, *words), at)
+    _require_success(libc.syscall(MOUNT_SETATTR, AT_FDCWD, *words), at)
     return at
 
 
-def folder(at: str, name: str) -> str:
+def make_memory_folder(at: str, name: str) -> str:
     """Return a new folder in the folder `at`, with files in memory of its own; raise OSError."""
     path = f"{at}/{name}"
     os.mkdir(path, 0o755)
@@ -121,7 +121,7 @@ def folder(at: str, name: str) -> str:
     return path
 
 
-def _require(result: int, path: str) -> None:
+def _require_success(result: int, path: str) -> None:
     """Raise OSError for a path if a system call returned that it failed."""
     if result:
         code = ctypes.get_errno()
@@ -136,21 +136,21 @@ def _write(name: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _refused(code: int) -> EngineError:
+def _refused_error(code: int) -> EngineError:
     return EngineError(
         f"this user may not create a user namespace: {os.strerror(code)}", remedy=_remedy(code)
     )
 
 
 def _remedy(code: int) -> str:
-    if _number(APPARMOR) == 1:
+    if _read_number(APPARMOR) == 1:
         return "as root, run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or add a profile"
-    if code == errno.ENOSPC or _number(LIMIT) == 0:
+    if code == errno.ENOSPC or _read_number(LIMIT) == 0:
         return "as root, raise the limit: `sysctl user.max_user_namespaces=65536`"
     return "as root, run `sysctl kernel.unprivileged_userns_clone=1`; in a container, allow unshare(2)"
 
 
-def _number(path: str) -> int | None:
+def _read_number(path: str) -> int | None:
     try:
         with open(path, encoding="ascii") as file:
             return int(file.read())

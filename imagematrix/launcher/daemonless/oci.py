@@ -9,7 +9,7 @@ from __future__ import annotations
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import HookGate
-from imagematrix.launcher.daemonless.places import fitted
+from imagematrix.launcher.daemonless.places import fit_container
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["OciRuntime", "config"]
+__all__ = ["OciRuntime", "make_config"]
 
 VERSION = "1.0.2"
 RUNC = "runc"
@@ -81,14 +81,14 @@ class OciRuntime:
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: the configuration is UTF-8."""
         try:
-            json_documents.dump(config(container, "/")).encode()
+            json_documents.dump(make_config(container, "/")).encode()
         except UnicodeEncodeError as error:
             raise UsageError(
                 f"{self.name} takes only UTF-8, and a variable or a path of the container has other bytes: "
                 f"{error.object[max(0, error.start - 20) : error.end]!r}"
             ) from error
 
-    def isolates(self, container: ContainerSpec) -> bool:
+    def is_isolating(self, container: ContainerSpec) -> bool:
         """See `Runtime`."""
         return container.own_processes
 
@@ -99,7 +99,7 @@ class OciRuntime:
 
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: write the bundle."""
-        bundle = config(container, place.root)
+        bundle = make_config(container, place.root)
         bundle["hooks"] = {"createRuntime": [self._gate.hook()]}
         with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
             file.write(json_documents.dump(bundle))
@@ -108,7 +108,7 @@ class OciRuntime:
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""
-        return fitted(container, root)
+        return fit_container(container, root)
 
     def shown(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
@@ -126,7 +126,7 @@ class OciRuntime:
         return [*words, container.name]
 
 
-def config(container: ContainerSpec, root: str) -> dict[str, Any]:
+def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
     own = container.own_processes
     return {
@@ -146,8 +146,8 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
                 {"destination": target, "type": kind, "source": source, "options": list(options)}
                 for target, kind, source, options in (PROC if own else PROC_OF_NODE, *MOUNTS)
             ),
-            *(_bound(path, path, read_only=False) for path in container.devices),
-            *(_bound(bind.source, bind.target, read_only=bind.read_only) for bind in container.binds),
+            *(_make_bind(path, path, read_only=False) for path in container.devices),
+            *(_make_bind(bind.source, bind.target, read_only=bind.read_only) for bind in container.binds),
         ],
         "annotations": dict(container.annotations),
         "linux": {
@@ -159,6 +159,6 @@ def config(container: ContainerSpec, root: str) -> dict[str, Any]:
     }
 
 
-def _bound(source: str, target: str, *, read_only: bool) -> dict[str, object]:
+def _make_bind(source: str, target: str, *, read_only: bool) -> dict[str, object]:
     options = ["rbind", "rro"] if read_only else ["rbind"]  # rro: with all that is mounted in it
     return {"destination": target, "type": "bind", "source": source, "options": options}

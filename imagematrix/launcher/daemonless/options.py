@@ -1,4 +1,4 @@
-"""The options of `docker run` that hold without a daemon.
+"""The `docker run` options that are supported without a daemon.
 
 Any other option is an error: a container that ignores one is not the container that was asked for.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.docker.options import RunArgs
 
-__all__ = ["Bind", "ContainerOptions", "container_options"]
+__all__ = ["Bind", "ContainerOptions", "parse_container_options"]
 
 # Each with its short form, "" if it has none.
 OPTIONS = {
@@ -75,7 +75,7 @@ class ContainerOptions(Record):
     read_only: bool
 
 
-def container_options(args: RunArgs, environment: Mapping[str, str], engine: str) -> ContainerOptions:
+def parse_container_options(args: RunArgs, environment: Mapping[str, str], engine: str) -> ContainerOptions:
     """Return the options in `args`; `environment` is the caller's, for variables without a value.
 
     Raises UsageError for an option that `engine` does not take, and for an invalid value.
@@ -96,12 +96,12 @@ def container_options(args: RunArgs, environment: Mapping[str, str], engine: str
     if folders and not folders[-1].startswith("/"):
         raise UsageError(f"invalid --workdir {folders[-1]}: expected an absolute path")
     return ContainerOptions(
-        environment=_environment(args, environment),
+        environment=_parse_environment(args, environment),
         binds=(
-            *map(_volume, args.values("--volume", "v")),
-            *map(_mount, args.values("--mount")),
+            *map(_parse_volume, args.values("--volume", "v")),
+            *map(_parse_mount, args.values("--mount")),
         ),
-        labels=dict(_pair(text) for text in args.values("--label", "l")),
+        labels=dict(_split_pair(text) for text in args.values("--label", "l")),
         folder=folders[-1] if folders else None,
         entrypoint=[None, *args.values("--entrypoint")][-1],
         name=names[-1] if names else None,
@@ -111,11 +111,11 @@ def container_options(args: RunArgs, environment: Mapping[str, str], engine: str
     )
 
 
-def _environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, str]:
+def _parse_environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables: those of files first, as docker does, whatever the order of the options."""
     variables: dict[str, str] = {}
     for path in args.values("--env-file"):
-        variables |= dict(line.split("=", 1) for line in env_file.variables(path, environment))
+        variables |= dict(line.split("=", 1) for line in env_file.read_env_file(path, environment))
     for text in args.values("--env", "e"):
         name, equals, value = text.partition("=")
         if not name or "\0" in text:
@@ -129,7 +129,7 @@ def _environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, 
     return variables
 
 
-def _volume(text: str) -> Bind:
+def _parse_volume(text: str) -> Bind:
     """Return the folder of a `--volume` value, SOURCE:TARGET[:MODES]."""
     source, _, rest = text.partition(":")
     target, _, modes = rest.partition(":")
@@ -144,10 +144,10 @@ def _volume(text: str) -> Bind:
             f"invalid --volume {text}: {source} names a volume, and volumes need a daemon",
             remedy=f"write ./{source} for the folder",
         )
-    return _bind(source, target, f"--volume {text}", read_only=any(VOLUME_MODES[flag] for flag in flags))
+    return _make_bind(source, target, f"--volume {text}", read_only=any(VOLUME_MODES[flag] for flag in flags))
 
 
-def _mount(text: str) -> Bind:
+def _parse_mount(text: str) -> Bind:
     """Return the folder of a `--mount` value, type=bind,source=SOURCE,target=TARGET[,readonly]."""
     import csv
 
@@ -169,10 +169,10 @@ def _mount(text: str) -> Bind:
             remedy="other types need a daemon",
         )
     read_only = "readonly" in values and values["readonly"] in TRUE
-    return _bind(values["source"], values["target"], f"--mount {text}", read_only=read_only)
+    return _make_bind(values["source"], values["target"], f"--mount {text}", read_only=read_only)
 
 
-def _bind(source: str, target: str, option: str, *, read_only: bool) -> Bind:
+def _make_bind(source: str, target: str, option: str, *, read_only: bool) -> Bind:
     path = os.path.abspath(os.path.expanduser(source))  # noqa: PTH100, PTH111 - pathlib is slow to load
     if not target.startswith("/") or ".." in target.split("/"):
         raise UsageError(f"invalid {option}: expected an absolute path in the container, found {target}")
@@ -181,12 +181,12 @@ def _bind(source: str, target: str, option: str, *, read_only: bool) -> Bind:
     return Bind(source=path, target=os.path.normpath(target), read_only=read_only)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _split_pair(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     return name, value
 
 
-def site_binds(mounts: Sequence[str]) -> tuple[Bind, ...]:
+def make_site_binds(mounts: Sequence[str]) -> tuple[Bind, ...]:
     """Return the folders that the site's file mounts in every container, each at the same path.
 
     A folder that this user does not have is left out.

@@ -15,8 +15,8 @@ from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import namespace
 from imagematrix.launcher.daemonless.container import NETWORK
-from imagematrix.launcher.daemonless.inside import ImageFiles, InMountError, LinkLoopError
 from imagematrix.launcher.daemonless.options import Bind
+from imagematrix.launcher.daemonless.path_resolution import ImageFiles, InMountError, LinkLoopError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
-__all__ = ["SYSTEM", "create", "fitted", "read_only_sources"]
+__all__ = ["SYSTEM", "create_mount_point", "fit_container", "mount_read_only_sources"]
 
 SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
 WRITABLE = "leave out --read-only"
 
 
-def fitted(
+def fit_container(
     container: ContainerSpec, root: str, files: Collection[str] = (), folders: Collection[str] = ()
 ) -> ContainerSpec:
     """Return a container whose places are in the folder `root` of the image's files, as paths without links.
@@ -42,33 +42,33 @@ def fitted(
     try:
         with ImageFiles(root, SYSTEM) as image:
             for path in (*SYSTEM, *folders):
-                _plain(image, path, stat.S_IFDIR, container)
+                _replace_link(image, path, stat.S_IFDIR, container)
             for path in files:
                 if image.kind(path) is not None or path in (bind.target for bind in container.binds):
-                    _plain(image, path, stat.S_IFREG, container)
+                    _replace_link(image, path, stat.S_IFREG, container)
             mounted = [Bind(source=path, target=path) for path in folders]
             for path in folders:
                 image.mount(path)
             for bind in container.binds:
-                target = _place(image, bind, mounted, container)
+                target = _place_bind(image, bind, mounted, container)
                 if target is not None:
                     mounted.append(replace(bind, target=target))
                     image.mount(target)
             binds = tuple(mounted[len(folders) :])
-            return replace(container, binds=binds, folder=_working_folder(image, container))
+            return replace(container, binds=binds, folder=_make_working_folder(image, container))
     except InMountError as error:
         raise UsageError(f"a link of the image leads to {error.where}, where it has no place") from error
     except OSError as error:
         raise UsageError(f"the image has no place for {error.filename}: {error.strerror}") from error
 
 
-def read_only_sources(container: ContainerSpec, at: str) -> ContainerSpec:
+def mount_read_only_sources(container: ContainerSpec, at: str) -> ContainerSpec:
     """Return a container whose read-only folders are mounted so in the folder `at`; raise OSError.
 
     For runtimes that do not make all of a folder read-only, with what is mounted in it.
     """
     binds = [
-        replace(bind, source=namespace.bound(bind.source, f"{at}/{number}"))
+        replace(bind, source=namespace.bind_read_only(bind.source, f"{at}/{number}"))
         if bind.read_only and bind.source not in NETWORK
         else bind
         for number, bind in enumerate(container.binds)
@@ -76,12 +76,12 @@ def read_only_sources(container: ContainerSpec, at: str) -> ContainerSpec:
     return replace(container, binds=tuple(binds))
 
 
-def create(path: str) -> None:
+def create_mount_point(path: str) -> None:
     """Make an empty file to mount something on; raise OSError."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
 
-def _plain(image: ImageFiles, path: str, kind: int, container: ContainerSpec) -> None:
+def _replace_link(image: ImageFiles, path: str, kind: int, container: ContainerSpec) -> None:
     """Have a file or folder at a path itself, and no link, which is replaced; raise UsageError, OSError."""
     name = "folder" if kind == stat.S_IFDIR else "file"
     found = image.kind(path)
@@ -95,7 +95,9 @@ def _plain(image: ImageFiles, path: str, kind: int, container: ContainerSpec) ->
     image.replace(path, kind)
 
 
-def _place(image: ImageFiles, bind: Bind, before: Sequence[Bind], container: ContainerSpec) -> str | None:
+def _place_bind(
+    image: ImageFiles, bind: Bind, before: Sequence[Bind], container: ContainerSpec
+) -> str | None:
     """Return the path without links where a file or folder is mounted, None if it is left out."""
     folder = os.path.isdir(bind.source)
     try:
@@ -103,7 +105,7 @@ def _place(image: ImageFiles, bind: Bind, before: Sequence[Bind], container: Con
             found = image.find(bind.target)
             if found is None and bind.source not in NETWORK:
                 raise UsageError(
-                    f"--read-only: the image has no {bind.target} to mount {_named(folder)} on",
+                    f"--read-only: the image has no {bind.target} to mount {_format_kind(folder)} on",
                     remedy=f"{WRITABLE}, or mount it where the image has a folder",
                 )
         else:
@@ -113,7 +115,9 @@ def _place(image: ImageFiles, bind: Bind, before: Sequence[Bind], container: Con
     except InMountError as error:
         return _place_in_mount(image, bind, error, before, container)
     if found is not None and os.path.isdir(f"{image.root}{found}") != folder:
-        raise UsageError(f"cannot mount {_named(folder)} on {bind.target}, which is {_named(not folder)}")
+        raise UsageError(
+            f"cannot mount {_format_kind(folder)} on {bind.target}, which is {_format_kind(not folder)}"
+        )
     return found
 
 
@@ -153,7 +157,7 @@ def _make_in_bind(outer: Bind, path: str, bind: Bind) -> None:
                     f"cannot mount {bind.target}: {place} not found", remedy="create it first"
                 ) from None
             if last and not os.path.isdir(bind.source):
-                create(place)
+                create_mount_point(place)
             else:
                 os.mkdir(place)
             continue
@@ -163,7 +167,7 @@ def _make_in_bind(outer: Bind, path: str, bind: Bind) -> None:
             )
 
 
-def _working_folder(image: ImageFiles, container: ContainerSpec) -> str:
+def _make_working_folder(image: ImageFiles, container: ContainerSpec) -> str:
     """Return the folder in which a container starts, which is made as docker does."""
     try:
         if not container.read_only:
@@ -178,5 +182,5 @@ def _working_folder(image: ImageFiles, container: ContainerSpec) -> str:
     return found
 
 
-def _named(folder: bool) -> str:  # noqa: FBT001
+def _format_kind(folder: bool) -> str:  # noqa: FBT001
     return "a folder" if folder else "a file"

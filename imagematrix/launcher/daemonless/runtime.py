@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             """Raise UsageError for what the runtime cannot pass to a container."""
             ...
 
-        def isolates(self, container: ContainerSpec) -> bool:
+        def is_isolating(self, container: ContainerSpec) -> bool:
             """Whether the container has a PID namespace, whose processes end with the first."""
             ...
 

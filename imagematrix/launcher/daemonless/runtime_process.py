@@ -18,9 +18,9 @@ import termios
 from imagematrix.common.programs import search_path
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError
-from imagematrix.launcher.daemonless import namespace, program
+from imagematrix.launcher.daemonless import entrypoint, namespace
 from imagematrix.launcher.daemonless.gate import FREE
-from imagematrix.launcher.daemonless.image_root import mounted
+from imagematrix.launcher.daemonless.image_root import mount_image
 from imagematrix.launcher.daemonless.runtime import Place
 
 TYPE_CHECKING = False
@@ -76,7 +76,7 @@ def _start(
     container, runtime = launching.container, launching.runtime
 
     # The container gets three descriptors, and what a batch system names. Locks stay with the keeper.
-    connection = _connection(container)
+    connection = _duplicate_connection(container)
     _take_streams(streams, terminal=container.terminal)
     if connection is not None:
         os.dup2(connection, FIRST, inheritable=False)
@@ -88,10 +88,10 @@ def _start(
 
     # In the namespace, the user is root.
     ids, environment = (os.geteuid(), os.getegid()), {"PATH": search_path()}
-    namespace.enter()
+    namespace.enter_namespaces()
     at = os.path.join(launching.folder, FILES)
     os.mkdir(at, 0o700)
-    root = mounted(launching.image, at, launching.squashfuse, read_only=container.read_only)
+    root = mount_image(launching.image, at, launching.squashfuse, read_only=container.read_only)
     if runtime.ends_with_keeper:
         # Only now: what serves the files of the image would otherwise stay if this ends while it starts.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -99,7 +99,7 @@ def _start(
             os._exit(1)
 
     container = runtime.fit(container, root)
-    program.require(container, root)
+    entrypoint.require_program(container, root)
     place = Place(
         folder=launching.folder, at=at, root=root, user=ids[0], group=ids[1], environment=environment
     )
@@ -113,7 +113,7 @@ def _start(
     os.execve(prepared.words[0], [*prepared.words], prepared.environment)  # noqa: S606 - without a shell
 
 
-def _connection(container: ContainerSpec) -> int | None:
+def _duplicate_connection(container: ContainerSpec) -> int | None:
     """Return a copy of the descriptor that a batch system passes to its task, if it does.
 
     It is this process's variable that says so: an image could name any descriptor.

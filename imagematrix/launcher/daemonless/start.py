@@ -12,13 +12,13 @@ from imagematrix.common.text import word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.local_store.folder import SQUASHFS
 from imagematrix.launcher.daemonless import image_root
-from imagematrix.launcher.daemonless.gate import pipe
-from imagematrix.launcher.daemonless.keeper import Keeper, Signals, adopt_descendants
-from imagematrix.launcher.daemonless.launch_folder import launch_folder
+from imagematrix.launcher.daemonless.gate import open_pipe
+from imagematrix.launcher.daemonless.launch_folder import make_launch_folder
+from imagematrix.launcher.daemonless.lease_holder import LeaseHolder, Signals, adopt_descendants
+from imagematrix.launcher.daemonless.process_title import hide_arguments
 from imagematrix.launcher.daemonless.runtime import ContainerStart, require_text
 from imagematrix.launcher.daemonless.runtime_process import become_runtime
 from imagematrix.launcher.daemonless.streams import Streams
-from imagematrix.launcher.daemonless.title import hide_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Runtime
-    from imagematrix.launcher.gpu_claims.claim import Claim
+    from imagematrix.launcher.gpu_claims.gpu_claim import Claim
 
-__all__ = ["OF_USER", "runtime_of", "start"]
+__all__ = ["OF_USER", "choose_runtime", "run_container"]
 
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 BWRAP, CH_RUN = "bwrap", "ch-run"
@@ -41,7 +41,7 @@ OF_USER = (BWRAP, CH_RUN)  # in whose containers the process has its user's numb
 PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: APPTAINER}  # of engines that have only one
 
 
-def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> Runtime:
+def choose_runtime(engine: str, wanted: str | None, *, of_user: bool = False) -> Runtime:
     """Return the runtime with which an engine starts containers.
 
     Of OCI runtimes it is the `wanted` one, or else the first that this node has, with `of_user` one of
@@ -53,7 +53,7 @@ def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> Run
     for name in (wanted,) if wanted else usual:
         program = find_program(name)
         if program and (wanted or name != "crun" or not os.path.isdir(HYBRID)):
-            return _runtime(name, program)
+            return _make_runtime(name, program)
     missing = wanted or ", ".join(RUNTIMES)
     package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(wanted, wanted)
     raise EngineError(
@@ -64,12 +64,12 @@ def runtime_of(engine: str, wanted: str | None, *, of_user: bool = False) -> Run
     )
 
 
-def _runtime(name: str, program: str) -> Runtime:
+def _make_runtime(name: str, program: str) -> Runtime:
     # Each is loaded only where it starts something: jobs wait for it.
     if name == APPTAINER:
         from imagematrix.launcher.daemonless import apptainer
 
-        apptainer.require_settings(apptainer.settings_file(program))
+        apptainer.require_settings(apptainer.locate_settings(program))
         return apptainer.Apptainer(program)
     if name == BWRAP:
         from imagematrix.launcher.daemonless.bubblewrap import Bubblewrap
@@ -84,7 +84,7 @@ def _runtime(name: str, program: str) -> Runtime:
     return OciRuntime(name, program)
 
 
-def start(
+def run_container(
     container: ContainerSpec,
     image: StoredImage,
     runtime: Runtime,
@@ -113,7 +113,7 @@ def start(
             missing = f"{image.digest} was removed from {store}"
             raise UnknownImageError(missing, remedy="run the command again")
         hide_arguments()
-        with launch_folder() as folder, Streams(container) as streams, Signals() as signals:
+        with make_launch_folder() as folder, Streams(container) as streams, Signals() as signals:
             launching = ContainerStart(
                 container=container,
                 image=image,
@@ -122,7 +122,7 @@ def start(
                 gate=runtime.gate(),
                 squashfuse=squashfuse,
             )
-            report, reported = pipe()
+            report, reported = open_pipe()
             keeper = os.getpid()
             adopt_descendants()
             child = os.fork()
@@ -131,7 +131,7 @@ def start(
             for descriptor in (reported, *launching.gate.inherited):
                 os.close(descriptor)
             streams.start()
-            return Keeper(
+            return LeaseHolder(
                 child, launching, report=report, signals=signals, streams=streams, lease=lease, claim=claim
             ).run()
     finally:

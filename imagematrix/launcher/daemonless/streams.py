@@ -48,9 +48,9 @@ class Streams:
             self._open_terminal()
         else:
             self.given = (
-                self._input() if self._interactive else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC),
-                self._output(OUTPUT),
-                self._output(ERRORS),
+                self._open_input() if self._interactive else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC),
+                self._open_output(OUTPUT),
+                self._open_output(ERRORS),
             )
         return self
 
@@ -121,7 +121,7 @@ class Streams:
         if self._interactive:
             self._from.append((INPUT, self.terminal))
 
-    def _input(self) -> int:
+    def _open_input(self) -> int:
         if not os.isatty(INPUT):
             return INPUT
         reader, writer = os.pipe()
@@ -129,7 +129,7 @@ class Streams:
         self._ours.append(writer)
         return reader
 
-    def _output(self, stream: int) -> int:
+    def _open_output(self, stream: int) -> int:
         if not os.isatty(stream):
             return stream
         reader, writer = os.pipe()

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["DeviceProblem", "DevicesError", "absent", "check", "nodes", "require"]
+__all__ = [
+    "DeviceProblem",
+    "DevicesError",
+    "check_device_nodes",
+    "find_absent_nodes",
+    "list_device_nodes",
+    "require_device_nodes",
+]
 
 # CUDA needs the first two for every GPU; the others serve debuggers and profilers, and graphics.
 ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -64,41 +71,41 @@ class DevicesError(ProbeError):
         self.problems = problems
 
 
-def nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
+def list_device_nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """Return the device nodes to pass for `gpus` of `host`, in a fixed order; none without GPUs.
 
     A GPU's node is named by its minor number, not by its index. Raises ProbeError if a number is unknown.
     """
-    paths = [path for gpu in gpus for path in _gpu_nodes(gpu)]
+    paths = [path for gpu in gpus for path in _list_gpu_nodes(gpu)]
     if not paths:
         return ()
     present = [path for path in WHERE_PRESENT if path in host.devices]
     return tuple(dict.fromkeys([*paths, *ALWAYS, *present]))
 
 
-def check(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
+def check_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
     """Return the problems of device nodes.
 
     Existence proves nothing: each must be a character device with a driver attached, and this user must have
     access. The node of a GPU is checked without opening it (see imagematrix.hardware.host.device).
     """
-    return tuple(problem for path in paths for problem in _problems(path, _under(root, path)))
+    return tuple(problem for path in paths for problem in _find_problems(path, _join_root(root, path)))
 
 
-def absent(paths: Iterable[str]) -> tuple[DeviceProblem, ...]:
+def find_absent_nodes(paths: Iterable[str]) -> tuple[DeviceProblem, ...]:
     """Return the problems of missing device nodes."""
     return tuple(DeviceProblem(path=path, what="not found", remedy=_creation(path)) for path in paths)
 
 
-def require(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
+def require_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
     """Return the doubts about device nodes; raise DevicesError if one cannot be used."""
-    problems = check(paths, root)
+    problems = check_device_nodes(paths, root)
     if not all(problem.doubt for problem in problems):
         raise DevicesError(problems)
     return problems
 
 
-def _gpu_nodes(gpu: Gpu) -> Iterator[str]:
+def _list_gpu_nodes(gpu: Gpu) -> Iterator[str]:
     if gpu.minor is None:
         raise ProbeError(
             f"device minor of {gpu.label} unknown: cannot determine its node",
@@ -116,11 +123,11 @@ def _gpu_nodes(gpu: Gpu) -> Iterator[str]:
             yield f"{CAPABILITY}{minor}"
 
 
-def _problems(path: str, real: str) -> Iterator[DeviceProblem]:
+def _find_problems(path: str, real: str) -> Iterator[DeviceProblem]:
     try:
         kind = os.stat(real).st_mode  # noqa: PTH116 - pathlib is slow to import
     except OSError as error:
-        yield _problem(path, error)
+        yield _describe_problem(path, error)
         return
     if not stat.S_ISCHR(kind):
         yield DeviceProblem(path=path, what="not a character device", remedy=f"remove it; {_creation(path)}")
@@ -133,12 +140,12 @@ def _problems(path: str, real: str) -> Iterator[DeviceProblem]:
             access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
             os.close(os.open(real, access | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
-        yield _problem(path, error)
+        yield _describe_problem(path, error)
 
 
-def _problem(path: str, error: OSError) -> DeviceProblem:
+def _describe_problem(path: str, error: OSError) -> DeviceProblem:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return absent([path])[0]
+        return find_absent_nodes([path])[0]
     if error.errno in (errno.EACCES, errno.EPERM):
         # If root is denied, the file mode is not the reason, and an engine that runs as root is denied too.
         doubt = os.geteuid() != 0
@@ -157,5 +164,5 @@ def _creation(path: str) -> str:
     return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {word(minor)}`"
 
 
-def _under(root: str, path: str) -> str:
+def _join_root(root: str, path: str) -> str:
     return f"{root.rstrip('/')}{path}"

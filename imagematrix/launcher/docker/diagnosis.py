@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selection import Selection
 
-__all__ = ["Diagnosis", "diagnose", "program_failed"]
+__all__ = ["Diagnosis", "diagnose", "is_program_failure"]
 
 SIGILL = 132  # 128 + the number of the signal
 NOT_THE_PROGRAM = frozenset({0, 125, 126, 127})  # it succeeded, or never ran (exit codes of docker run)
@@ -58,7 +58,7 @@ class Failure(Record):
         """Code and message as CUDA has them."""
         return f"CUDA error {self.code}: {self.message.removeprefix('CUDA error: ')}"
 
-    def found_in(self, line: str) -> bool:
+    def is_reported_in(self, line: str) -> bool:
         """Whether a line of output reports it: by name, by message, or by number as a CUDA error."""
         lower = line.lower()
         if self.message.lower() in lower or any(_is_word(name.lower(), lower) for name in self.names):
@@ -154,14 +154,14 @@ class Diagnosis(Record):
             return f"{self.cause}; the cause is on the node, which no rule covers"
         if self.prediction is None:
             return f"{self.cause}; rule {self.rule} does not apply to this image and was not checked"
-        need, have = _short(self.prediction.need), _short(self.prediction.have or "nothing")
+        need, have = _shorten_line(self.prediction.need), _shorten_line(self.prediction.have or "nothing")
         return (
             f"{self.cause}; rule {self.rule} expected it to run: {self.prediction.why} "
             f"(need {need}; have {have})"
         )
 
 
-def program_failed(code: int) -> bool:
+def is_program_failure(code: int) -> bool:
     """Whether the container's program ran and failed, given the exit code of docker's command."""
     return code not in NOT_THE_PROGRAM
 
@@ -176,7 +176,7 @@ def diagnose(code: int, lines: Iterable[str], selection: Selection) -> Diagnosis
     # The last report counts: a program may go on after the first ones.
     for line in reversed(list(lines)):
         for failure in FAILURES:
-            if failure.found_in(line[-LONGEST:]):
+            if failure.is_reported_in(line[-LONGEST:]):
                 return _diagnosis(failure.text, failure.rules, selection, failure.remedy)
     return None
 
@@ -195,5 +195,5 @@ def _diagnosis(
     )
 
 
-def _short(text: str) -> str:
+def _shorten_line(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:99]}…"  # noqa: PLR2004 - one line of a terminal

@@ -9,10 +9,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["variables"]
+__all__ = ["read_env_file"]
 
 
-def variables(path: str, environment: Mapping[str, str]) -> list[str]:
+def read_env_file(path: str, environment: Mapping[str, str]) -> list[str]:
     """Return the variables in a file, each as NAME=VALUE: no quotes, comments on lines of their own.
 
     A line with only a name stands for the variable in `environment`, or for nothing if there is none. Raises

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-__all__ = ["run"]
+__all__ = ["run_in_foreground"]
 
 # These include job control: docker's command forwards it to the container and does not stop itself.
 FORWARDED = frozenset(
@@ -49,7 +49,7 @@ AGAIN_S = 0.5  # at most this long after its end, the command's end is noticed w
 SIGNALLED = 128  # a shell's exit code for a command that signal N ended is 128 + N
 
 
-def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
+def run_in_foreground(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
     """Run a command to its end and return its exit code, 128 + N if signal N ended it.
 
     `on_start` is called once it runs; threads that it starts receive no signals.
@@ -108,7 +108,7 @@ class _Witness:
     """
 
     def __enter__(self) -> Self:
-        self._process = self._started()
+        self._process = self._start_witness()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +121,7 @@ class _Witness:
         """
         received = self._has_pending(signum)
         if received:  # it stays pending, which would hide the next one
-            before, self._process = self._process, self._started()
+            before, self._process = self._process, self._start_witness()
             # The new witness does not have a signal that came before it. The command has just received the
             # same signal from the group, and docker's command ends by force if it counts one too many.
             if signum in signal.sigpending() and not self._has_pending(signum):
@@ -135,7 +135,7 @@ class _Witness:
         return bool(int(pending.split()[1], 16) >> (signum - 1) & 1)
 
     @staticmethod
-    def _started() -> subprocess.Popen[bytes]:
+    def _start_witness() -> subprocess.Popen[bytes]:
         # It reads from a pipe that stays open and empty.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:

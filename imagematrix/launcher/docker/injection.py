@@ -11,8 +11,8 @@ import re
 
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors.runtime import VISIBLE, is_nvidia
-from imagematrix.launcher.docker.passed import value_of
 from imagematrix.launcher.docker.plan import NO_INJECTION
+from imagematrix.launcher.docker.user_gpu_options import expand_variable
 from imagematrix.launcher.gpu_claims.containers import CDI
 
 TYPE_CHECKING = False
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.plan import Launch
 
-__all__ = ["second_driver", "through_cdi"]
+__all__ = ["find_second_driver", "inject_through_cdi"]
 
 KIND = "nvidia.com/gpu"
 NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a MIG device
 NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with
 
 
-def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
+def inject_through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     """Return `launch` with its injected GPUs as CDI devices, or unchanged if CDI does not list all of them.
 
     `folders` are the engine's folders of CDI specifications (`CDISpecDirs` of `docker info`). See
@@ -38,7 +38,7 @@ def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     by number instead of UUID, a device is identified by its device nodes, because these numbers count only
     the GPUs that worked when the specifications were written.
     """
-    specified = {name: nodes for folder in folders for name, nodes in _devices(folder)}
+    specified = {name: nodes for folder in folders for name, nodes in _read_devices(folder)}
     by_node = {nodes: name for name, nodes in specified.items()}
     # A MIG device has the node of its GPU, too, so nodes identify only whole GPUs.
     others = [by_node.get(frozenset([f"/dev/nvidia{gpu.minor}"]), "") for gpu in launch.gpus if not gpu.mig]
@@ -49,7 +49,7 @@ def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     return launch
 
 
-def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str | None:
+def find_second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str | None:
     """Return the option that would inject the node's driver into an image that has its own, or None.
 
     `info` returns the engine's information, and is called only if needed.
@@ -57,7 +57,9 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
     for name in args.values("--device"):
         if CDI.match(name):
             return f"--device {name}"
-    values = [value_of(text) for text in args.values("--env", "e") if text.partition("=")[0] == VISIBLE]
+    values = [
+        expand_variable(text) for text in args.values("--env", "e") if text.partition("=")[0] == VISIBLE
+    ]
     visible = values[-1] if values else ""
     if visible in NOTHING:
         return None
@@ -66,7 +68,7 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
     return f"{VISIBLE}={visible} with the runtime {runtime}" if is_nvidia(runtime, info) else None
 
 
-def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
+def _read_devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield NVIDIA's devices in the CDI specifications in a folder: their names and device nodes of GPUs."""
     import yaml
 

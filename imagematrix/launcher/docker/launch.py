@@ -9,13 +9,13 @@ from imagematrix.errors import EngineError, ProbeError, UnknownImageError, Usage
 from imagematrix.hardware.gpu_request.spec import candidates
 from imagematrix.images.catalog.sources import require_signed
 from imagematrix.images.engine import images, transport
-from imagematrix.launcher.docker.devices import nodes, require
-from imagematrix.launcher.docker.injection import through_cdi
-from imagematrix.launcher.docker.passed import passed_by
-from imagematrix.launcher.docker.plan import held_of, plan
-from imagematrix.launcher.docker.pull import ensure
+from imagematrix.launcher.docker.devices import list_device_nodes, require_device_nodes
+from imagematrix.launcher.docker.injection import inject_through_cdi
+from imagematrix.launcher.docker.plan import find_engine_digests, plan_launch
+from imagematrix.launcher.docker.pull import pull_unless_present
 from imagematrix.launcher.docker.share import Share
-from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.docker.user_gpu_options import find_gpus_in_api_options
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
 from imagematrix.launcher.gpu_claims.survey import survey_node
 from imagematrix.selection.selection import Selection
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.docker.plan import Launch
 
-__all__ = ["arguments", "launch", "start"]
+__all__ = ["launch", "make_create_arguments", "start_container"]
 
 
 def launch(
@@ -61,10 +61,10 @@ def launch(
     _check_types(selection, share, wait)
     if selection.variant:
         require_signed(selection.variant, policy, version=selection.version)
-    return start(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
+    return start_container(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
 
 
-def start(
+def start_container(
     selection: Selection,
     command: str | Sequence[str] = (),
     *,
@@ -83,37 +83,37 @@ def start(
     try:
         docker = client or transport.client()
         over, info = transport.DockerPy(docker), cache(docker.info)
-        held = held_of(selection, partial(images.inspect, over=over))
+        held = find_engine_digests(selection, partial(images.inspect, over=over))
 
         def planned(spec: Wanted, part: Share | None = None) -> Launch:
-            launch = plan(selection, command, gpus=spec, share=part, held=held)
-            require(launch.devices)
+            launch = plan_launch(selection, command, gpus=spec, share=part, held=held)
+            require_device_nodes(launch.devices)
             return launch
 
         # Before the claim: what cannot be started at all must not wait for GPUs.
         first = planned(gpus)
         if "@" in first.reference:
             # Before the claim, too: it may take minutes.
-            ensure(first.reference, first.digest, first.platform, client=docker)
-        passed = passed_by(options, selection.host.gpus, info)
+            pull_unless_present(first.reference, first.digest, first.platform, client=docker)
+        passed = find_gpus_in_api_options(options, selection.host.gpus, info)
         if not (first.gpus or passed):
             return _start(docker, first, options)
         # Once the container runs, its own devices show that it uses these GPUs.
-        with claim(
+        with claim_gpus(
             [candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
             partial(survey_node, selection.host.gpus, over=over),
-            also=passed,
+            extra_gpus=passed,
             vram_mib=share.vram_mib if share else None,
             mps=bool(share and share.mps),
             wait_s=wait,
-            faults=partial(_faults, selection),
+            faults=partial(_find_faults, selection),
         ) as claimed:
             same = share is None and claimed.gpus == first.gpus
             second = first if same else planned(claimed.gpus or gpus, share)
             if options.get("privileged"):  # its list of devices shows other launches which GPUs it uses
-                second = second.with_devices(nodes(selection.host, passed))
+                second = second.with_devices(list_device_nodes(selection.host, passed))
             if second.injected:
-                second = through_cdi(second, info().get("CDISpecDirs") or ())
+                second = inject_through_cdi(second, info().get("CDISpecDirs") or ())
             return _start(docker, second.with_labels(claimed.labels), options)
     except NotFound as error:
         name = str(selection.selected)
@@ -133,18 +133,18 @@ def _check_types(selection: object, share: object, wait: object) -> None:
         raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
 
 
-def _faults(selection: Selection, gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
+def _find_faults(selection: Selection, gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
     """Return why device nodes of some of these GPUs cannot be passed now."""
     why = {}
     for gpu in gpus:
         try:
-            require(plan(selection, gpus=(gpu,)).devices)
+            require_device_nodes(plan_launch(selection, gpus=(gpu,)).devices)
         except ProbeError as error:
             why[gpu] = str(error)
     return why
 
 
-def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
+def make_create_arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of docker-py's `containers.create` for `launch`, with the caller's `options`."""
     from docker.types import DeviceRequest, Mount
 
@@ -158,9 +158,9 @@ def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
         defaults["ipc_mode"] = launch.ipc
     merged: dict[str, Any] = {
         "devices": [f"{path}:{path}:rwm" for path in launch.devices] + list(options.get("devices") or ()),
-        "environment": {**launch.environment, **_mapping(options.get("environment"))},
+        "environment": {**launch.environment, **_parse_mapping(options.get("environment"))},
         # Not overridden, unlike the variables: other launches read from them what the container holds.
-        "labels": {**_mapping(options.get("labels")), **launch.labels},
+        "labels": {**_parse_mapping(options.get("labels")), **launch.labels},
     }
     if launch.mounts:
         mounts = [Mount(path, path, type="bind") for path in launch.mounts]
@@ -169,7 +169,7 @@ def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start(client: DockerClient, launch: Launch, options: Mapping[str, Any]) -> Container:
-    container = client.containers.create(**arguments(launch, options))
+    container = client.containers.create(**make_create_arguments(launch, options))
     try:
         container.start()
     except BaseException:
@@ -178,7 +178,7 @@ def _start(client: DockerClient, launch: Launch, options: Mapping[str, Any]) -> 
     return container
 
 
-def _mapping(pairs: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+def _parse_mapping(pairs: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     """Return a mapping; docker-py also takes a list of NAME=VALUE."""
     if isinstance(pairs, dict):
         return pairs

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["OWN", "RunArgs", "mib", "seconds", "split"]
+__all__ = ["OWN", "RunArgs", "parse_mib", "parse_run_args", "parse_seconds"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
@@ -161,20 +161,20 @@ class RunArgs(Record):
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the options for docker as they are written: "--env", or "-e"."""
-        return tuple(name for option in self.options for name in _names(option[0]))
+        return tuple(name for option in self.options for name in _split_names(option[0]))
 
     def values(self, name: str, short: str = "") -> tuple[str, ...]:
         """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
-        values = (_value(option, name, short) for option in self.options)
+        values = (_parse_value(option, name, short) for option in self.options)
         return tuple(value for value in values if value is not None)
 
     def _is_set(self, name: str, short: str = "-") -> bool:
         """Whether one of docker's flags is set; the last occurrence counts."""
-        values = [_flag(option[0], name, short) for option in self.options]
+        values = [_parse_flag(option[0], name, short) for option in self.options]
         return next((value for value in reversed(values) if value is not None), False)
 
 
-def split(words: Sequence[str]) -> RunArgs:
+def parse_run_args(words: Sequence[str]) -> RunArgs:
     """Parse the words after `imagematrix run`; raise UsageError if they are invalid or name no image.
 
     Options end at the first word that is not an option, which is the image, or after "--". Everything after
@@ -188,21 +188,21 @@ def split(words: Sequence[str]) -> RunArgs:
     left = list(words)
     option: list[str] = []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
-        option, left = _first(left)
+        option, left = _split_option(left)
         name, equals, value = option[0].partition("=")
         if name == "--where":
             where.append(value if equals else option[1])
         elif name in OWN_VALUES:
             values[name] = value if equals else option[1]
         elif name in OWN_FLAGS:
-            flags[name] = _boolean(name, value) if equals else True
+            flags[name] = _parse_boolean(name, value) if equals else True
         else:
             docker.append(tuple(option))
     if left[:1] == ["--"]:
         del left[0]
     if ("--help",) not in docker and not any(left[:1]):
         raise UsageError("missing argument: IMAGE", remedy=_remedy(option))
-    gpus, capabilities = _gpus(values["--gpus"]) if "--gpus" in values else (None, None)
+    gpus, capabilities = _parse_gpus(values["--gpus"]) if "--gpus" in values else (None, None)
     dry_run = COMMAND if flags.get("--dry-run") else None
     return RunArgs(
         options=tuple(docker),
@@ -213,13 +213,13 @@ def split(words: Sequence[str]) -> RunArgs:
         policy=values.get("--policy"),
         gpus=gpus,
         capabilities=capabilities,
-        where=_where(where) if where else None,
+        where=_parse_where(where) if where else None,
         nvidia_smi=values.get("--nvidia-smi"),
         engine=values.get("--engine"),
         store=values.get("--store"),
-        wait_s=seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
-        vram_mib=mib(values["--vram"]) if "--vram" in values else None,
-        mps_threads=_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
+        wait_s=parse_seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
+        vram_mib=parse_mib(values["--vram"]) if "--vram" in values else None,
+        mps_threads=_parse_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
         shown=_form(values["--print"]) if "--print" in values else dry_run,
         mps=flags.get("--mps", False) or "--mps-threads" in values,
         measure=flags.get("--measure", False),
@@ -228,28 +228,28 @@ def split(words: Sequence[str]) -> RunArgs:
     )
 
 
-def _first(words: list[str]) -> tuple[list[str], list[str]]:
+def _split_option(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the first option of `words`, with its value if that is the next word, and the rest."""
-    count = 2 if _takes_next(words[0]) else 1
+    count = 2 if _has_value_word(words[0]) else 1
     if len(words) < count:
         raise UsageError(f"missing value of {words[0]}", remedy=f"usage: {USAGE}")
     return words[:count], words[count:]
 
 
-def _takes_next(word: str) -> bool:
+def _has_value_word(word: str) -> bool:
     if word.startswith("--"):
         return "=" not in word and word not in FLAGS and word not in OWN_FLAGS
     # Of combined short options ("-itp80:80") the first that takes a value takes the rest of the word.
     return len(word[1:].lstrip(SHORT_FLAGS)) == 1
 
 
-def _boolean(name: str, value: str) -> bool:
+def _parse_boolean(name: str, value: str) -> bool:
     if value not in ("true", "false"):
         raise UsageError(f"invalid value of {name}: expected true or false, got {value!r}")
     return value == "true"
 
 
-def _gpus(text: str) -> tuple[str, str | None]:
+def _parse_gpus(text: str) -> tuple[str, str | None]:
     """Return the value of `--gpus` in imagematrix's syntax, and driver capabilities from docker's syntax.
 
     Docker parses the value as one line of CSV (opts/gpus.go of docker/cli): a count, "all" or -1, or fields
@@ -277,13 +277,13 @@ def _gpus(text: str) -> tuple[str, str | None]:
     return "all" if spec == "-1" else spec, by_key.get("capabilities")
 
 
-def _where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
+def _parse_where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
     from imagematrix.selection.question import parse
 
     return parse(texts)
 
 
-def seconds(text: str, option: str) -> float:
+def parse_seconds(text: str, option: str) -> float:
     """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is invalid."""
     digits, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
     count = natural(digits)
@@ -292,17 +292,17 @@ def seconds(text: str, option: str) -> float:
     return float(count * UNITS[unit])
 
 
-def mib(text: str) -> int:
+def parse_mib(text: str) -> int:
     """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is invalid."""
     from imagematrix.common import units
 
-    amount = units.parse(text) or _docker_size(text)
+    amount = units.parse(text) or _parse_docker_size(text)
     if amount is None or amount < MIB:
         raise UsageError(f"invalid --vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
     return int(amount // MIB)
 
 
-def _docker_size(text: str) -> float | None:
+def _parse_docker_size(text: str) -> float | None:
     """Return the bytes of an amount in the syntax of docker's --memory, 4g or 500m: powers of 1024."""
     from imagematrix.common import units
 
@@ -310,7 +310,7 @@ def _docker_size(text: str) -> float | None:
     return units.parse(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
 
 
-def _percent(text: str) -> int:
+def _parse_percent(text: str) -> int:
     percent = natural(text.removesuffix("%"))
     if percent is None or not 0 < percent <= 100:  # noqa: PLR2004 - percent
         raise UsageError(f"invalid --mps-threads {text}: expected a percentage from 1 to 100")
@@ -323,7 +323,7 @@ def _form(text: str) -> str:
     return text
 
 
-def _flag(word: str, name: str, short: str = "-") -> bool | None:
+def _parse_flag(word: str, name: str, short: str = "-") -> bool | None:
     """Return the value of one of docker's flags in a word, None if the word does not set it."""
     if word.startswith("--"):
         option, _, value = word.partition("=")
@@ -335,7 +335,7 @@ def _flag(word: str, name: str, short: str = "-") -> bool | None:
     return not (letters.endswith(short) and value in FALSE)  # in -it=false the value is that of the last
 
 
-def _names(word: str) -> Iterator[str]:
+def _split_names(word: str) -> Iterator[str]:
     """Yield the names of the options in a word: of several in one word (-itp80:80), each."""
     if word.startswith("--"):
         yield word.partition("=")[0]
@@ -346,7 +346,7 @@ def _names(word: str) -> Iterator[str]:
         yield f"-{letter}"
 
 
-def _value(option: tuple[str, ...], name: str, short: str) -> str | None:
+def _parse_value(option: tuple[str, ...], name: str, short: str) -> str | None:
     """Return the value of one of docker's options, None if `option` is another."""
     word = option[0]
     if word.startswith("--"):

@@ -9,7 +9,7 @@ from imagematrix.hardware.gpu_request.spec import among, names
 from imagematrix.hardware.vendors import runtime
 from imagematrix.images.catalog.engine import require_own
 from imagematrix.images.engine.images import digests_in
-from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.gpu_claims.containers import GPUS, VRAM, WHOLE
 from imagematrix.selection.drivers import mode
@@ -31,10 +31,10 @@ __all__ = [
     "SCHEMA",
     "SELECTED",
     "Launch",
-    "docker_run",
-    "held_of",
-    "named",
-    "plan",
+    "find_engine_digests",
+    "format_docker_run",
+    "format_start_name",
+    "plan_launch",
 ]
 
 SCHEMA = "imagematrix.launch/v1"
@@ -101,7 +101,7 @@ class Launch(Record):
             "ipc": self.ipc,
             "options": list(options),
             "command": list(self.command),
-            "docker": docker_run(self, options),
+            "docker": format_docker_run(self, options),
         }
 
     @property
@@ -110,7 +110,7 @@ class Launch(Record):
         return self.platform if self.platform.count("/") > 1 else None
 
 
-def plan(
+def plan_launch(
     selection: Selection,
     command: Sequence[str] = (),
     *,
@@ -138,12 +138,12 @@ def plan(
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
     passed = driver in ("exact", "compat")
-    injected = _runtime_names(selection.host, chosen) if driver == "host" else ()
+    injected = _list_runtime_names(selection.host, chosen) if driver == "host" else ()
     return Launch(
-        reference=named(variant, held),
+        reference=format_start_name(variant, held),
         digest=variant.digest,
         platform=variant.platform,
-        devices=nodes(selection.host, chosen) if passed else (),
+        devices=list_device_nodes(selection.host, chosen) if passed else (),
         environment={**(NO_REQUIREMENT if injected else NO_INJECTION), **part.environment(used)},
         labels=labels,
         command=tuple(command),
@@ -154,7 +154,9 @@ def plan(
     )
 
 
-def held_of(selection: Selection, image: Callable[[str], Mapping[str, Any] | None]) -> frozenset[str] | None:
+def find_engine_digests(
+    selection: Selection, image: Callable[[str], Mapping[str, Any] | None]
+) -> frozenset[str] | None:
     """Return the digests of the engine's image with the selected name, None if it is not from a registry.
 
     `image` inspects an image by its name. Raises AuditError if the container would be started from an image
@@ -165,12 +167,12 @@ def held_of(selection: Selection, image: Callable[[str], Mapping[str, Any] | Non
         return None
     found = image(variant.reference)
     held = digests_in(found) if "/" in variant.reference else None
-    if found and named(variant, held) == variant.reference:
+    if found and format_start_name(variant, held) == variant.reference:
         require_own(found, variant.reference)
     return held
 
 
-def named(variant: Variant, held: Container[str] | None) -> str:
+def format_start_name(variant: Variant, held: Container[str] | None) -> str:
     """Return the name by which to start a variant: with its digest if that is not among those `held`.
 
     `held` are the digests of the engine's image with the variant's name, None if unknown.
@@ -180,7 +182,7 @@ def named(variant: Variant, held: Container[str] | None) -> str:
     return f"{variant.reference}@{variant.digest}"
 
 
-def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
+def format_docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     """Return the command line that starts `launch`, with the user's own `options`.
 
     The launch's labels follow the options: of two labels with the same name, docker takes the last.
@@ -193,7 +195,7 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     for name in launch.injected if launch.cdi else ():
         words += ["--device", name]
     if launch.injected and not launch.cdi:
-        words += ["--gpus", _gpus_option(launch.injected)]
+        words += ["--gpus", _format_gpus_option(launch.injected)]
     for path in launch.mounts:
         words += ["--volume", f"{path}:{path}"]
     if launch.ipc:
@@ -207,7 +209,7 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     return [*words, launch.reference, *launch.command]
 
 
-def _runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+def _list_runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     """Return the names by which NVIDIA's runtime knows `gpus`: UUIDs, or indices if the UUID is unknown.
 
     The runtime counts only GPUs that it sees, so indices agree up to the first unusable GPU. It numbers
@@ -229,7 +231,7 @@ def _runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     return names(gpus)
 
 
-def _gpus_option(gpus: tuple[str, ...]) -> str:
+def _format_gpus_option(gpus: tuple[str, ...]) -> str:
     # Docker parses the value as one line of CSV: a field with commas needs quotes.
     value = f"device={','.join(gpus)}"
     return f'"{value}"' if len(gpus) > 1 else value

@@ -11,8 +11,8 @@ from imagematrix.images.catalog.sources import require_signed
 from imagematrix.images.engine import images, transport
 from imagematrix.images.engine.pull import pull as pull_into_engine
 from imagematrix.images.engine.pull import silent
-from imagematrix.launcher.docker.plan import held_of, named
-from imagematrix.launcher.docker.unpacking import require_unpackable
+from imagematrix.launcher.docker.plan import find_engine_digests, format_start_name
+from imagematrix.launcher.docker.zstd_check import require_unpackable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagematrix.images.engine.pull import PullProgress
     from imagematrix.selection.selection import Selection
 
-__all__ = ["ensure", "pull"]
+__all__ = ["pull", "pull_unless_present"]
 
 
 def pull(
@@ -38,17 +38,17 @@ def pull(
 
     Its signatures are checked first, as the site's policy and the user's require: the file `policy`, or else
     the one that the environment names. An image that only the engine has stays as it is; the answer has no
-    digest if the engine keeps no manifests. Raises what `ensure` does, UsageError if nothing was selected,
-    AuditError if the name now stands for an image that was built on the variant, and SignatureError if a
-    signature is missing or wrong.
+    digest if the engine keeps no manifests. Raises what `pull_unless_present` does, UsageError if nothing was
+    selected, AuditError if the name now stands for an image that was built on the variant, and
+    SignatureError if a signature is missing or wrong.
     """
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot pull: nothing was selected")
     require_signed(variant, policy, version=selection.version)
     over = transport.DockerPy(client) if client else None
-    reference = named(variant, held_of(selection, partial(images.inspect, over=over)))
-    ensure(reference, variant.digest, variant.platform, report=report, client=client)
+    reference = format_start_name(variant, find_engine_digests(selection, partial(images.inspect, over=over)))
+    pull_unless_present(reference, variant.digest, variant.platform, report=report, client=client)
     if "@" in reference:
         return reference
     found = images.require(reference, over)
@@ -57,7 +57,7 @@ def pull(
     return f"{reference}@{digest}" if known else reference
 
 
-def ensure(
+def pull_unless_present(
     reference: str,
     digest: str | None,
     platform: str | None,

@@ -10,14 +10,14 @@ from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.gpu_request.spec import among, candidates, exactly
 from imagematrix.images.engine import endpoint, images, system
-from imagematrix.launcher.docker.devices import check, nodes, require
-from imagematrix.launcher.docker.injection import second_driver, through_cdi
-from imagematrix.launcher.docker.machine import engine_machine
-from imagematrix.launcher.docker.passed import passed
-from imagematrix.launcher.docker.plan import held_of, plan
-from imagematrix.launcher.docker.share import Mps, Share, mps
+from imagematrix.launcher.docker.devices import check_device_nodes, list_device_nodes, require_device_nodes
+from imagematrix.launcher.docker.injection import find_second_driver, inject_through_cdi
+from imagematrix.launcher.docker.plan import find_engine_digests, plan_launch
+from imagematrix.launcher.docker.remote_engine import find_engine_machine
+from imagematrix.launcher.docker.share import Mps, Share, find_mps
+from imagematrix.launcher.docker.user_gpu_options import find_user_gpus
 from imagematrix.launcher.gpu_claims import pods
-from imagematrix.launcher.gpu_claims.usage import keys
+from imagematrix.launcher.gpu_claims.usage import list_lock_names
 from imagematrix.selection.drivers import mode
 from imagematrix.selection.select import select, serving
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.plan import Launch
-    from imagematrix.launcher.gpu_claims.claim import Claim
+    from imagematrix.launcher.gpu_claims.gpu_claim import Claim
     from imagematrix.launcher.gpu_claims.usage import Usage
     from imagematrix.selection.selection import Selection
 
     T = TypeVar("T")
 
-__all__ = ["Engine", "LaunchRequest", "docker_engine", "remote_machine", "request"]
+__all__ = ["Engine", "LaunchRequest", "docker_engine", "find_remote_machine", "make_request"]
 
 
 class Engine(Record):
@@ -81,64 +81,64 @@ class LaunchRequest(Record):
     engine: Engine
     passed: tuple[Gpu, ...] = ()
 
-    def first(self) -> tuple[Selection, Launch]:
+    def plan_on_any(self) -> tuple[Selection, Launch]:
         """Return what would be started if all GPUs were free.
 
         Raises NothingFits; DevicesError if a device node cannot be used, unless the launch is only printed.
         """
-        return self.planned(self.choices[0].first or self.wanted)
+        return self.plan_on(self.choices[0].first or self.wanted)
 
-    def on(
+    def plan_on_claimed(
         self, claimed: Claim, chosen: Selection, launch: Launch, now: Host | None = None
     ) -> tuple[Selection, Launch]:
-        """Return what to start on the claimed GPUs; raises what `first` does.
+        """Return what to start on the claimed GPUs; raises what `plan_on_any` does.
 
-        It is `chosen` and `launch`, as `first` returned them, if the claim is on their GPUs and the host is
-        the same. `now` is the host after the wait, if it was probed again: its driver may have changed.
+        It is `chosen` and `launch`, from `plan_on_any`, if the claim is on their GPUs and the host is the
+        same. `now` is the host after the wait, if it was probed again: its driver may have changed.
         Raises UsageError or ProbeError if it no longer has these GPUs or MIG devices.
         """
         if now is not None and now != self.host:
-            gpus = _refreshed(claimed.gpus, now) or self.choices[0].first or self.wanted
+            gpus = _refresh_gpus(claimed.gpus, now) or self.choices[0].first or self.wanted
             # The engine may have other images now.
             later = replace(self, host=now, engine=self.asking())
-            chosen, launch = later.planned(gpus)
+            chosen, launch = later.plan_on(gpus)
         elif claimed.gpus != launch.gpus:
-            chosen, launch = self.planned(claimed.gpus)
+            chosen, launch = self.plan_on(claimed.gpus)
         if self.args.privileged:  # its list of devices shows other launches which GPUs it uses
-            launch = launch.with_devices(nodes(now or self.host, self.passed))
+            launch = launch.with_devices(list_device_nodes(now or self.host, self.passed))
         return chosen, launch.with_labels(claimed.labels)
 
-    def planned(self, gpus: Wanted) -> tuple[Selection, Launch]:
-        """Return what to start on `gpus`; raises what `first` does."""
+    def plan_on(self, gpus: Wanted) -> tuple[Selection, Launch]:
+        """Return what to start on `gpus`; raises what `plan_on_any` does."""
         args, needed = self.args, self.args.shown is None  # a launch that is only printed needs no engine
         chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
         nothing: frozenset[str] | None = frozenset() if "/" in str(chosen.selected) else None
-        held = _answer(lambda: held_of(chosen, self.engine.image), nothing, needed=needed)
-        launch = plan(chosen, args.command, share=self.share, held=held)
+        held = _query_engine(lambda: find_engine_digests(chosen, self.engine.image), nothing, needed=needed)
+        launch = plan_launch(chosen, args.command, share=self.share, held=held)
         if launch.injected and args.host is None:
-            info: Mapping[str, Any] = _answer(self.engine.info, {}, needed=needed)
-            launch = through_cdi(launch, info.get("CDISpecDirs") or ())
+            info: Mapping[str, Any] = _query_engine(self.engine.info, {}, needed=needed)
+            launch = inject_through_cdi(launch, info.get("CDISpecDirs") or ())
         if launch.injected and args.capabilities:
             # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
             launch = launch.with_environment({"NVIDIA_DRIVER_CAPABILITIES": args.capabilities})
         if args.shown is None and self.remote is None:
-            require(launch.devices)
+            require_device_nodes(launch.devices)
         return chosen, launch
 
-    def doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
+    def find_doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
         """Yield warnings about the launch, each with its remedy."""
         for warning in chosen.warnings:
             yield warning.text, None
-        if self.remote is None and (launch.gpus or self.passed) and pods.access() is False:
-            yield pods.denied(), "run this as root"
+        if self.remote is None and (launch.gpus or self.passed) and pods.check_access() is False:
+            yield pods.format_denied(), "run this as root"
         if self.remote is None and os.geteuid() != 0 and not endpoint.runs_as_root():
             groups: dict[tuple[str, str], list[str]] = {}
-            for problem in check(launch.devices):
+            for problem in check_device_nodes(launch.devices):
                 groups.setdefault((problem.what, problem.remedy), []).append(problem.path)
             for (what, remedy), paths in groups.items():
                 yield f"{', '.join(paths)}: {what}; the engine may still have access", remedy
         if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
-            option = second_driver(self.args, self.engine.info)
+            option = find_second_driver(self.args, self.engine.info)
             if option:
                 yield f"the image has its own driver, and {option} injects the node's as well", None
         daemon = self.share.mps
@@ -157,17 +157,17 @@ class LaunchRequest(Record):
         `now` returns the host as it is after a wait, in which GPUs may have failed; None before a wait, or if
         the host was given.
         """
-        from imagematrix.launcher.gpu_claims.claim import claim
+        from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
 
         def faults(gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
             host = now() or self.host
-            why = {gpu: self._fault(gpu, host, passed=bool(launch.devices)) for gpu in gpus}
+            why = {gpu: self._find_fault(gpu, host, passed=bool(launch.devices)) for gpu in gpus}
             return {gpu: text for gpu, text in why.items() if text is not None}
 
-        return claim(
+        return claim_gpus(
             self.choices if launch.gpus else (Choice(gpus=(), count=0),),
             partial(self.engine.survey, self.host.gpus),
-            also=self.passed,
+            extra_gpus=self.passed,
             vram_mib=self.share.vram_mib,
             mps=self.share.mps is not None,
             wait_s=self.args.wait_s,
@@ -177,30 +177,32 @@ class LaunchRequest(Record):
             any_user=self.engine.any_user,
         )
 
-    def _fault(self, gpu: Gpu, host: Host, *, passed: bool) -> str | None:
+    def _find_fault(self, gpu: Gpu, host: Host, *, passed: bool) -> str | None:
         """Return why a GPU does not work on `host`, None if it does; `passed` if its nodes are passed."""
         try:
-            (current,) = (gpu,) if host == self.host else _refreshed((gpu,), host)
+            (current,) = (gpu,) if host == self.host else _refresh_gpus((gpu,), host)
             if not current.usable:
                 return f"it is in state {current.state}"
             if passed and self.args.shown is None and self.remote is None:
-                require(nodes(host, (current,)))
+                require_device_nodes(list_device_nodes(host, (current,)))
         except (ProbeError, UsageError) as error:
             return str(error)
         return None
 
 
-def remote_machine(args: RunArgs) -> str | None:
+def find_remote_machine(args: RunArgs) -> str | None:
     """Return the name of the machine that the engine runs on, or None if it is this machine.
 
     Raises UsageError for another machine whose Host is not given: a probe would describe this machine.
     """
     if args.host and args.shown:
         return None
-    return _answer(lambda: engine_machine(described=args.host is not None), None, needed=args.shown is None)
+    return _query_engine(
+        lambda: find_engine_machine(described=args.host is not None), None, needed=args.shown is None
+    )
 
 
-def request(
+def make_request(
     args: RunArgs,
     host: Host,
     catalog: Catalog,
@@ -217,7 +219,7 @@ def request(
     engine = asking()
     nothing: dict[str, Any] = {}
     # Without an engine, starting the launch fails later.
-    given = passed(args, host.gpus, lambda: _answer(engine.info, nothing, needed=False))
+    given = find_user_gpus(args, host.gpus, lambda: _query_engine(engine.info, nothing, needed=False))
     minors = {gpu.minor for gpu in host.gpus}
     if given.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in given.gpus):
         wanted = exactly(given.gpus)
@@ -226,8 +228,8 @@ def request(
         choice = candidates(choice.first, 1)
     choices = serving(host, catalog, choice, args.where)
     if args.vram_mib is not None:
-        choices = _large_enough(choices, args.vram_mib)
-    share = Share(vram_mib=args.vram_mib, mps=_mps(args))
+        choices = _filter_by_memory(choices, args.vram_mib)
+    share = Share(vram_mib=args.vram_mib, mps=_find_mps(args))
     return LaunchRequest(
         args=args,
         host=host,
@@ -242,7 +244,7 @@ def request(
     )
 
 
-def _answer(query: Callable[[], T], default: T, *, needed: bool) -> T:
+def _query_engine(query: Callable[[], T], default: T, *, needed: bool) -> T:
     """Return what the engine answers, or the default if it does not and the answer is not `needed`."""
     try:
         return query()
@@ -252,10 +254,10 @@ def _answer(query: Callable[[], T], default: T, *, needed: bool) -> T:
         return default
 
 
-def _refreshed(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
+def _refresh_gpus(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     """Return the claimed GPUs as `host` has them now."""
     current = among(host.gpus, exactly(gpus)) if gpus else ()
-    if [keys(gpu) for gpu in current] != [keys(gpu) for gpu in gpus]:
+    if [list_lock_names(gpu) for gpu in current] != [list_lock_names(gpu) for gpu in gpus]:
         raise ProbeError(
             f"the devices of {', '.join(gpu.label for gpu in gpus)} changed during the wait",
             remedy="run the command again",
@@ -263,7 +265,7 @@ def _refreshed(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     return current
 
 
-def _large_enough(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
+def _filter_by_memory(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
     """Return the choices without GPUs known to be too small; unchanged if no choice has enough GPUs left.
 
     GPUs with unknown memory stay: this only prefers images, and the claim refuses such GPUs.
@@ -272,9 +274,9 @@ def _large_enough(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, .
     return tuple(choice for choice in large if choice.enough) or choices
 
 
-def _mps(args: RunArgs) -> Mps | None:
+def _find_mps(args: RunArgs) -> Mps | None:
     if not args.mps:
         return None
     if args.host and args.shown:  # the daemon of another node cannot be reached
         return Mps(threads=args.mps_threads)
-    return mps(os.environ, args.mps_threads)
+    return find_mps(os.environ, args.mps_threads)

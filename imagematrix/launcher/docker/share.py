@@ -12,7 +12,7 @@ import struct
 
 from imagematrix.common.record import Record
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.launcher.gpu_claims.processes import describe
+from imagematrix.launcher.gpu_claims.processes import describe_process
 from imagematrix.launcher.gpu_claims.shares import MPS
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["Mps", "Share", "mps", "require_enough"]
+__all__ = ["Mps", "Share", "find_mps", "require_minimum"]
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
@@ -54,7 +54,7 @@ class Share(Record):
         """
         variables: dict[str, str] = {}
         if self.vram_mib is not None and gpus:
-            variables |= _memory(self.vram_mib, gpus)
+            variables |= _format_memory(self.vram_mib, gpus)
         if self.mps is not None and gpus:
             variables |= {PIPES: self.mps.pipes}
             if self.vram_mib is not None:
@@ -66,7 +66,7 @@ class Share(Record):
         return variables
 
 
-def mps(environment: Mapping[str, str], threads: int | None = None) -> Mps:
+def find_mps(environment: Mapping[str, str], threads: int | None = None) -> Mps:
     """Return the MPS daemon of this node; raise ProbeError if none runs, or not for this user.
 
     The daemon listens on the socket `control` in the folder of its pipes.
@@ -85,15 +85,15 @@ def mps(environment: Mapping[str, str], threads: int | None = None) -> Mps:
     finally:
         connection.close()
     # The process id is 0 if the daemon is outside this PID namespace.
-    if pid and describe(pid).name not in {MPS, "unknown"}:
+    if pid and describe_process(pid).name not in {MPS, "unknown"}:
         raise ProbeError(
-            f"{control} belongs to {describe(pid)}, which is no MPS daemon",
+            f"{control} belongs to {describe_process(pid)}, which is no MPS daemon",
             remedy=f"set {PIPES} to the folder of the daemon's pipes",
         )
     return Mps(pipes=pipes, user=user, threads=threads)
 
 
-def require_enough(vram_mib: int) -> None:
+def require_minimum(vram_mib: int) -> None:
     """Raise UsageError if a share is too small for CUDA itself."""
     if vram_mib <= CONTEXT_MIB:
         raise UsageError(
@@ -102,23 +102,23 @@ def require_enough(vram_mib: int) -> None:
         )
 
 
-def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    require_enough(vram_mib)
-    totals = [size for gpu in gpus for size in _sizes(gpu)]
+def _format_memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    require_minimum(vram_mib)
+    totals = [size for gpu in gpus for size in _list_sizes(gpu)]
     if totals and vram_mib > min(totals):
         raise UsageError(f"share of {vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB")
     # The largest GPU counts, so that the program stays within its share on every GPU.
     fraction = (vram_mib - CONTEXT_MIB) / max(totals) if totals else None
-    variables = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _rounded_down(fraction)}
+    variables = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _round_down(fraction)}
     return {"IMAGEMATRIX_VRAM_MIB": str(vram_mib), **variables}
 
 
-def _rounded_down(fraction: float) -> str:
+def _round_down(fraction: float) -> str:
     """Return a number with at least four decimals, and enough for two significant digits."""
     digits = next(count for count in range(4, 12) if fraction * 10**count >= 10)  # noqa: PLR2004 - two digits
     return f"{int(fraction * 10**digits) / 10**digits:.{digits}f}"
 
 
-def _sizes(gpu: Gpu) -> tuple[int, ...]:
+def _list_sizes(gpu: Gpu) -> tuple[int, ...]:
     sizes = [device.memory_mib for device in gpu.mig] if gpu.mig else [gpu.memory_mib]
     return tuple(size for size in sizes if size)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from imagematrix.hardware.host.host import Gpu
-    from imagematrix.launcher.doctor.facts import NodeFacts
     from imagematrix.launcher.doctor.kernel import KernelFacts
+    from imagematrix.launcher.doctor.node_facts import NodeFacts
 
     Verdict = tuple[str, str, str | None]  # severity, observation, remedy
     Verdicts = Iterator[Verdict]
 
-__all__ = ["CHECKS", "SCHEMA", "Finding", "examine", "to_json"]
+__all__ = ["CHECKS", "SCHEMA", "Finding", "make_doctor_document", "run_checks"]
 
 SCHEMA = "imagematrix.doctor/v1"
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
@@ -55,7 +55,7 @@ class Finding:
         return {"check": self.check, "severity": self.severity, "saw": self.saw, "remedy": self.remedy}
 
 
-def examine(facts: NodeFacts) -> tuple[Finding, ...]:
+def run_checks(facts: NodeFacts) -> tuple[Finding, ...]:
     """Return the findings of all checks, in order."""
     return tuple(
         Finding(check=name, severity=severity, saw=saw, remedy=remedy)
@@ -65,7 +65,7 @@ def examine(facts: NodeFacts) -> tuple[Finding, ...]:
     )
 
 
-def to_json(findings: Iterable[Finding]) -> dict[str, object]:
+def make_doctor_document(findings: Iterable[Finding]) -> dict[str, object]:
     """Return the Doctor document."""
     listed = list(findings)
     return {
@@ -304,7 +304,7 @@ def _kubelet(facts: NodeFacts) -> Verdicts:
     if facts.kubelet is None or not facts.host.gpus:
         return
     if not facts.kubelet:
-        yield _warning(pods.denied(), "run `imagematrix gpus` and launches as root")
+        yield _warning(pods.format_denied(), "run `imagematrix gpus` and launches as root")
     elif facts.kubelet_error:
         yield _error(str(facts.kubelet_error), facts.kubelet_error.remedy)
     else:

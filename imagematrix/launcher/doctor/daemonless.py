@@ -12,14 +12,14 @@ from imagematrix.common.settings import DOCKER, Site, read_site
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.images.local_store.folder import store_folder
 from imagematrix.launcher.daemonless import apptainer, image_root, namespace
-from imagematrix.launcher.daemonless.launch_folder import launch_folder
-from imagematrix.launcher.daemonless.start import runtime_of
+from imagematrix.launcher.daemonless.launch_folder import make_launch_folder
+from imagematrix.launcher.daemonless.start import choose_runtime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DaemonlessFacts", "gather"]
+__all__ = ["DaemonlessFacts", "gather_daemonless_facts"]
 
 PIPE = 1 << 16  # bytes of an answer
 
@@ -41,7 +41,7 @@ class DaemonlessFacts:
     driver_added: str | None = None
 
 
-def gather() -> DaemonlessFacts:
+def gather_daemonless_facts() -> DaemonlessFacts:
     """Return the facts about this node for this user."""
     errors: list[ImagematrixError] = []
 
@@ -58,7 +58,7 @@ def gather() -> DaemonlessFacts:
     except UsageError as error:
         errors.append(error)
     engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
-    runtime = tried(lambda: runtime_of(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
+    runtime = tried(lambda: choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
     tried(_mounts)
     store = tried(lambda: _store(store_folder(site)))
     return DaemonlessFacts(
@@ -75,9 +75,9 @@ def _driver_added() -> str | None:
     program = find_program(apptainer.PROGRAM)
     if program is None:
         return None
-    path = apptainer.settings_file(program)
+    path = apptainer.locate_settings(program)
     try:
-        setting = apptainer.adds_drivers(path)
+        setting = apptainer.find_driver_setting(path)
     except EngineError:  # a launch with Apptainer tells
         return None
     return setting and f"{path}: {setting}"
@@ -85,8 +85,8 @@ def _driver_added() -> str | None:
 
 def _squashfs() -> EngineError | None:
     if find_program(*image_root.PROGRAMS) is None:
-        return image_root.no_program()
-    return None if image_root.fuse_works() else image_root.no_fuse()
+        return image_root.make_no_program_error()
+    return None if image_root.has_fuse() else image_root.make_no_fuse_error()
 
 
 def _store(path: str) -> str:
@@ -102,13 +102,13 @@ def _store(path: str) -> str:
 def _mounts() -> None:
     """Mount something as a launch does, in another process; raise what stops it."""
     reader, writer = os.pipe()
-    with launch_folder() as folder:
+    with make_launch_folder() as folder:
         child = os.fork()
         if child == 0:
             error: ImagematrixError | None = EngineError("a trial in a namespace of its own failed")
             try:
-                namespace.enter()
-                image_root.prepare(folder)
+                namespace.enter_namespaces()
+                image_root.mount_trial_root(folder)
                 error = None
             except EngineError as caught:
                 error = caught

@@ -9,18 +9,18 @@ from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.hardware.vendors.user_mode import named
 from imagematrix.images.engine import system
 
-__all__ = ["libcudas"]
+__all__ = ["find_libcudas"]
 
 ABSENT = ("no such image", "image not known")  # messages of Docker and Podman
 
 
-def libcudas(reference: str) -> tuple[str, ...]:
+def find_libcudas(reference: str) -> tuple[str, ...]:
     """Return the path of each libcuda in an image of the engine; raise UnknownImageError, EngineError.
 
     docker's command creates a container of the image, exports it without starting it, and removes it. Nodes
     always have this command, but not always docker-py.
     """
-    container = _docker("create", "--pull=never", "--network=none", reference, "true")
+    container = _run_docker("create", "--pull=never", "--network=none", reference, "true")
     try:
         with subprocess.Popen(
             [system.docker_program(), "export", container], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -34,7 +34,7 @@ def libcudas(reference: str) -> tuple[str, ...]:
     except tarfile.TarError as error:
         raise EngineError(f"cannot read the files of {reference}: {error}") from error
     finally:
-        _docker("rm", "--force", container)
+        _run_docker("rm", "--force", container)
     return tuple(sorted(filter(_is_libcuda, names)))
 
 
@@ -43,7 +43,7 @@ def _is_libcuda(path: str) -> bool:
     return library == "libcuda" and version is not None
 
 
-def _docker(*words: str) -> str:
+def _run_docker(*words: str) -> str:
     """Run docker's command and return what it prints; raise UnknownImageError, EngineError."""
     command = [system.docker_program(), *words]
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["KernelFacts", "read"]
+__all__ = ["KernelFacts", "read_kernel_facts"]
 
 KMSG = "dev/kmsg"
 LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of this
@@ -72,11 +72,11 @@ class KernelFacts:
     selinux: bool = False
 
 
-def read(host: Host, root: str = "/") -> KernelFacts:
+def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
     """Return the facts of this machine's kernel about `host`'s GPUs, without those that cannot be read."""
     top, tree = Path(root), Tree(root)
     functions = signs.find(tree).functions
-    log = list(_log(top / KMSG))
+    log = list(_read_log(top / KMSG))
     xids: dict[tuple[str, int], int] = {}
     for message in log:
         if match := XID.search(message):
@@ -86,25 +86,25 @@ def read(host: Host, root: str = "/") -> KernelFacts:
         drivers={
             gpu.pci_bus_id: driver
             for gpu in host.gpus
-            if gpu.pci_bus_id and (driver := _driver(top / pci.PCI_DEVICES.lstrip("/") / gpu.pci_bus_id))
+            if gpu.pci_bus_id and (driver := _read_driver(top / pci.PCI_DEVICES.lstrip("/") / gpu.pci_bus_id))
         },
-        secure_boot=_bytes(top / SECURE_BOOT)[-1:] == b"\1",
+        secure_boot=_read_bytes(top / SECURE_BOOT)[-1:] == b"\1",
         refused=next((message for message in log if REFUSED.search(message)), None),
         xids=xids,
-        denied=tuple(dict.fromkeys(filter(None, map(_denied, log)))),
-        stale=tuple(_stale(host, top)),
+        denied=tuple(dict.fromkeys(filter(None, map(_parse_denial, log)))),
+        stale=tuple(_find_stale(host, top)),
         switches=tuple(function.bus_id for function in pci.scan(tree, functions) if function.switch),
         fabric_manager=fabric.is_managed(tree),
         uncomputed={
             gpu.minor: instances
             for gpu in host.gpus
-            if gpu.minor is not None and (instances := _uncomputed(gpu.minor, top))
+            if gpu.minor is not None and (instances := _find_uncomputed(gpu.minor, top))
         },
-        selinux=_text(top / SELINUX).startswith("0"),
+        selinux=_read_text(top / SELINUX).startswith("0"),
     )
 
 
-def _denied(message: str) -> str | None:
+def _parse_denial(message: str) -> str | None:
     """Return the device node to which a message says that access was denied."""
     match = DENIED.search(message)
     if match is None:
@@ -114,7 +114,7 @@ def _denied(message: str) -> str | None:
     return f"{folder}/{name}" if name else match[1]
 
 
-def _log(path: Path) -> Iterator[str]:
+def _read_log(path: Path) -> Iterator[str]:
     """Yield the messages in the kernel's buffer; none if this user may not read them."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -136,9 +136,9 @@ def _log(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
+def _find_stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
     """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
-    majors = {name: int(number) for number, name in DEVICE.findall(_text(top / "proc/devices"))}
+    majors = {name: int(number) for number, name in DEVICE.findall(_read_text(top / "proc/devices"))}
     for path in host.devices:
         names, remedy = next(
             ((names, remedy) for form, names, remedy in MAJORS if form.fullmatch(path)), ((), "")
@@ -150,7 +150,7 @@ def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
                 yield path, remedy
 
 
-def _uncomputed(minor: int, top: Path) -> tuple[int, ...]:
+def _find_uncomputed(minor: int, top: Path) -> tuple[int, ...]:
     instances = (top / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").glob("gi[0-9]*")
     return tuple(
         sorted(
@@ -161,18 +161,18 @@ def _uncomputed(minor: int, top: Path) -> tuple[int, ...]:
     )
 
 
-def _driver(function: Path) -> str | None:
+def _read_driver(function: Path) -> str | None:
     try:
         return (function / "driver").readlink().name
     except OSError:
         return None
 
 
-def _text(path: Path) -> str:
-    return _bytes(path).decode("utf-8", "replace")
+def _read_text(path: Path) -> str:
+    return _read_bytes(path).decode("utf-8", "replace")
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(1024 * 1024)

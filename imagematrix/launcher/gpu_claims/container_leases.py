@@ -17,8 +17,8 @@ from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store.holder import Holder, parse_holder
-from imagematrix.launcher.gpu_claims.processes import describe
-from imagematrix.launcher.gpu_claims.usage import combined, overlap
+from imagematrix.launcher.gpu_claims.processes import describe_process
+from imagematrix.launcher.gpu_claims.usage import has_overlap, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ContainerLease",
     "ContainerLeases",
+    "compute_lease_usage",
+    "find_live_leases",
     "hold_container_lease",
-    "live_container_leases",
-    "usage_by_containers",
 ]
 
 PREFIX = "container-"
@@ -50,9 +50,9 @@ class ContainerLease(Record):
     vram_mib: int | None = None
     share: str | None = None
 
-    def excludes(self, keys: Sequence[str], *, common: bool = False) -> bool:
+    def is_excluding(self, keys: Sequence[str], *, common: bool = False) -> bool:
         """Whether nothing else may have the whole GPU with these keys, or with `common` together with it."""
-        return self.vram_mib is None and not (common and self.common) and overlap(self.keys, keys)
+        return self.vram_mib is None and not (common and self.common) and has_overlap(self.keys, keys)
 
     def is_held(self, holders: Container[str], shares: Usage) -> bool:
         """Whether its keeper holds the lock, of which `holders` are the held ones, or one of `shares`."""
@@ -73,17 +73,17 @@ def hold_container_lease(locks: Locks, lease: ContainerLease, holder: Holder) ->
     return name, locks.hold(name, json.dumps({"holder": holder.to_bytes().decode(), "gpus": gpus}))
 
 
-def live_container_leases(locks: Locks) -> ContainerLeases:
+def find_live_leases(locks: Locks) -> ContainerLeases:
     """Return the leases of containers that live, each with the container's first process.
 
     Files of containers that have ended are removed, as far as this user may.
     """
     found = []
-    for name in locks.names():
-        file = locks.file(name) if name.startswith(PREFIX) else None
+    for name in locks.list_names():
+        file = locks.inspect_lock(name) if name.startswith(PREFIX) else None
         if file is None:
             continue
-        lease, holder = _parsed(file.text)
+        lease, holder = _parse_lease(file.text)
         # Of a container on another machine or in another PID namespace, only its keeper is known to live.
         kept = file.held and holder is not None and not holder.is_here
         if lease and holder and (kept or holder.alive(file.quiet_s, owner=file.owner)):
@@ -93,13 +93,15 @@ def live_container_leases(locks: Locks) -> ContainerLeases:
     return found
 
 
-def usage_by_containers(left: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
+def compute_lease_usage(left: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
     """Return the usage by such containers."""
-    return combined(*(dict.fromkeys(lease.keys, (_consumer(lease, holder),)) for lease, holder in left))
+    return merge_usages(
+        *(dict.fromkeys(lease.keys, (_make_consumer(lease, holder),)) for lease, holder in left)
+    )
 
 
-def _consumer(lease: ContainerLease, holder: Holder) -> Consumer:
-    process = describe(holder.pid, kind="lease")
+def _make_consumer(lease: ContainerLease, holder: Holder) -> Consumer:
+    process = describe_process(holder.pid, kind="lease")
     return replace(
         process,
         name=str(holder) if holder.process.is_hidden else process.name,
@@ -108,7 +110,7 @@ def _consumer(lease: ContainerLease, holder: Holder) -> Consumer:
     )
 
 
-def _parsed(text: str) -> tuple[ContainerLease | None, Holder | None]:
+def _parse_lease(text: str) -> tuple[ContainerLease | None, Holder | None]:
     """Return the content of a file, with None for what is damaged."""
     try:
         fields = Fields(json.loads(text), "lease")

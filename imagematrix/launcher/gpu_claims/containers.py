@@ -12,7 +12,7 @@ from imagematrix.hardware.host.pci import canonical
 from imagematrix.hardware.vendors import runtime
 from imagematrix.launcher.gpu_claims.processes import MAJOR
 from imagematrix.launcher.gpu_claims.shares import parse_mib
-from imagematrix.launcher.gpu_claims.usage import Consumer, combined, keys, mig_key
+from imagematrix.launcher.gpu_claims.usage import Consumer, format_mig_key, list_lock_names, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["CDI", "CDI_KIND", "GPUS", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "minor_of", "usage"]
+__all__ = [
+    "CDI",
+    "CDI_KIND",
+    "GPUS",
+    "LEASE",
+    "VISIBLE",
+    "VRAM",
+    "WHOLE",
+    "compute_container_usage",
+    "find_gpu_keys",
+    "read_minor",
+]
 
 # Labels: VRAM is the share of each GPU that a container declares, in MiB or WHOLE; LEASE is the lease under
 # which it was started. A launch always sets VRAM, so that a label of the image never takes effect.
@@ -45,7 +56,7 @@ INDEX = re.compile(r"(?:gpu|mig)?(\d{1,4})(:\d{1,4})?", re.ASCII)
 PREFIXES = ("gpu-", "mig-")  # of UUIDs in lower case
 
 
-def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
+def compute_container_usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
     """Return the usage of `gpus` by `containers`, as `images.engine.containers.running` returns them.
 
     A container uses the GPUs whose device nodes it has or may open by a rule of its devices cgroup, and those
@@ -54,17 +65,20 @@ def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usa
     the label VRAM a container uses a share of each GPU; if the label is not a number of MiB, it uses the
     whole GPU.
     """
-    return combined(
-        *(dict.fromkeys(gpu_keys(container, gpus), (_consumer(container),)) for container in containers)
+    return merge_usages(
+        *(
+            dict.fromkeys(find_gpu_keys(container, gpus), (_make_consumer(container),))
+            for container in containers
+        )
     )
 
 
-def gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
+def find_gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
     """Return the keys of the GPUs that one container has, including GPUs that are not in `gpus`."""
-    return sorted({*_nodes(container, gpus), *_injected(container, gpus)})
+    return sorted({*_find_nodes(container, gpus), *_find_injected(container, gpus)})
 
 
-def _consumer(container: Mapping[str, Any]) -> Consumer:
+def _make_consumer(container: Mapping[str, Any]) -> Consumer:
     config = container.get("Config") or {}
     labels = config.get("Labels") or {}
     container_id = str(container.get("Id") or "")
@@ -77,20 +91,22 @@ def _consumer(container: Mapping[str, Any]) -> Consumer:
     )
 
 
-def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
+def _find_nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
     host = container.get("HostConfig") or {}
     paths = [
-        path for given in host.get("Devices") or () for path in _below(str(given.get("PathOnHost")), gpus)
+        path
+        for given in host.get("Devices") or ()
+        for path in _find_passed_nodes(str(given.get("PathOnHost")), gpus)
     ]
-    rules = list(_rules(host.get("DeviceCgroupRules") or ()))
-    minors = {minor for path in paths if (minor := _minor(path)) is not None}
+    rules = list(_parse_rules(host.get("DeviceCgroupRules") or ()))
+    minors = {minor for path in paths if (minor := _parse_minor(path)) is not None}
     numbered = [(int(major), int(minor)) for _, major, minor in rules if "*" not in (major, minor)]
     # A rule by number may open a GPU that `gpus` does not have.
     minors |= {minor for major, minor in numbered if major == MAJOR}
     passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
     if rules:
-        opened = [path for path in _known(gpus) if any(_opens(rule, path) for rule in rules)]
-        minors |= {minor for path in opened if (minor := _minor(path)) is not None}
+        opened = [path for path in _list_known_nodes(gpus) if any(_is_opened(rule, path) for rule in rules)]
+        minors |= {minor for path in opened if (minor := _parse_minor(path)) is not None}
         passed |= {int(match[1]) for path in opened if (match := CAPABILITY.fullmatch(path))}
     instances = {
         (gpu.minor, device.gpu_instance, device.compute_instance)
@@ -101,11 +117,11 @@ def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
     # A container with a MIG device also has the node of its GPU, which alone grants no access.
     whole = minors - {minor for minor, _, _ in instances}
     return {f"nvidia{minor}" for minor in whole} | {
-        mig_key(*instance) for instance in instances if instance[0] in minors
+        format_mig_key(*instance) for instance in instances if instance[0] in minors
     }
 
 
-def _known(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+def _list_known_nodes(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     """Return the device nodes of `gpus` and of their MIG devices."""
     return tuple(
         dict.fromkeys(
@@ -124,18 +140,18 @@ def _known(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     )
 
 
-def _below(given: str, gpus: tuple[Gpu, ...]) -> Iterator[str]:
+def _find_passed_nodes(given: str, gpus: tuple[Gpu, ...]) -> Iterator[str]:
     """Yield the device nodes that `--device` passes: for a folder the engine passes all nodes in it."""
     # The engine resolves links, too, before it passes a node (oci/devices_linux.go of moby).
     path = os.path.realpath(f"/{given.lstrip('/')}")
     yield path
-    inside = [node for node in _known(gpus) if node.startswith(f"{path.rstrip('/')}/")]
+    inside = [node for node in _list_known_nodes(gpus) if node.startswith(f"{path.rstrip('/')}/")]
     yield from inside
     if not inside and os.path.isdir(path):  # noqa: PTH112 - pathlib is slow to import
         yield from (f"{folder}/{name}" for folder, _, names in os.walk(path) for name in names)
 
 
-def _rules(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+def _parse_rules(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Yield kind, major and minor of the rules by which a container may read or write character devices."""
     for text in texts:
         match = RULE.fullmatch(text)
@@ -143,7 +159,7 @@ def _rules(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
             yield match[1], match[2], match[3]
 
 
-def _opens(rule: tuple[str, str, str], path: str) -> bool:
+def _is_opened(rule: tuple[str, str, str], path: str) -> bool:
     """Whether a rule of the devices cgroup covers the node at `path`, which the container can create itself.
 
     A GPU has its device number even if there is no node here.
@@ -162,46 +178,46 @@ def _opens(rule: tuple[str, str, str], path: str) -> bool:
     )
 
 
-def _minor(path: str) -> int | None:
+def _parse_minor(path: str) -> int | None:
     """Return the minor of the GPU whose device node is `path`, whatever its name; None for other paths."""
     match = NODE.fullmatch(path)
     if match:
         return int(match[1])
     try:
-        return minor_of(os.stat(path))  # noqa: PTH116 - see above
+        return read_minor(os.stat(path))  # noqa: PTH116 - see above
     except (OSError, ValueError):  # no file has this name here
         return None
 
 
-def minor_of(node: os.stat_result) -> int | None:
+def read_minor(node: os.stat_result) -> int | None:
     """Return the minor of the GPU whose device node this is, None if it is another file."""
     minor = os.minor(node.st_rdev)
     is_gpu = stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) == MAJOR and minor < CONTROL
     return minor if is_gpu else None
 
 
-def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
+def _find_injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
     host, config = container.get("HostConfig") or {}, container.get("Config") or {}
     names: list[str] = []
     for request in host.get("DeviceRequests") or ():
-        names += _requested(request)
+        names += _find_requested(request)
     if str(host.get("Runtime")).startswith(runtime.NVIDIA):
         values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
         names += values[-1].removeprefix(VISIBLE).split(",") if values else []
     own = {name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}=")}
     plain = {CDI.sub("", name.strip(), count=1).lower() for name in names}
-    for gpu, indices in _numbered(gpus):
+    for gpu, indices in _number_gpus(gpus):
         for name in plain:
-            yield from _named(gpu, indices, name)
+            yield from _find_named(gpu, indices, name)
         if not own.isdisjoint((ALL, str(gpu.index), gpu.uuid)):
-            yield from keys(gpu)
+            yield from list_lock_names(gpu)
         for part in parts(gpu) if own else ():
             (device,) = part.mig or ()
             if not own.isdisjoint((instance(gpu, device), device.uuid)):
-                yield from keys(part)
+                yield from list_lock_names(part)
 
 
-def _requested(request: Mapping[str, Any]) -> list[str]:
+def _find_requested(request: Mapping[str, Any]) -> list[str]:
     """Return the names of the GPUs in one device request of a container.
 
     The engine turns a count of N into the first N indices, and -1 into "all" (daemon/nvidia_linux.go).
@@ -216,7 +232,7 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
     return ids + ([ALL] if count < 0 else [str(index) for index in range(count)])
 
 
-def _numbered(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
+def _number_gpus(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
     """Yield the GPUs that have a device node, each with the indices that NVIDIA's runtime may use for it.
 
     The runtime does not count GPUs without the nvidia module, and counts only some of those that do not work.
@@ -227,7 +243,7 @@ def _numbered(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
         working += gpu.usable
 
 
-def _named(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:
+def _find_named(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:
     """Return the keys of the devices of `gpu` that `name`, in lower case, refers to.
 
     Names are read as by the runtime (src/cli/common.c of libnvidia-container). "0:1" is the second MIG device
@@ -238,12 +254,14 @@ def _named(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:
     if match:
         if int(match[1]) not in indices:
             return ()
-        return (f"nvidia{gpu.minor}",) if match[2] else keys(gpu)
+        return (f"nvidia{gpu.minor}",) if match[2] else list_lock_names(gpu)
     address = canonical(name)
     if name == ALL or _is_named(gpu.uuid, name) or (address and address == canonical(gpu.pci_bus_id or "")):
-        return keys(gpu)
+        return list_lock_names(gpu)
     devices = [device for device in gpu.mig or () if _is_named(device.uuid, name)]
-    return tuple(mig_key(gpu.minor or 0, device.gpu_instance, device.compute_instance) for device in devices)
+    return tuple(
+        format_mig_key(gpu.minor or 0, device.gpu_instance, device.compute_instance) for device in devices
+    )
 
 
 def _is_named(uuid: str | None, name: str) -> bool:

@@ -15,7 +15,7 @@ import os
 
 from imagematrix.common.record import Record
 from imagematrix.launcher.gpu_claims.shares import parse_mib
-from imagematrix.launcher.gpu_claims.usage import Consumer, combined
+from imagematrix.launcher.gpu_claims.usage import Consumer, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.locks import Locks
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["GpuGrant", "find", "grants", "remove", "sweep", "write"]
+__all__ = [
+    "GpuGrant",
+    "compute_grant_usage",
+    "find_grant",
+    "remove_grant",
+    "remove_stale_grants",
+    "write_grant",
+]
 
 PREFIX = "grant-"  # of the files
 ROOT = 0
@@ -54,7 +61,7 @@ class GpuGrant(Record):
         return True
 
 
-def write(locks: Locks, grant: GpuGrant) -> None:
+def write_grant(locks: Locks, grant: GpuGrant) -> None:
     """Record a grant, replacing an earlier one of the same container."""
     document = {
         "bundle": grant.bundle,
@@ -64,45 +71,45 @@ def write(locks: Locks, grant: GpuGrant) -> None:
     }
     # A file in the lock folder appears complete and is never changed (`Locks._create`), so an old one goes
     # first.
-    remove(locks, grant.container)
+    remove_grant(locks, grant.container)
     locks.write(f"{PREFIX}{grant.container}", json.dumps(document))
 
 
-def remove(locks: Locks, container: str) -> None:
+def remove_grant(locks: Locks, container: str) -> None:
     """Remove the grant of a container, if there is one."""
     locks.remove(f"{PREFIX}{container}")
 
 
-def sweep(locks: Locks, folder: str = "/") -> None:
+def remove_stale_grants(locks: Locks, folder: str = "/") -> None:
     """Remove the grants of containers that no longer exist, as far as this user may.
 
     Only those count whose bundle was in `folder`: this process may not see others.
     """
-    for grant in _grants(locks):
+    for grant in _read_grants(locks):
         if grant.bundle.startswith(f"{folder.rstrip('/')}/") and not grant.live:
-            remove(locks, grant.container)
+            remove_grant(locks, grant.container)
 
 
-def find(locks: Locks, container: str) -> GpuGrant | None:
+def find_grant(locks: Locks, container: str) -> GpuGrant | None:
     """Return the grant of a container if there is one, whether or not it is live."""
-    text = locks.text_of(f"{PREFIX}{container}", (ROOT, os.geteuid()))
-    return next(iter(_parse(container, text)), None) if text is not None else None
+    text = locks.read_text(f"{PREFIX}{container}", (ROOT, os.geteuid()))
+    return next(iter(_parse_grant(container, text)), None) if text is not None else None
 
 
-def grants(locks: Locks) -> Usage:
+def compute_grant_usage(locks: Locks) -> Usage:
     """Return the usage of GPUs by grants; the consumer is the container that has the grant."""
-    return combined(
-        *(dict.fromkeys(grant.keys, (_consumer(grant),)) for grant in _grants(locks) if grant.live)
+    return merge_usages(
+        *(dict.fromkeys(grant.keys, (_make_consumer(grant),)) for grant in _read_grants(locks) if grant.live)
     )
 
 
-def _grants(locks: Locks) -> Iterator[GpuGrant]:
-    for name in locks.names():
-        if name.startswith(PREFIX) and (grant := find(locks, name.removeprefix(PREFIX))):
+def _read_grants(locks: Locks) -> Iterator[GpuGrant]:
+    for name in locks.list_names():
+        if name.startswith(PREFIX) and (grant := find_grant(locks, name.removeprefix(PREFIX))):
             yield grant
 
 
-def _parse(container: str, text: str) -> Iterable[GpuGrant]:
+def _parse_grant(container: str, text: str) -> Iterable[GpuGrant]:
     try:
         document = json.loads(text)
         keys = tuple(map(str, document["keys"]))
@@ -118,7 +125,7 @@ def _parse(container: str, text: str) -> Iterable[GpuGrant]:
         return
 
 
-def _consumer(grant: GpuGrant) -> Consumer:
+def _make_consumer(grant: GpuGrant) -> Consumer:
     return Consumer(
         kind="container", name=grant.name, vram_mib=grant.vram_mib, marks=frozenset({grant.container})
     )

@@ -14,7 +14,7 @@ from imagematrix.common.text import word
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.images.engine import endpoint, system
 from imagematrix.launcher.gpu_claims.locks import NAMED, SHARED
-from imagematrix.launcher.gpu_claims.processes import proc_lines
+from imagematrix.launcher.gpu_claims.processes import read_proc_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def require_shared(path: str, proc: str = "/proc") -> None:
     if peer == 0:  # the engine is outside this PID namespace
         _require_mounted(path)
         return
-    views = [_same(path, pid, proc) for pid in (INIT, peer) if pid]
+    views = [_is_same_folder(path, pid, proc) for pid in (INIT, peer) if pid]
     if False in views and True not in views:
-        raise _separate(path, "the machine has another folder there")
+        raise _separate_error(path, "the machine has another folder there")
 
 
-def _same(path: str, pid: int, proc: str) -> bool | None:
+def _is_same_folder(path: str, pid: int, proc: str) -> bool | None:
     """Whether a process sees the same folder, or the parent that exists so far; None if that is hidden."""
     folder = path
     while not os.path.isdir(folder):  # noqa: PTH112
@@ -61,18 +61,18 @@ def _same(path: str, pid: int, proc: str) -> bool | None:
     except OSError:
         # Only who may trace a process may look into its root, but all may read its mounts (proc(5)).
         real = os.path.realpath(folder)
-        seen = [_mount(f"{proc}/{process}/mountinfo", real) for process in ("self", pid)]
+        seen = [_find_mount(f"{proc}/{process}/mountinfo", real) for process in ("self", pid)]
         return None if None in seen else seen[0] == seen[1]
     return os.path.samestat(mine, theirs)
 
 
-def _mount(table: str, path: str) -> tuple[str, str] | None:
+def _find_mount(table: str, path: str) -> tuple[str, str] | None:
     """Return the device of a path, and the path on it, by a process's table of mounts: see proc(5)."""
     found = None
     try:
-        for line in proc_lines(table):
+        for line in read_proc_lines(table):
             _, _, device, root, point, *_ = line.split(" ", 5)
-            if _inside(path, point):
+            if _is_inside(path, point):
                 # No break: later mounts are on top of earlier ones.
                 found = device, os.path.normpath(f"{root}/{path[len(point.rstrip('/')) :]}")
     except ValueError:  # not a table of mounts
@@ -80,7 +80,7 @@ def _mount(table: str, path: str) -> tuple[str, str] | None:
     return found
 
 
-def _inside(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     """Whether a path is a folder, or in it."""
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
@@ -93,18 +93,18 @@ def _require_mounted(path: str) -> None:
     named = os.environ.get(NAMED) == path
     if mounts is None:
         if not named:
-            raise _separate(path, "it is unknown which folder of the machine it is")
+            raise _separate_error(path, "it is unknown which folder of the machine it is")
         return
-    source = _source(path, mounts)
+    source = _find_source(path, mounts)
     if source is None:
-        raise _separate(path, "this container has one of its own")
+        raise _separate_error(path, "this container has one of its own")
     if source != SHARED and not named:
-        raise _separate(path, f"it is {source} of the machine")
+        raise _separate_error(path, f"it is {source} of the machine")
 
 
-def _source(path: str, mounts: Iterable[Mapping[str, object]]) -> str | None:
+def _find_source(path: str, mounts: Iterable[Mapping[str, object]]) -> str | None:
     """Return the machine's path of a path in a container, None if it is not from the machine."""
-    covering = [mount for mount in mounts if _inside(path, str(mount.get("Destination")))]
+    covering = [mount for mount in mounts if _is_inside(path, str(mount.get("Destination")))]
     if not covering:
         return None
     mount = max(covering, key=_depth)  # the deepest hides the others
@@ -117,7 +117,7 @@ def _depth(mount: Mapping[str, object]) -> int:
     return len(str(mount.get("Destination")).rstrip("/"))
 
 
-def _separate(path: str, why: str) -> ProbeError:
+def _separate_error(path: str, why: str) -> ProbeError:
     folder = os.path.dirname(SHARED)
     return ProbeError(
         f"the GPU locks in {path} are not those of this machine's other launches: {why}",

@@ -24,14 +24,14 @@ import time
 from imagematrix.common.record import Record
 from imagematrix.common.text import word
 from imagematrix.errors import GpusBusyError, ProbeError
-from imagematrix.launcher.gpu_claims.processes import describe, proc_lines
+from imagematrix.launcher.gpu_claims.processes import describe_process, read_proc_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Self
 
-__all__ = ["NAMED", "SHARED", "LockFile", "Locks", "folder", "inherit", "release"]
+__all__ = ["NAMED", "SHARED", "LockFile", "Locks", "inherit_locks", "locate_locks", "release_locks"]
 
 SHARED = "/run/lock/imagematrix"
 NAMED = "IMAGEMATRIX_LOCKS"  # the variable that names another folder
@@ -44,14 +44,14 @@ SETTLE_S = 0.5  # from the creation of the folder to its mode
 TEXT_LIMIT = 64 * 1024  # bytes
 
 
-def folder(machine: str | None = None) -> str:
+def locate_locks(machine: str | None = None) -> str:
     """Return the folder of this node's locks, or of those for the GPUs of another machine.
 
     It is the one that IMAGEMATRIX_LOCKS names, or a folder in /run/lock. If that folder is missing and this
     user may not create it, it is a folder in XDG_RUNTIME_DIR: only this user's processes share these locks.
     """
     if machine is not None:
-        return f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', machine)}"
+        return f"{locate_locks()}-{re.sub('[^A-Za-z0-9.-]', '_', machine)}"
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if named := os.environ.get(NAMED):
         return named
@@ -92,7 +92,7 @@ class Locks:
         """
         taken: list[int] = []
         with contextlib.ExitStack() as undo:
-            undo.callback(release, taken)
+            undo.callback(release_locks, taken)
             for name in names:
                 taken.append(self._open(name))
                 if not _try_lock(taken[-1], fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
@@ -101,7 +101,7 @@ class Locks:
         return tuple(taken)
 
     @contextlib.contextmanager
-    def turn(self, wait_s: float | None = None) -> Iterator[None]:
+    def hold_mutex(self, wait_s: float | None = None) -> Iterator[None]:
         """Hold the lock under which GPUs are surveyed and claimed.
 
         Raises GpusBusyError after `wait_s` seconds, by default once one process has held it for TURN_S.
@@ -110,13 +110,13 @@ class Locks:
         try:
             yield
         finally:
-            release(descriptors)
+            release_locks(descriptors)
 
-    def holders(self) -> dict[str, int]:
+    def find_holders(self) -> dict[str, int]:
         """Return the process id of the holder by lock, for the locks whose holder this process can see."""
-        pids = _kernel_locks()
+        pids = _read_kernel_locks()
         holders = {}
-        for name in self.names():
+        for name in self.list_names():
             with contextlib.suppress(OSError):  # removed meanwhile
                 file = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
                 inode = (os.major(file.st_dev), os.minor(file.st_dev), file.st_ino)
@@ -124,7 +124,7 @@ class Locks:
                     holders[name] = pids[inode]
         return holders
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of all lock files, held or not."""
         return sorted(os.listdir(self._folder))
 
@@ -146,16 +146,16 @@ class Locks:
         with self._usable(name):
             os.close(self._create(name, text, held=False))
 
-    def text_of(self, name: str, owners: Collection[int]) -> str | None:
+    def read_text(self, name: str, owners: Collection[int]) -> str | None:
         """Return the text of a file if it belongs to one of these users, else None."""
         return self._text(name, lambda descriptor: os.fstat(descriptor).st_uid in owners)
 
-    def text_if_held(self, name: str) -> str | None:
+    def read_held_text(self, name: str) -> str | None:
         """Return the text in a lock file whose lock is held, else None."""
         # A shared lock, so that two readers do not mistake each other for the holder.
         return self._text(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
 
-    def file(self, name: str) -> LockFile | None:
+    def inspect_lock(self, name: str) -> LockFile | None:
         """Return a lock file, None if there is none."""
         found: list[tuple[bool, os.stat_result]] = []
 
@@ -169,7 +169,7 @@ class Locks:
         ((held, state),) = found
         return LockFile(text=text, owner=state.st_uid, quiet_s=abs(time.time() - state.st_mtime), held=held)
 
-    def age(self, name: str) -> float:
+    def measure_age(self, name: str) -> float:
         """Return the seconds since a lock file was touched; infinite if it is gone."""
         try:
             touched = os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime
@@ -192,7 +192,7 @@ class Locks:
         if descriptors := self.take(TURN):
             return descriptors
         while True:
-            holder = self.holders().get(TURN)
+            holder = self.find_holders().get(TURN)
             deadline = time.monotonic() + (TURN_S if wait_s is None else wait_s)
             while True:
                 if descriptors := self.take(TURN):
@@ -200,10 +200,10 @@ class Locks:
                 if time.monotonic() >= deadline:
                     break
                 time.sleep(RETRY_S)
-            last = self.holders().get(TURN)
+            last = self.find_holders().get(TURN)
             # Many quick turns of different holders are no reason to give up.
             if last == holder or wait_s is not None:
-                by = describe(last) if last else "a process that is not visible from here"
+                by = describe_process(last) if last else "a process that is not visible from here"
                 patience_s = round(TURN_S if wait_s is None else wait_s, 2)
                 raise GpusBusyError(
                     f"another launch has been choosing its GPUs for {patience_s:g} seconds: {by}",
@@ -224,7 +224,7 @@ class Locks:
         try:
             yield
         except OSError as error:
-            raise _unusable(f"{self.path}/{name}", error) from error
+            raise _unusable_error(f"{self.path}/{name}", error) from error
 
     def _text(self, name: str, counts: Callable[[int], bool]) -> str | None:
         """Return the text of a file whose descriptor `counts`, else None."""
@@ -269,13 +269,13 @@ class Locks:
         raise ProbeError(f"{self.path}/{name} is not a regular file", remedy="remove it")
 
 
-def release(descriptors: Iterable[int]) -> None:
+def release_locks(descriptors: Iterable[int]) -> None:
     """Release locks."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
-def inherit(descriptors: Iterable[int]) -> None:
+def inherit_locks(descriptors: Iterable[int]) -> None:
     """Keep locks across the exec of another program in this process."""
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
@@ -291,7 +291,7 @@ def _open_folder(path: str, group: int | None) -> int:
                 os.mkdir(path, 0o700)
                 created = True
                 undo.callback(_remove, path)  # nobody else could use it
-            descriptor = _settled(path)
+            descriptor = _open_with_retries(path)
             undo.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             # A folder that was created for all users, before there was a group: restrict it to the group.
@@ -300,8 +300,8 @@ def _open_folder(path: str, group: int | None) -> int:
             ):
                 _set_mode(descriptor, group)
         except OSError as error:
-            raise _unusable(path, error) from error
-        _check(path, os.fstat(descriptor), group)
+            raise _unusable_error(path, error) from error
+        _require_safe(path, os.fstat(descriptor), group)
         undo.pop_all()
     return descriptor
 
@@ -311,7 +311,7 @@ def _remove(path: str) -> None:
         os.rmdir(path)
 
 
-def _settled(path: str) -> int:
+def _open_with_retries(path: str) -> int:
     """Open the folder, with retries: another user's process may have created it and not set its mode yet."""
     deadline = time.monotonic() + SETTLE_S
     while True:
@@ -338,7 +338,7 @@ def _is_ours(folder: os.stat_result) -> bool:
     return os.geteuid() in (0, folder.st_uid)
 
 
-def _check(path: str, folder: os.stat_result, group: int | None) -> None:
+def _require_safe(path: str, folder: os.stat_result, group: int | None) -> None:
     """Raise ProbeError if an unprivileged user could break or block the locks."""
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         raise ProbeError(
@@ -363,7 +363,7 @@ def _check(path: str, folder: os.stat_result, group: int | None) -> None:
         )
 
 
-def _unusable(path: str, error: OSError) -> ProbeError:
+def _unusable_error(path: str, error: OSError) -> ProbeError:
     return ProbeError(
         f"cannot use the GPU locks: {path}: {error.strerror}", remedy=_remedy(path, error.errno)
     )
@@ -392,14 +392,14 @@ def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _kernel_locks() -> dict[tuple[int, int, int], int]:
+def _read_kernel_locks() -> dict[tuple[int, int, int], int]:
     """Return the process id of each flock's holder by device and inode; see proc_locks(5).
 
     Holders outside this PID namespace are left out. It takes 7 to 15 ms on a kernel 6.18: the kernel stops
     all changes of locks meanwhile, and waits until every processor has noticed (locks_start in fs/locks.c).
     """
     pids = {}
-    for words in map(str.split, proc_lines("/proc/locks")):
+    for words in map(str.split, read_proc_lines("/proc/locks")):
         # The line of a blocked request has one word more: "->".
         if len(words) == 8 and words[1] == "FLOCK" and words[4].isdecimal() and words[4] != "0":  # noqa: PLR2004
             major, minor, inode = words[5].split(":")

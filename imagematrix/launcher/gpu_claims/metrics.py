@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from imagematrix.hardware.gpu_request.choice import instance, memory_mib
-from imagematrix.launcher.gpu_claims.shares import counted
+from imagematrix.launcher.gpu_claims.shares import select_counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.gpu_claims.report import GpuStatus
 
-__all__ = ["text"]
+__all__ = ["format_metrics"]
 
 MIB = 1024**2
 LABELS = ("gpu", "uuid", "name", "profile")
@@ -31,7 +31,7 @@ METRICS = {
 }
 
 
-def text(statuses: Iterable[GpuStatus]) -> str:
+def format_metrics(statuses: Iterable[GpuStatus]) -> str:
     """Return the metrics of GPUs, and of the MIG devices of those in MIG mode."""
     registry = CollectorRegistry()
     gauges = {
@@ -40,13 +40,13 @@ def text(statuses: Iterable[GpuStatus]) -> str:
     }
     for status in statuses:
         for device in (status, *status.parts):
-            for name, value in _values(device):
+            for name, value in _list_values(device):
                 if value is not None:
-                    gauges[name].labels(*_labels(device)).set(value)
+                    gauges[name].labels(*_list_labels(device)).set(value)
     return generate_latest(registry).decode()
 
 
-def _labels(status: GpuStatus) -> tuple[str, str, str, str]:
+def _list_labels(status: GpuStatus) -> tuple[str, str, str, str]:
     gpu = status.gpu
     if status.parts or not gpu.mig:
         return str(gpu.index), gpu.uuid or "", gpu.name or "", ""
@@ -54,11 +54,11 @@ def _labels(status: GpuStatus) -> tuple[str, str, str, str]:
     return instance(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
 
 
-def _values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
+def _list_values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
     gpu, live = status.gpu, status.live
     yield "usable", gpu.usable
     if not status.parts:  # else its MIG devices have these values
-        users = counted(status.used_by, mps=True) if status.complete else None
+        users = select_counted(status.used_by, mps=True) if status.complete else None
         yield "free", status.free
         yield "users", len(users) if users is not None else None
         yield "shares", sum(user.vram_mib is not None for user in users) if users is not None else None

@@ -10,8 +10,14 @@ from __future__ import annotations
 
 import os
 
-from imagematrix.launcher.gpu_claims.containers import CAPABILITY, NODE, minor_of
-from imagematrix.launcher.gpu_claims.processes import CONTAINER, cgroup, describe, is_in_pod, proc_lines
+from imagematrix.launcher.gpu_claims.containers import CAPABILITY, NODE, read_minor
+from imagematrix.launcher.gpu_claims.processes import (
+    CONTAINER,
+    describe_process,
+    is_in_pod,
+    read_cgroup,
+    read_proc_lines,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,12 +26,12 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["containers"]
+__all__ = ["find_other_containers"]
 
 ENTRIES = 4096  # of one folder; what is beyond was not put there by an engine
 
 
-def containers(
+def find_other_containers(
     gpus: tuple[Gpu, ...],
     listed: Callable[[], Collection[str]],
     *,
@@ -43,38 +49,38 @@ def containers(
         return []
     found = [
         (container_id, pid, paths)
-        for container_id, pid, paths in _containers(proc, pods=pods)
+        for container_id, pid, paths in _find_containers(proc, pods=pods)
         if not _is_privileged(pid, paths, proc)
     ]
     known = listed() if found else ()
     return [
-        _described(container_id, pid, paths, proc)
+        _describe_container(container_id, pid, paths, proc)
         for container_id, pid, paths in found
         if container_id not in known and os.path.exists(f"{proc}/{pid}")  # noqa: PTH110 - it may have ended
     ]
 
 
-def _containers(proc: str, *, pods: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+def _find_containers(proc: str, *, pods: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Yield the id, a process and the nodes of GPUs in it, for each container that has some."""
-    seen = {_identity(f"{proc}/self/root/dev")}
+    seen = {_stat_identity(f"{proc}/self/root/dev")}
     reported: set[str] = set()
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         folder = f"{proc}/{pid}/root/dev"
-        identity = _identity(folder)  # one request for each process, and most have the machine's /dev
+        identity = _stat_identity(folder)  # one request for each process, and most have the machine's /dev
         if identity is not None and identity in seen:
             continue
-        container_id = _container(pid, proc, pods=pods)
+        container_id = _find_container(pid, proc, pods=pods)
         if container_id is None or container_id in reported:
             continue
         if identity is not None:
             seen.add(identity)
-        paths = tuple(_mounted(f"{proc}/{pid}/mountinfo") if identity is None else _nodes(folder))
+        paths = tuple(_find_mounted(f"{proc}/{pid}/mountinfo") if identity is None else _find_nodes(folder))
         if paths:
             reported.add(container_id)
             yield container_id, pid, paths
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _stat_identity(path: str) -> tuple[int, int] | None:
     """Return what distinguishes a folder from all others, None if this user may not see it."""
     try:
         status = os.stat(path, follow_symlinks=False)
@@ -83,19 +89,19 @@ def _identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _container(pid: int, proc: str, *, pods: bool) -> str | None:
+def _find_container(pid: int, proc: str, *, pods: bool) -> str | None:
     """Return the id of the innermost container that a process runs in, None without one."""
-    container_ids = CONTAINER.findall(cgroup(pid, proc))
+    container_ids = CONTAINER.findall(read_cgroup(pid, proc))
     if not container_ids or (is_in_pod(pid, proc) and not pods):
         return None
     return str(container_ids[-1])
 
 
-def _nodes(folder: str) -> Iterator[str]:
+def _find_nodes(folder: str) -> Iterator[str]:
     """Yield the nodes of GPUs and MIG devices in a container's /dev, by the names they have on the host."""
     for path, entry in (
-        *_entries(folder, "/dev"),
-        *_entries(f"{folder}/nvidia-caps", "/dev/nvidia-caps"),
+        *_scan_entries(folder, "/dev"),
+        *_scan_entries(f"{folder}/nvidia-caps", "/dev/nvidia-caps"),
     ):
         if CAPABILITY.fullmatch(path):
             yield path
@@ -104,12 +110,12 @@ def _nodes(folder: str) -> Iterator[str]:
             status = entry.stat(follow_symlinks=False)
         except OSError:
             continue
-        minor = minor_of(status)
+        minor = read_minor(status)
         if minor is not None:
             yield f"/dev/nvidia{minor}"
 
 
-def _entries(folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _scan_entries(folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     try:
         with os.scandir(folder) as entries:
             yield from (
@@ -119,9 +125,9 @@ def _entries(folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         return
 
 
-def _mounted(path: str) -> Iterator[str]:
+def _find_mounted(path: str) -> Iterator[str]:
     """Yield the nodes that are mounted into a container, from /proc/PID/mountinfo: see proc(5)."""
-    for line in proc_lines(path):
+    for line in read_proc_lines(path):
         words = line.split(" ", 5)
         if len(words) > 5 and words[4].startswith("/dev/"):  # noqa: PLR2004 - root and mount point
             node = f"/dev{words[3]}"
@@ -132,21 +138,21 @@ def _mounted(path: str) -> Iterator[str]:
 def _is_privileged(pid: int, paths: Collection[str], proc: str) -> bool:
     """Whether a process's container has all of the machine's nodes, and may gain all of its capabilities."""
     # The first process has all that this machine grants, and `--privileged` gives a container the same.
-    capabilities = _capabilities(pid, proc)
-    if capabilities is None or capabilities != _capabilities(1, proc):
+    capabilities = _read_capabilities(pid, proc)
+    if capabilities is None or capabilities != _read_capabilities(1, proc):
         return False
-    return set(_nodes(f"{proc}/self/root/dev")) <= set(paths)
+    return set(_find_nodes(f"{proc}/self/root/dev")) <= set(paths)
 
 
-def _capabilities(pid: int, proc: str) -> str | None:
-    lines = proc_lines(f"{proc}/{pid}/status")
+def _read_capabilities(pid: int, proc: str) -> str | None:
+    lines = read_proc_lines(f"{proc}/{pid}/status")
     return next((line for line in lines if line.startswith("CapBnd:")), None)
 
 
-def _described(container_id: str, pid: int, paths: tuple[str, ...], proc: str) -> dict[str, Any]:
+def _describe_container(container_id: str, pid: int, paths: tuple[str, ...], proc: str) -> dict[str, Any]:
     return {
         "Id": container_id,
         "Name": container_id[:12],
-        "Config": {"Image": f"{describe(pid, proc).name}, pid {pid}, of another engine"},
+        "Config": {"Image": f"{describe_process(pid, proc).name}, pid {pid}, of another engine"},
         "HostConfig": {"Devices": [{"PathOnHost": path} for path in paths]},
     }

@@ -10,7 +10,7 @@ import os
 
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.hardware.gpu_request.choice import parts
-from imagematrix.launcher.gpu_claims.usage import Consumer, combined, keys
+from imagematrix.launcher.gpu_claims.usage import Consumer, list_lock_names, merge_usages
 from imagematrix.launcher.kubelet import sockets
 
 TYPE_CHECKING = False
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["GIB", "SHARE", "VRAM", "access", "denied", "named", "socket", "usage"]
+__all__ = [
+    "GIB",
+    "SHARE",
+    "VRAM",
+    "check_access",
+    "compute_pod_usage",
+    "find_socket",
+    "format_denied",
+    "parse_uuids",
+]
 
 VRAM = "imagematrix.io/vram-gib"  # the resource of shares
 CHECK = "check `systemctl status kubelet`; if this node has no kubelet any more, remove the socket"
@@ -30,19 +39,19 @@ SHARE = "::"  # in a device id, between a UUID and the number of a share of that
 TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
 
 
-def socket() -> str:
+def find_socket() -> str:
     """Return the path of the socket at which the kubelet of this node lists its pods."""
-    return sockets.pods(sockets.root_dir())
+    return sockets.locate_pods_socket(sockets.find_root_dir())
 
 
-def denied() -> str:
+def format_denied() -> str:
     """Return the message for a user who may not ask the kubelet of this node."""
-    return f"{socket()}: permission denied: GPU usage by pods unknown"
+    return f"{find_socket()}: permission denied: GPU usage by pods unknown"
 
 
-def access() -> bool | None:
+def check_access() -> bool | None:
     """Return whether this user may ask the kubelet of this node; None if there is no kubelet."""
-    path = socket()
+    path = find_socket()
     try:
         os.stat(path)  # noqa: PTH116 - pathlib is slow to import
     except (FileNotFoundError, NotADirectoryError):
@@ -52,7 +61,7 @@ def access() -> bool | None:
     return os.access(path, os.W_OK)
 
 
-def named(devices: Iterable[str]) -> tuple[str, ...]:
+def parse_uuids(devices: Iterable[str]) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs and MIG devices in device ids, without duplicates.
 
     Ids of device plugins for other hardware are not UUIDs.
@@ -60,29 +69,29 @@ def named(devices: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
 
 
-def usage(gpus: tuple[Gpu, ...]) -> Usage:
+def compute_pod_usage(gpus: tuple[Gpu, ...]) -> Usage:
     """Return the usage of `gpus` by containers of pods that got them from any device plugin.
 
-    It is empty unless `access` returns true. Containers with imagematrix.io/vram-gib use a share. Raises
-    EngineError if kubelet does not answer.
+    It is empty unless `check_access` returns true. Containers with imagematrix.io/vram-gib use a share.
+    Raises EngineError if kubelet does not answer.
     """
-    if not access():
+    if not check_access():
         return {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.minor is not None}
     by_uuid |= {part.mig[0].uuid: part for gpu in by_uuid.values() for part in parts(gpu) if part.mig}
     used_by: Usage = {}
-    for devices in _listed():
+    for devices in _query_pods():
         ids = devices.texts("ids")
         # Each id is one GiB: Kubernetes counts whole devices only.
         share = len(ids) * GIB if devices.text("resource") == VRAM else None
         user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
-        for name in named(ids):
+        for name in parse_uuids(ids):
             if name in by_uuid:
-                used_by = combined(used_by, dict.fromkeys(keys(by_uuid[name]), (user,)))
+                used_by = merge_usages(used_by, dict.fromkeys(list_lock_names(by_uuid[name]), (user,)))
     return used_by
 
 
-def _listed() -> tuple[Fields, ...]:
+def _query_pods() -> tuple[Fields, ...]:
     """Return what kubelet lists, read by a separate process.
 
     gRPC starts threads. They would receive the signals that a launch waits for, and a process with threads
@@ -93,7 +102,7 @@ def _listed() -> tuple[Fields, ...]:
     from imagematrix.common.child_modules import child_command
     from imagematrix.common.json_documents import Fields, parse
 
-    remedy, path = None, socket()
+    remedy, path = None, find_socket()
     command = [*child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
     try:
         done = subprocess.run(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import sys
 
-__all__ = ["main", "query"]
+__all__ = ["main", "query_kubelet"]
 
 ANSWER_S = 5.0  # less than TIMEOUT_S of `pods`, so that kubelet is blamed, and not this process
 
 
-def query(socket: str) -> dict[str, object]:
+def query_kubelet(socket: str) -> dict[str, object]:
     """Return the devices of each container under "devices", or the reason why they are unknown under "error".
 
     A "remedy" is added if the cause is not kubelet.
@@ -21,15 +21,15 @@ def query(socket: str) -> dict[str, object]:
     try:
         import grpc
 
-        from imagematrix.launcher.kubelet.messages import PODS, call, message
+        from imagematrix.launcher.kubelet.messages import PODS, load_message, make_call
     except ModuleNotFoundError as error:  # the file of `make zipapp` has no gRPC
         from imagematrix.common.zipapp_writer import WHOLE_PACKAGE
 
         return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": WHOLE_PACKAGE}
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+        ask = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
         try:
-            answer = ask(message("Empty")(), timeout=ANSWER_S)
+            answer = ask(load_message("Empty")(), timeout=ANSWER_S)
         except grpc.RpcError as error:
             return {"error": f"kubelet does not answer: {error.details()}"}
     devices = [
@@ -47,4 +47,4 @@ def query(socket: str) -> dict[str, object]:
 
 def main() -> None:
     """Print the answer of the kubelet at the socket that the argument names."""
-    sys.stdout.write(json.dumps(query(sys.argv[1])))
+    sys.stdout.write(json.dumps(query_kubelet(sys.argv[1])))

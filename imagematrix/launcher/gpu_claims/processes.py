@@ -9,7 +9,7 @@ import os
 import re
 
 from imagematrix.common.record import replace
-from imagematrix.launcher.gpu_claims.usage import Consumer, combined, mig_key
+from imagematrix.launcher.gpu_claims.usage import Consumer, format_mig_key, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTAINER",
     "MAJOR",
-    "cgroup",
-    "computing",
-    "container_ids",
-    "describe",
+    "compute_open_node_usage",
+    "compute_process_usage",
+    "describe_process",
+    "find_container_ids",
     "is_in_pod",
-    "proc_lines",
-    "with_open_nodes",
+    "read_cgroup",
+    "read_proc_lines",
 ]
 
 MAJOR = 195  # of /dev/nvidia*: see the kernel's list of device numbers (admin-guide/devices.txt)
@@ -40,62 +40,64 @@ OF_USERS = "/user.slice/"
 WATCHERS = frozenset({"nvidia-persiste", "nvidia-smi", "nv-hostengine", "dcgm-exporter", "nvidia-powerd"})
 
 
-def computing(nvml: Nvml) -> tuple[Usage, frozenset[int]]:
+def compute_process_usage(nvml: Nvml) -> tuple[Usage, frozenset[int]]:
     """Return the usage by compute processes, and the minors of the GPUs whose processes NVML listed."""
     usages, covered = [], set()
     for gpu in nvml.gpus:
         if gpu.minor is not None and gpu.processes is not None:
             covered.add(gpu.minor)
-            usages += [{_key(gpu.minor, process): (_process(process.pid),)} for process in gpu.processes]
-    return combined(*usages), frozenset(covered)
+            usages += [
+                {_format_key(gpu.minor, process): (_make_consumer(process.pid),)} for process in gpu.processes
+            ]
+    return merge_usages(*usages), frozenset(covered)
 
 
-def with_open_nodes(minors: Collection[int], proc: str = "/proc") -> Usage:
+def compute_open_node_usage(minors: Collection[int], proc: str = "/proc") -> Usage:
     """Return the usage by processes that have a GPU's node open, as far as this user may read /proc.
 
     A program opens the nodes of all GPUs that it could use, so this reports more than NVML would.
     """
     devices = {os.makedev(MAJOR, minor): f"nvidia{minor}" for minor in minors}
-    return with_open_devices(devices, proc)
+    return compute_open_device_usage(devices, proc)
 
 
-def with_open_devices(keys: Mapping[int, str], proc: str = "/proc") -> Usage:
+def compute_open_device_usage(keys: Mapping[int, str], proc: str = "/proc") -> Usage:
     """Return the usage by processes that have a device open; `keys` maps device numbers to keys."""
     usages = []
     for pid in (int(name) for name in os.listdir(proc) if name.isdecimal()):
-        opened = keys.keys() & set(_devices(f"{proc}/{pid}/fd"))
-        if opened and (process := _process(pid, proc)).name not in WATCHERS:
+        opened = keys.keys() & set(_list_devices(f"{proc}/{pid}/fd"))
+        if opened and (process := _make_consumer(pid, proc)).name not in WATCHERS:
             usages += [{keys[device]: (process,)} for device in sorted(opened)]
-    return combined(*usages)
+    return merge_usages(*usages)
 
 
-def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Consumer:
+def describe_process(pid: int, proc: str = "/proc", *, kind: str = "process") -> Consumer:
     """Return a process with its command and user, as far as they can be read."""
     # A process can set any name, even with line breaks.
-    name = " ".join(word for line in proc_lines(f"{proc}/{pid}/comm") for word in line.split())
+    name = " ".join(word for line in read_proc_lines(f"{proc}/{pid}/comm") for word in line.split())
     user = None
     with contextlib.suppress(OSError):
-        user = _user(os.stat(f"{proc}/{pid}").st_uid)
+        user = _look_up_user(os.stat(f"{proc}/{pid}").st_uid)
     return Consumer(kind=kind, name=name or "unknown", pid=pid, user=user)
 
 
-def container_ids(pid: int, proc: str = "/proc") -> frozenset[str]:
+def find_container_ids(pid: int, proc: str = "/proc") -> frozenset[str]:
     """Return the ids of the containers that a process runs in."""
-    return frozenset(CONTAINER.findall(cgroup(pid, proc)))
+    return frozenset(CONTAINER.findall(read_cgroup(pid, proc)))
 
 
 def is_in_pod(pid: int, proc: str = "/proc") -> bool:
     """Whether a process runs in a pod of Kubernetes."""
-    path = cgroup(pid, proc)
+    path = read_cgroup(pid, proc)
     return PODS.search(path) is not None and OF_USERS not in path
 
 
-def cgroup(pid: int, proc: str = "/proc") -> str:
+def read_cgroup(pid: int, proc: str = "/proc") -> str:
     """Return the cgroups of a process as the kernel lists them; empty if it has ended."""
-    return "\n".join(proc_lines(f"{proc}/{pid}/cgroup"))
+    return "\n".join(read_proc_lines(f"{proc}/{pid}/cgroup"))
 
 
-def proc_lines(path: str) -> list[str]:
+def read_proc_lines(path: str) -> list[str]:
     """Return the lines of a file in /proc; none if the process has ended, or this user may not read it."""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
@@ -104,18 +106,18 @@ def proc_lines(path: str) -> list[str]:
         return []
 
 
-def _process(pid: int, proc: str = "/proc") -> Consumer:
+def _make_consumer(pid: int, proc: str = "/proc") -> Consumer:
     """Return a process, marked with the containers that it runs in."""
-    return replace(describe(pid, proc), marks=container_ids(pid, proc))
+    return replace(describe_process(pid, proc), marks=find_container_ids(pid, proc))
 
 
-def _key(minor: int, process: Process) -> str:
+def _format_key(minor: int, process: Process) -> str:
     if process.gpu_instance is None or process.compute_instance is None:
         return f"nvidia{minor}"
-    return mig_key(minor, process.gpu_instance, process.compute_instance)
+    return format_mig_key(minor, process.gpu_instance, process.compute_instance)
 
 
-def _devices(folder: str) -> Iterable[int]:
+def _list_devices(folder: str) -> Iterable[int]:
     try:
         names = os.listdir(folder)
     except OSError:  # owned by another user, or ended
@@ -129,7 +131,7 @@ def _devices(folder: str) -> Iterable[int]:
             pass
 
 
-def _user(uid: int) -> str:
+def _look_up_user(uid: int) -> str:
     import pwd
 
     try:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 
 from imagematrix.common.record import Record
-from imagematrix.launcher.gpu_claims.locks import release
-from imagematrix.launcher.gpu_claims.processes import describe
+from imagematrix.launcher.gpu_claims.locks import release_locks
+from imagematrix.launcher.gpu_claims.processes import describe_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,37 +57,39 @@ class Queue:
 
     def join(self, ticket: Ticket) -> None:
         """Append this launch to the queue."""
-        self._number = max((_number(name) for name in self._tickets()), default=0) + 1
+        self._number = max((_parse_number(name) for name in self._tickets()), default=0) + 1
         self._descriptors = self._locks.hold(f"{TICKET}{self._number:09d}", str(ticket))
 
-    def ahead(self) -> list[Ticket]:
+    def list_ahead(self) -> list[Ticket]:
         """Return the live tickets ahead of this launch, in order, and touch its own."""
         for descriptor in self._descriptors:
             os.utime(descriptor)
         tickets: list[Ticket] = []
         names = self._tickets()
-        holders = self._locks.holders() if names else {}
+        holders = self._locks.find_holders() if names else {}
         for name in names:
-            if self._number is not None and _number(name) >= self._number:
+            if self._number is not None and _parse_number(name) >= self._number:
                 break
-            text = self._locks.text_if_held(name)
+            text = self._locks.read_held_text(name)
             if text is None:
                 # Its process has ended without leaving the queue.
                 self._locks.remove(name)
             # A process that was stopped keeps its lock, and must not stop the queue.
-            elif self._locks.age(name) < STALE_S:
-                tickets += _parse(text, str(describe(holders[name])) if name in holders else "")
+            elif self._locks.measure_age(name) < STALE_S:
+                tickets += _parse_ticket(
+                    text, str(describe_process(holders[name])) if name in holders else ""
+                )
         return tickets
 
     def leave(self) -> None:
         """Remove this launch from the queue."""
         if self._number is not None:
             self._locks.remove(f"{TICKET}{self._number:09d}")
-            release(self._descriptors)
+            release_locks(self._descriptors)
             self._number, self._descriptors = None, ()
 
     def _tickets(self) -> list[str]:
-        return sorted((name for name in self._locks.names() if _is_ticket(name)), key=_number)
+        return sorted((name for name in self._locks.list_names() if _is_ticket(name)), key=_parse_number)
 
 
 def _is_ticket(name: str) -> bool:
@@ -95,7 +97,7 @@ def _is_ticket(name: str) -> bool:
     return number != name and number.isascii() and number.isdecimal() and len(number) <= DIGITS
 
 
-def _parse(text: str, holder: str) -> list[Ticket]:
+def _parse_ticket(text: str, holder: str) -> list[Ticket]:
     count, *gpus = text.split() or [""]
     # Any user can write a malformed ticket, or one that nothing could ever satisfy.
     if not (count.isascii() and count.isdecimal() and len(count) <= DIGITS and 0 < int(count) <= len(gpus)):
@@ -103,5 +105,5 @@ def _parse(text: str, holder: str) -> list[Ticket]:
     return [Ticket(count=int(count), gpus=tuple(tuple(gpu.split(",")) for gpu in gpus), holder=holder)]
 
 
-def _number(name: str) -> int:
+def _parse_number(name: str) -> int:
     return int(name[len(TICKET) :])

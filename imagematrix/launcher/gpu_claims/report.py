@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from imagematrix.hardware.gpu_request.choice import parts
 from imagematrix.launcher.gpu_claims import shares
-from imagematrix.launcher.gpu_claims.usage import consumers, keys
+from imagematrix.launcher.gpu_claims.usage import find_consumers, list_lock_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
     from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
 
-__all__ = ["SCHEMA", "GpuStatus", "statuses", "to_json"]
+__all__ = ["SCHEMA", "GpuStatus", "list_statuses", "make_gpus_document"]
 
 SCHEMA = "imagematrix.gpus/v1"
 
@@ -49,36 +49,38 @@ class GpuStatus:
         A running MPS server does not count: the memory is then for shares that use MPS.
         """
         complete = self.complete and self.gpu.usable
-        return shares.remaining(self.gpu, self.used_by, mps=True) if complete else None
+        return shares.compute_remaining(self.gpu, self.used_by, mps=True) if complete else None
 
 
-def statuses(
+def list_statuses(
     gpus: Iterable[Gpu], usage: Usage, nvml: Nvml | None, *, complete: bool = True
 ) -> tuple[GpuStatus, ...]:
     """Return the status of each of `gpus`; `complete` states whether `usage` covers all sources."""
     live = {gpu.minor: gpu for gpu in nvml.gpus} if nvml else {}
     return tuple(
-        _status(gpu, usage, live.get(gpu.minor) if gpu.minor is not None else None, complete=complete)
+        _make_status(gpu, usage, live.get(gpu.minor) if gpu.minor is not None else None, complete=complete)
         for gpu in gpus
     )
 
 
-def to_json(gpus: Iterable[GpuStatus], warnings: Iterable[str]) -> dict[str, object]:
+def make_gpus_document(gpus: Iterable[GpuStatus], warnings: Iterable[str]) -> dict[str, object]:
     """Return the Gpus document."""
     return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in gpus], "warnings": list(warnings)}
 
 
-def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> GpuStatus:
-    devices = (GpuStatus(gpu=part, used_by=_consumers(part, usage), complete=complete) for part in parts(gpu))
+def _make_status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> GpuStatus:
+    devices = (
+        GpuStatus(gpu=part, used_by=_find_consumers(part, usage), complete=complete) for part in parts(gpu)
+    )
     return GpuStatus(
-        gpu=gpu, used_by=_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices)
+        gpu=gpu, used_by=_find_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices)
     )
 
 
-def _consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
+def _find_consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
     if gpu.minor is None:  # nothing can use a GPU without a device node
         return ()
-    return consumers(usage, keys(gpu))
+    return find_consumers(usage, list_lock_names(gpu))
 
 
 def _gpu_json(status: GpuStatus) -> dict[str, object]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Consumer
 
-__all__ = ["MPS", "counted", "parse_mib", "remaining"]
+__all__ = ["MPS", "compute_remaining", "parse_mib", "select_counted"]
 
 MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to the 15 characters of /proc/PID/comm
 
@@ -22,16 +22,16 @@ def parse_mib(text: str) -> int | None:
     return natural(text) or None
 
 
-def remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
+def compute_remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
     """Return the MiB of `gpu` that its `consumers` leave; None if unknown or if one uses the whole GPU."""
     memory = memory_mib(gpu)
-    declared = [consumer.vram_mib for consumer in counted(tuple(consumers), mps=mps)]
+    declared = [consumer.vram_mib for consumer in select_counted(tuple(consumers), mps=mps)]
     if memory is None or None in declared:
         return None
     return max(0, memory - sum(share for share in declared if share is not None))
 
 
-def counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
+def select_counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
     """Return the consumers that count as users of a GPU.
 
     A lease or a process counts as part of its container while the container runs. With `mps` the MPS server

@@ -11,12 +11,12 @@ from imagematrix.hardware.gpu_request.spec import names
 from imagematrix.images.engine import containers as engine
 from imagematrix.images.engine import endpoint
 from imagematrix.launcher.gpu_claims import containers, other_engines, processes
-from imagematrix.launcher.gpu_claims.container_leases import live_container_leases, usage_by_containers
+from imagematrix.launcher.gpu_claims.container_leases import compute_lease_usage, find_live_leases
 from imagematrix.launcher.gpu_claims.containers import GPUS, LEASE
-from imagematrix.launcher.gpu_claims.grants import grants
-from imagematrix.launcher.gpu_claims.locks import TURN, Locks, folder
+from imagematrix.launcher.gpu_claims.grants import compute_grant_usage
+from imagematrix.launcher.gpu_claims.locks import TURN, Locks, locate_locks
 from imagematrix.launcher.gpu_claims.shares import parse_mib
-from imagematrix.launcher.gpu_claims.usage import Consumer, combined, consumers, keys
+from imagematrix.launcher.gpu_claims.usage import Consumer, find_consumers, list_lock_names, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHARE",
-    "attendance",
-    "attended",
-    "leases",
-    "node_leases",
-    "opened_outside_pods",
+    "compute_locked_usage",
+    "is_lease_live",
+    "list_running_containers",
+    "make_lease_check",
     "query_nvml",
-    "running_containers",
-    "survey",
     "survey_containers",
     "survey_node",
+    "survey_node_leases",
+    "survey_open_outside_pods",
     "survey_outside_pods",
     "survey_quickly",
+    "survey_usage",
     "survey_without_daemon",
 ]
 
@@ -57,14 +57,14 @@ def survey_node(
 ) -> Usage:
     """Return the usage of this node's `gpus` by anything but leases; raise EngineError.
 
-    `is_attended` and `over` are those of `running_containers`.
+    `is_attended` and `over` are those of `list_running_containers`.
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
     def running() -> list[dict[str, Any]]:
-        return running_containers(gpus, is_attended, over, pods=not pods.access())
+        return list_running_containers(gpus, is_attended, over, pods=not pods.check_access())
 
-    return combined(pods.usage(gpus), survey(gpus, running, query_nvml))
+    return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, running, query_nvml))
 
 
 def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
@@ -76,15 +76,17 @@ def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage
     try:
         return survey_node(gpus, is_attended)
     except EngineError:
-        return survey(gpus, lambda: other_engines.containers(gpus, tuple, pods=True), query_nvml)
+        return survey_usage(
+            gpus, lambda: other_engines.find_other_containers(gpus, tuple, pods=True), query_nvml
+        )
 
 
 def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
     """Return the usage of `gpus` by the engine's containers only; raise EngineError."""
-    return containers.usage(engine.running_or_starting(is_attended), gpus)
+    return containers.compute_container_usage(engine.running_or_starting(is_attended), gpus)
 
 
-def running_containers(
+def list_running_containers(
     gpus: tuple[Gpu, ...], is_attended: Attended, over: Transport | None = None, *, pods: bool
 ) -> list[dict[str, Any]]:
     """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
@@ -94,11 +96,11 @@ def running_containers(
     containers of pods that the engine does not know are left out, too.
     """
     # The engine comes last: a launch that it does not list yet holds its lease.
-    others = other_engines.containers(gpus, partial(engine.ids, over), pods=pods)
+    others = other_engines.find_other_containers(gpus, partial(engine.ids, over), pods=pods)
     return [*others, *engine.running_or_starting(is_attended, over)]
 
 
-def survey(
+def survey_usage(
     gpus: tuple[Gpu, ...],
     running: Callable[[], Iterable[Mapping[str, Any]]],
     query: Callable[[], Nvml | None],
@@ -112,10 +114,12 @@ def survey(
     nvml = query()
     computing: Usage = {}
     if nvml is not None:
-        computing, covered = processes.computing(nvml)
+        computing, covered = processes.compute_process_usage(nvml)
         uncovered = {gpu.minor for gpu in gpus if gpu.minor is not None} - covered
-        computing = combined(computing, processes.with_open_nodes(uncovered)) if uncovered else computing
-    return combined(computing, containers.usage(running(), gpus))
+        computing = (
+            merge_usages(computing, processes.compute_open_node_usage(uncovered)) if uncovered else computing
+        )
+    return merge_usages(computing, containers.compute_container_usage(running(), gpus))
 
 
 def survey_quickly(
@@ -128,39 +132,41 @@ def survey_quickly(
     `given` returns the usage by containers. A query of NVML takes longer than starting a container, and adds
     nothing if only containers use GPUs.
     """
-    opened = processes.with_open_nodes({gpu.minor for gpu in gpus if gpu.minor is not None})
+    opened = processes.compute_open_node_usage({gpu.minor for gpu in gpus if gpu.minor is not None})
     usage = given()
     for key, using in opened.items():
-        marks = frozenset[str]().union(*(consumer.marks for consumer in consumers(usage, [key])))
+        marks = frozenset[str]().union(*(consumer.marks for consumer in find_consumers(usage, [key])))
         if any(marks.isdisjoint(process.marks) for process in using):
             return survey()
     return usage
 
 
-def leases(locks: Locks, *, whole: bool = True, containers: ContainerLeases | None = None) -> Usage:
+def compute_locked_usage(
+    locks: Locks, *, whole: bool = True, containers: ContainerLeases | None = None
+) -> Usage:
     """Return the leases in `locks` with their holders, and the grants.
 
     Without `whole`, leases of whole GPUs are left out, which saves 10 ms if there are no shares. A launch
     that is still choosing has no lease yet. `containers` are the leases of live containers, if the caller has
     read them. Removes the files of shares whose process has ended, as far as this user may.
     """
-    shares = [name for name in locks.names() if name.startswith(SHARE)]
-    holders = locks.holders() if whole or shares else {}
+    shares = [name for name in locks.list_names() if name.startswith(SHARE)]
+    holders = locks.find_holders() if whole or shares else {}
     chooser = holders.get(TURN)
     leased = {
-        name: (processes.describe(pid, kind="lease"),)
+        name: (processes.describe_process(pid, kind="lease"),)
         for name, pid in holders.items()
         if name.startswith("nvidia") and pid != chooser
     }
-    shared = combined(*(_share(locks, name, holders) for name in shares))
+    shared = merge_usages(*(_compute_share_usage(locks, name, holders) for name in shares))
     # Containers whose keepers were killed: those of others are among the leases already.
     if containers is None:
-        containers = live_container_leases(locks)
+        containers = find_live_leases(locks)
     left = [(lease, holder) for lease, holder in containers if not lease.is_held(holders, shared)]
-    return combined(leased, shared, usage_by_containers(left), grants(locks))
+    return merge_usages(leased, shared, compute_lease_usage(left), compute_grant_usage(locks))
 
 
-def attended(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:
+def is_lease_live(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:
     """Whether the lease of a launch still counts, given the labels of its container.
 
     `leased` are the leases, and `unleased` the names of GPUs that no launch leases as a whole.
@@ -171,19 +177,19 @@ def attended(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]
     return set(labels.get(GPUS, "").split(",")).isdisjoint(unleased)
 
 
-def attendance(gpus: Iterable[Gpu], leased: Usage) -> Attended:
+def make_lease_check(gpus: Iterable[Gpu], leased: Usage) -> Attended:
     """Return a function that tells from the labels of a launch's container whether its lease counts."""
-    free = (gpu for gpu in gpus if gpu.minor is not None and not consumers(leased, keys(gpu)))
+    free = (gpu for gpu in gpus if gpu.minor is not None and not find_consumers(leased, list_lock_names(gpu)))
     unleased = frozenset(name for gpu in free for name in names([gpu]))
-    return lambda labels: attended(labels, leased, unleased)
+    return lambda labels: is_lease_live(labels, leased, unleased)
 
 
-def node_leases() -> Usage:
+def survey_node_leases() -> Usage:
     """Return the leases and grants in the lock folder of this node."""
-    if not os.path.isdir(folder()):  # noqa: PTH112 - pathlib is slow to import
+    if not os.path.isdir(locate_locks()):  # noqa: PTH112 - pathlib is slow to import
         return {}
-    with Locks(folder(), endpoint.group()) as locks:
-        return leases(locks)
+    with Locks(locate_locks(), endpoint.group()) as locks:
+        return compute_locked_usage(locks)
 
 
 def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
@@ -191,24 +197,24 @@ def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
 
     Raises EngineError if there is an engine that does not answer.
     """
-    leased = node_leases()
-    running = _containers_outside_pods(gpus, leased)
+    leased = survey_node_leases()
+    running = _list_containers_outside_pods(gpus, leased)
     # Processes of pods have their GPUs open all the time. NVML is asked only if others do.
-    query = query_nvml if opened_outside_pods(gpus) else lambda: None
-    return combined(leased, _without_pods(survey(gpus, lambda: running, query), "/proc"))
+    query = query_nvml if survey_open_outside_pods(gpus) else lambda: None
+    return merge_usages(leased, _exclude_pods(survey_usage(gpus, lambda: running, query), "/proc"))
 
 
-def opened_outside_pods(gpus: tuple[Gpu, ...], root: str = "/") -> Usage:
+def survey_open_outside_pods(gpus: tuple[Gpu, ...], root: str = "/") -> Usage:
     """Return the usage by processes outside of pods that have a GPU's node open, as `root` shows them.
 
     In a container, which sees only the node's /proc, nothing else is known.
     """
     proc = os.path.join(root, "proc")  # noqa: PTH118 - see above
     minors = {gpu.minor for gpu in gpus if gpu.minor is not None}
-    return _without_pods(processes.with_open_nodes(minors, proc), proc)
+    return _exclude_pods(processes.compute_open_node_usage(minors, proc), proc)
 
 
-def _without_pods(usage: Usage, proc: str) -> Usage:
+def _exclude_pods(usage: Usage, proc: str) -> Usage:
     left = {
         key: tuple(user for user in using if user.pid is None or not processes.is_in_pod(user.pid, proc))
         for key, using in usage.items()
@@ -216,11 +222,13 @@ def _without_pods(usage: Usage, proc: str) -> Usage:
     return {key: using for key, using in left.items() if using}
 
 
-def _containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[str, Any]]:
+def _list_containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[str, Any]]:
     path = endpoint.address().removeprefix("unix://")
     if path.startswith("/") and not os.path.lexists(path):
-        return other_engines.containers(gpus, tuple, pods=False)  # most nodes of Kubernetes have no engine
-    running = running_containers(gpus, attendance(gpus, leased), pods=False)
+        return other_engines.find_other_containers(
+            gpus, tuple, pods=False
+        )  # most nodes of Kubernetes have no engine
+    running = list_running_containers(gpus, make_lease_check(gpus, leased), pods=False)
     # With cri-dockerd, kubelet has the engine start the containers of pods.
     return [
         container
@@ -229,14 +237,14 @@ def _containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[
     ]
 
 
-def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
-    text = locks.text_if_held(name)
+def _compute_share_usage(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
+    text = locks.read_held_text(name)
     if text is None:
         locks.remove(name)
         return {}
     declared, *keys = text.split() or [""]
     holder = (
-        processes.describe(holders[name], kind="lease")
+        processes.describe_process(holders[name], kind="lease")
         if name in holders
         else Consumer(kind="lease", name="unknown")
     )

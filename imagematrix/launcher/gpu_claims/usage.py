@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["Consumer", "Usage", "combined", "consumers", "keys", "mig_key", "overlap"]
+__all__ = [
+    "Consumer",
+    "Usage",
+    "find_consumers",
+    "format_mig_key",
+    "has_overlap",
+    "list_lock_names",
+    "merge_usages",
+]
 
 Usage = dict[str, tuple["Consumer", ...]]
 
@@ -52,12 +60,12 @@ class Consumer(Record):
         }
 
 
-def mig_key(minor: int, gpu_instance: int, compute_instance: int) -> str:
+def format_mig_key(minor: int, gpu_instance: int, compute_instance: int) -> str:
     """Return the key of one MIG device of the GPU with this device minor."""
     return f"nvidia{minor}-gi{gpu_instance}-ci{compute_instance}"
 
 
-def keys(gpu: Gpu) -> tuple[str, ...]:
+def list_lock_names(gpu: Gpu) -> tuple[str, ...]:
     """Return the key of `gpu`, or those of its MIG devices; raise ProbeError if its minor is unknown."""
     if gpu.minor is None:
         raise ProbeError(
@@ -66,27 +74,29 @@ def keys(gpu: Gpu) -> tuple[str, ...]:
         )
     if not gpu.mig:
         return (f"nvidia{gpu.minor}",)
-    return tuple(mig_key(gpu.minor, device.gpu_instance, device.compute_instance) for device in gpu.mig)
+    return tuple(
+        format_mig_key(gpu.minor, device.gpu_instance, device.compute_instance) for device in gpu.mig
+    )
 
 
-def consumers(usage: Mapping[str, tuple[Consumer, ...]], keys: Iterable[str]) -> tuple[Consumer, ...]:
+def find_consumers(usage: Mapping[str, tuple[Consumer, ...]], keys: Iterable[str]) -> tuple[Consumer, ...]:
     """Return the consumers of everything that overlaps with one of `keys`."""
     wanted = tuple(keys)
     return tuple(
         dict.fromkeys(
-            consumer for key, using in usage.items() if overlap([key], wanted) for consumer in using
+            consumer for key, using in usage.items() if has_overlap([key], wanted) for consumer in using
         )
     )
 
 
-def overlap(left: Iterable[str], right: Iterable[str]) -> bool:
+def has_overlap(left: Iterable[str], right: Iterable[str]) -> bool:
     """Whether two lists of keys share a device; a GPU overlaps with each of its MIG devices."""
     keys = tuple(right)
     # With the dash, because nvidia1 is not a part of nvidia10.
     return any(a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-") for a in left for b in keys)
 
 
-def combined(*usages: Mapping[str, tuple[Consumer, ...]]) -> Usage:
+def merge_usages(*usages: Mapping[str, tuple[Consumer, ...]]) -> Usage:
     """Return the usage from several sources as one, without duplicates."""
     result: Usage = {}
     for usage in usages:

@@ -24,8 +24,8 @@ __all__ = [
     "PODS",
     "REGISTRATION",
     "VERSION",
-    "call",
-    "message",
+    "load_message",
+    "make_call",
 ]
 
 VERSION = "v1beta1"
@@ -101,17 +101,17 @@ MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
 }
 
 
-def message(name: str) -> Any:
+def load_message(name: str) -> Any:
     """Return the class of a message."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
-def call(channel: Any, method: str, answer: str) -> Any:
+def make_call(channel: Any, method: str, answer: str) -> Any:
     """Return the function that calls a method on a channel of grpc or grpc.aio; `answer` names a message."""
     return channel.unary_unary(
         method,
         request_serializer=lambda request: request.SerializeToString(),
-        response_deserializer=message(answer).FromString,
+        response_deserializer=load_message(answer).FromString,
     )
 
 

@@ -24,11 +24,11 @@ __all__ = [
     "REGISTRY",
     "ROOT_DIR",
     "SOCKET",
-    "answering",
-    "dra",
-    "pods",
-    "registration",
-    "root_dir",
+    "find_answering_socket",
+    "find_root_dir",
+    "locate_dra_socket",
+    "locate_pods_socket",
+    "locate_registration_socket",
 ]
 
 ROOT_DIR = "/var/lib/kubelet"  # the default of kubelet's --root-dir
@@ -41,22 +41,22 @@ SOCKET = "kubelet.sock"  # kubelet's own socket in both folders
 TABLE = "/proc/net/unix"
 
 
-def pods(root: str) -> str:
+def locate_pods_socket(root: str) -> str:
     """Return the socket at which a kubelet with this root directory lists the devices of its pods."""
     return f"{root}/{POD_RESOURCES}/{SOCKET}"
 
 
-def dra(root: str, driver: str) -> str:
+def locate_dra_socket(root: str, driver: str) -> str:
     """Return the socket at which a kubelet with this root directory calls a DRA driver."""
     return f"{root}/{PLUGINS}/{driver}/dra.sock"
 
 
-def registration(root: str, driver: str) -> str:
+def locate_registration_socket(root: str, driver: str) -> str:
     """Return the socket at which a kubelet with this root directory learns of a DRA driver."""
     return f"{root}/{REGISTRY}/{driver}-reg.sock"
 
 
-def answering(paths: Iterable[str]) -> str | None:
+def find_answering_socket(paths: Iterable[str]) -> str | None:
     """Return the first of these sockets at which a process listens; one that was killed leaves its socket."""
     import socket  # which a launch does without
 
@@ -70,16 +70,16 @@ def answering(paths: Iterable[str]) -> str | None:
     return None
 
 
-def root_dir(table: str = TABLE) -> str:
+def find_root_dir(table: str = TABLE) -> str:
     """Return the root directory of the kubelet that runs on this node, by default ROOT_DIR.
 
     The kernel's table of sockets shows where kubelet listens. Folders of other users do not count: anybody
     can give a socket any name.
     """
-    return next((root for root in _listening(table) if _is_trusted(root)), ROOT_DIR)
+    return next((root for root in _find_listening(table) if _is_trusted(root)), ROOT_DIR)
 
 
-def _listening(table: str) -> Iterator[str]:
+def _find_listening(table: str) -> Iterator[str]:
     """Yield the folders whose pod-resources has a listening socket.
 
     Kubelet binds a socket of a temporary name, which stays in the table, and renames it.

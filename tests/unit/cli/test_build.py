@@ -18,7 +18,7 @@ from imagematrix.build.executor import buildx
 from imagematrix.build.executor.result import BuildStatus, Result
 from imagematrix.build.plan import context
 from imagematrix.build.stores import engine as local
-from imagematrix.cli.shared.progress import _Board, progress
+from imagematrix.cli.shared.progress import _Board, show_progress
 from imagematrix.cli.shared.progress import _Lines as Reporter
 from imagematrix.errors import BuildError, EngineError
 
@@ -174,14 +174,14 @@ def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, co
 
 def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypatch, tmp_path):
     (tmp_path / "deep").mkdir()
-    real = context.names
+    real = context.list_context_paths
 
     def names(folder):
         if folder.name == "deep":
             raise RecursionError("too deep")
         return real(folder)
 
-    monkeypatch.setattr(context, "names", names)
+    monkeypatch.setattr(context, "list_context_paths", names)
     other = "  app: {version: v1, template: training.j2, context: deep}\n"
     other += "  on: {version: v1, template: on.j2}\naxes:"
     (tmp_path / "templates" / "on.j2").write_text("FROM {{ images['app'] }}\n")
@@ -272,7 +272,7 @@ def test_fatal_error_is_in_all_reports(command, backend, conforms, tmp_path, mon
     def gone(*_):
         raise EngineError("the engine is gone")
 
-    backend.present = gone
+    backend.list_variants = gone
     result = command("build", *CPU, *reports, "--shard", "1/2")
     assert result.code == 8
     document = json.loads(result.out)
@@ -423,7 +423,7 @@ def test_progress_board_shows_running_cells(planned, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("COLORTERM", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    with progress((one, other)) as board:
+    with show_progress((one, other)) as board:
         board.started(one)
         board.started(other)
         board.step(one, "2/3 RUN [bold] make")
@@ -450,7 +450,7 @@ def test_progress_board_never_truncates_names_and_time_left(planned, monkeypatch
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(width))
-    with progress(items) as board:
+    with show_progress(items) as board:
         for item in items:
             board.started(item)
             board.step(item, f"2/3: RUN {'make ' * 99}")
@@ -471,7 +471,7 @@ def test_progress_board_never_truncates_names_and_time_left(planned, monkeypatch
 def test_no_progress_board_without_builds(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress(()):
+    with show_progress(()):
         pass
     assert terminal.getvalue() == ""
 

@@ -98,13 +98,13 @@ def test_version_without_a_number_needs_a_new_name(cli, project):
 def test_file_edited_meanwhile_is_not_overwritten(cli, matrix, monkeypatch):
     from imagematrix.build.matrix import bump
 
-    with_versions = bump.with_versions
+    with_versions = bump.replace_versions
 
     def edited(text, *words):
         matrix.write_text(f"# new\n{text}")
         return with_versions(text, *words)
 
-    monkeypatch.setattr(bump, "with_versions", edited)
+    monkeypatch.setattr(bump, "replace_versions", edited)
     said = cli("bump", "-f", matrix, "training")
     assert said.code == 2
     assert "was changed meanwhile" in said.err

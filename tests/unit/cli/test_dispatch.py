@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from imagematrix.cli import dispatch, explain, pull, select
-from imagematrix.cli.app import app
-from imagematrix.cli.dispatch import plain
+from imagematrix.cli.app import make_app
+from imagematrix.cli.dispatch import parse_plain_words
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from imagematrix.cli.dispatch import plain
     ],
 )
 def test_plain_command_line_is_parsed(words, given):
-    assert plain(select.command, words.split()) == given
+    assert parse_plain_words(select.command, words.split()) == given
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,17 @@ def test_plain_command_line_is_parsed(words, given):
     ],
 )
 def test_other_command_lines_are_left_to_typer(words):
-    assert plain(select.command, words.split()) is None
+    assert parse_plain_words(select.command, words.split()) is None
 
 
 def test_empty_word_is_left_to_typer():
-    assert plain(select.command, ["training", "--root", ""]) is None
-    assert plain(select.command, [""]) is None
+    assert parse_plain_words(select.command, ["training", "--root", ""]) is None
+    assert parse_plain_words(select.command, [""]) is None
 
 
 @pytest.mark.parametrize("module", [select, explain, pull])
 def test_both_parsers_have_the_same_options(module):
-    group = cast("TyperGroup", typer.main.get_command(app()))
+    group = cast("TyperGroup", typer.main.get_command(make_app()))
     command = group.commands[module.__name__.rpartition(".")[2]]
     options = (cast("TyperOption", parameter) for parameter in command.params)
     ours = {}
@@ -86,7 +86,9 @@ def test_both_parsers_have_the_same_options(module):
 def test_plain_commands_do_not_load_typer(profiles, catalog_file):
     for command in ("select", "explain"):
         words = [command, "training:v1", "--host", profiles["genoa-h200"], "--catalog", catalog_file]
-        asked = f"from imagematrix.cli import dispatch; import sys; dispatch.run({[*map(str, words)]}); "
+        asked = (
+            f"from imagematrix.cli import dispatch; import sys; dispatch.run_command({[*map(str, words)]}); "
+        )
         done = subprocess.run([sys.executable, "-c", f"{asked}sys.exit('typer' in sys.modules)"], check=False)
         assert done.returncode == 0, command
 
@@ -98,7 +100,7 @@ def test_both_parsers_give_the_same_result(cli, profiles, catalog_file, monkeypa
             words = [command, "training:v1", "--host", profiles[name], "--catalog", catalog_file, *more]
             quick = cli(*words)
             with monkeypatch.context() as patch:
-                patch.setattr(dispatch, "plain", lambda *_: None)
+                patch.setattr(dispatch, "parse_plain_words", lambda *_: None)
                 assert cli(*words) == quick
 
 
@@ -107,7 +109,7 @@ def test_interrupt_exits_with_130(cli, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(select, "command", interrupted)
-    monkeypatch.setattr(dispatch, "plain", lambda *_: {})
+    monkeypatch.setattr(dispatch, "parse_plain_words", lambda *_: {})
     assert cli("select", "training") == (130, "", "")
 
 
@@ -143,8 +145,8 @@ def test_an_answer_to_a_closed_stdout_is_an_error(options, profiles, catalog_fil
 
 STREAMS = """
 import os, sys
-from imagematrix.cli.dispatch import run
-code = run(["run", "--wait", "never"])
+from imagematrix.cli.dispatch import run_command
+code = run_command(["run", "--wait", "never"])
 with open(sys.argv[1], "w") as file:
     links = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
     print(code, *links, file.fileno() > 2, file=file)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from imagematrix.errors import ProbeError
 from imagematrix.hardware.host import probe, signs
 from imagematrix.hardware.host.host import Host
-from imagematrix.launcher.gpu_claims.locks import Locks, release
+from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
         lease = held.take(f"nvidia{second}", f"nvidia{first}")
     result = cli("gpus", "--host", profiles["rome-a100"], "--json")
     table = cli("gpus", "--host", profiles["rome-a100"])
-    release(lease)
+    release_locks(lease)
     assert (result.code, result.err) == (0, "")
     document = json.loads(result.out)
     conforms(document)
@@ -64,7 +64,7 @@ def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, confo
         lease = held.hold("share-1", f"4096 nvidia{minor}")
     document = json.loads(cli("gpus", "--host", profiles["icelake-l40s"], "--json").out)
     table = cli("gpus", "--host", profiles["icelake-l40s"]).out
-    release(lease)
+    release_locks(lease)
     conforms(document)
     shared, used, free = document["gpus"][:3]
     assert [use["vram_mib"] for use in shared["used_by"]] == [4096, 4096, 1024]
@@ -225,7 +225,7 @@ def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(cli, pr
     with Locks(locks) as held:
         lease = held.take(f"nvidia{second['minor']}")
     result = cli("gpus", "--host", profiles["rome-a100"], "--json")
-    release(lease)
+    release_locks(lease)
     gpus = json.loads(result.out)["gpus"]
     assert [[use["kind"] for use in gpu["used_by"]] for gpu in gpus[:3]] == [["container"], ["lease"], []]
 

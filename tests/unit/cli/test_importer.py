@@ -12,7 +12,7 @@ from images import layout
 from storing import NEEDS_SQUASHFS, variant
 
 from imagematrix.cli.slurm import importer
-from imagematrix.cli.slurm.importer import reference_of
+from imagematrix.cli.slurm.importer import parse_enroot_uri
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store.folder import ImageStore
 
@@ -119,11 +119,11 @@ class Evicting(ImageStore):
 
 def test_an_image_that_goes_before_it_is_leased_is_pulled_again():
     store = Evicting(1)
-    assert importer._leased(store, store.fetch).digest == "sha256:1"
+    assert importer._lease_image(store, store.fetch).digest == "sha256:1"
     assert (store.fetched, len(store.leased)) == (2, 1)
     store = Evicting(importer.TRIES)
     with pytest.raises(UsageError, match="as soon as they come"):
-        importer._leased(store, store.fetch)
+        importer._lease_image(store, store.fetch)
     assert store.leased == []
 
 
@@ -144,7 +144,7 @@ def test_a_refusal_has_its_reason_on_stderr_and_nothing_on_stdout(call):
     ],
 )
 def test_a_uri_of_enroot_names_an_image(uri, name):
-    assert reference_of(uri) == name
+    assert parse_enroot_uri(uri) == name
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_uri_of_enroot_names_an_image(uri, name):
 )
 def test_other_uris_are_refused(uri, message):
     with pytest.raises(UsageError, match=message):
-        reference_of(uri)
+        parse_enroot_uri(uri)
 
 
 def test_get_needs_a_uri(call):

@@ -7,7 +7,7 @@ import json
 import pytest
 from choosing import Make
 
-from imagematrix.build.proposal.text import DRIVERS
+from imagematrix.build.proposal.matrix_text import DRIVERS
 from imagematrix.common import json_documents
 
 pytestmark = pytest.mark.usefixtures("no_engine")

@@ -9,8 +9,8 @@ import textwrap
 import pytest
 
 from imagematrix.build.dockerfile.render import Renderer
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 
 pytestmark = pytest.mark.usefixtures("no_engine")
 
@@ -145,9 +145,9 @@ def take_over(cli, workdir, text, *options):
 
 def rendered(path):
     """Return what the template of a matrix gives for its first cell."""
-    matrix = load(path)
+    matrix = load_matrix(path)
     with Renderer(matrix.templates) as renderer:
-        return renderer.render(expand(matrix).cells[0], lambda name: name)
+        return renderer.render(expand_matrix(matrix).cells[0], lambda name: name)
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
@@ -158,7 +158,7 @@ def test_result_is_valid_has_the_axes_and_gives_the_same_dockerfile(cli, workdir
     assert (result.code, result.out) == (0, "")
     remarks = [line for line in result.err.splitlines() if line.startswith("imagematrix: Dockerfile:")]
     assert [int(line.split(":")[2]) for line in remarks] == lines
-    assert dict(load("matrix.yaml").axes) == axes
+    assert dict(load_matrix("matrix.yaml").axes) == axes
     for command in ("validate", "plan"):
         assert cli(command).code == 0, cli(command).err
     if len(axes.get("compute", "1")) == 1:
@@ -182,7 +182,7 @@ def test_mounted_secrets_and_agents_are_declared(cli, workdir):
     take_over(
         cli, workdir, textwrap.dedent(text) + "RUN --mount=type=ssh,id=git true\nRUN --mount=type=ssh true\n"
     )
-    (image,) = load("matrix.yaml").images
+    (image,) = load_matrix("matrix.yaml").images
     assert (image.secrets, image.ssh) == (("pip-conf",), ("default", "git"))
 
 
@@ -190,7 +190,7 @@ def test_matrix_is_kept_out_of_the_context(cli, workdir):
     result = take_over(cli, workdir, "FROM debian:trixie\nCOPY go.mod /\n")
     assert "wrote .dockerignore, because a change of the matrix is no change of the images\n" in result.err
     assert (workdir / ".dockerignore").read_text() == "matrix.yaml\ntemplates\n"
-    assert load("matrix.yaml").images[0].context.resolve() == workdir
+    assert load_matrix("matrix.yaml").images[0].context.resolve() == workdir
 
 
 def test_existing_dockerignore_stays_and_the_remedy_works(cli, workdir, shell):
@@ -220,7 +220,7 @@ def test_dockerfile_in_a_folder_below(cli, workdir):
     result = cli("init", "--from", "src/Dockerfile.gpu")
     assert result.code == 0
     assert not (workdir / "src" / ".dockerignore").exists()
-    assert load("matrix.yaml").images[0].context.name == "src"
+    assert load_matrix("matrix.yaml").images[0].context.name == "src"
     assert cli("validate").code == 0
 
 
@@ -270,7 +270,7 @@ def test_what_is_not_taken_over_is_told_with_line_and_remedy(cli, workdir):
 def test_gpus_without_a_cuda_release_are_told(cli, workdir):
     result = take_over(cli, workdir, "FROM debian:trixie\nENV CUDAARCHS=80\nARG CUDA_VERSION=latest\n")
     assert "Dockerfile:2: CUDAARCHS=80 names GPUs, but nothing the CUDA release\n" in result.err
-    assert dict(load("matrix.yaml").axes) == {"march": ("x86-64",)}
+    assert dict(load_matrix("matrix.yaml").axes) == {"march": ("x86-64",)}
 
 
 @pytest.mark.parametrize(

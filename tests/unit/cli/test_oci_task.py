@@ -187,9 +187,9 @@ def test_the_help_starts_nothing(started, capfd):
 
 def test_the_command_of_the_application_is_the_same(monkeypatch):
     calls = []
-    monkeypatch.setattr(slurm_task, "start", lambda words: calls.append(words) or 7)
+    monkeypatch.setattr(slurm_task, "run_slurm_task", lambda words: calls.append(words) or 7)
     with pytest.raises(SystemExit) as ended:
-        app.app(["oci-task"])(["oci-task", "a", "b", "c", "--", "d", "-e"], standalone_mode=False)
+        app.make_app(["oci-task"])(["oci-task", "a", "b", "c", "--", "d", "-e"], standalone_mode=False)
     assert (ended.value.code, calls) == (7, [["a", "b", "c", "--", "d", "-e"]])
 
 

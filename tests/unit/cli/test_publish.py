@@ -11,10 +11,10 @@ from distribution import digest
 
 from imagematrix.build.executor import buildx
 from imagematrix.build.executor.compiler import Compilers
-from imagematrix.build.plan.backend import Present
+from imagematrix.build.plan.protocols import StoredVariant
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.stores import engine as local
-from imagematrix.cli.shared.inputs import catalog_of
+from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.compression import DEFAULT
@@ -47,10 +47,10 @@ class Backend:
     def newest(self, reference):
         return self.newer.get(reference) or self.resolve(reference)
 
-    def present(self, image, version):
+    def list_variants(self, image, version):
         return [one for one in self.images.values() if one.reference.startswith(f"{image}:{version}-")]
 
-    def held(self, reference, digest):  # noqa: ARG002
+    def pin_by_immovable_name(self, reference, digest):  # noqa: ARG002
         return None
 
     def image(self, reference):
@@ -67,7 +67,7 @@ class Backend:
 def backend(make_image, monkeypatch):
     result = Backend(make_image)
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: result)
-    monkeypatch.setattr("imagematrix.build.stores.registry._examine", lambda *_: None)
+    monkeypatch.setattr("imagematrix.build.stores.registry._audit_archive", lambda *_: None)
     monkeypatch.setattr(local, "EngineStore", lambda: result)
     return result
 
@@ -136,7 +136,7 @@ def test_image_lost_by_the_registry_is_rebuilt(cli, backend, matrix, image, repo
     own = labels_of("cpu-x86-64-v3") | {labels.INPUT: document["cells"][0]["input"]}
     backend.push = lambda _: repository.put(tag, raw[1], raw[0])
     backend.digest = lambda _: repository.tags[tag]
-    backend.images[reference] = Present(
+    backend.images[reference] = StoredVariant(
         reference=reference, cell="cpu-x86-64-v3", input_digest=own[labels.INPUT]
     )
     assert json.loads(cli("publish", f"{image}:v1", "--json").out)["variants"] == 2
@@ -279,7 +279,7 @@ def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repositor
     tag = labels.tag("v1", "b", own[labels.INPUT])
     for cell, made_of in (("a", labels_of("a")[labels.INPUT]), ("b", own[labels.INPUT])):
         reference = f"{image}:{labels.tag('v1', cell, made_of)}"
-        backend.images[reference] = Present(reference=reference, cell=cell, input_digest=made_of)
+        backend.images[reference] = StoredVariant(reference=reference, cell=cell, input_digest=made_of)
     manifests = {}
     backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
     backend.digest = manifests.get
@@ -292,7 +292,7 @@ def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repositor
 def test_publish_refuses_a_cell_pushed_with_other_inputs(cli, backend, image, add_variant, server):
     add_variant("a", "1")
     theirs, ours = (f"{image}:v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
-    backend.images[ours] = Present(reference=ours, cell="a", input_digest=digest(b"2"))
+    backend.images[ours] = StoredVariant(reference=ours, cell="a", input_digest=digest(b"2"))
     result = cli("publish", f"{image}:v1")
     assert result.code == 7
     assert f"{ours} is in the engine, but the registry has {theirs}" in result.err
@@ -305,7 +305,7 @@ def test_publish_refuses_a_cell_pushed_with_other_inputs(cli, backend, image, ad
 def test_publish_refuses_a_development_version(cli, backend, image, server):
     for cell, development in (("a", False), ("b", True)):
         reference = f"{image}:v1-{cell}-0123456789ab"
-        backend.images[reference] = Present(
+        backend.images[reference] = StoredVariant(
             reference=reference, cell=cell, input_digest=digest(b""), development=development
         )
     result = cli("publish", f"{image}:v1")
@@ -327,7 +327,7 @@ def test_publish_ignores_remaining_images_of_a_development_version(
     ):
         inputs = made_of or own[labels.INPUT]
         reference = f"{image}:{labels.tag('v1', cell, inputs)}"
-        backend.images[reference] = Present(
+        backend.images[reference] = StoredVariant(
             reference=reference, cell=cell, input_digest=inputs, development=development
         )
     tag = labels.tag("v1", "b", own[labels.INPUT])
@@ -396,26 +396,26 @@ def test_image_name_decides_between_engine_and_registry(
     own = labels_of("a", IMAGE=image)
     reference = f"{image}:{labels.tag('v1', 'a', own[labels.INPUT])}"
     engine.add_image(own, RepoTags=[reference])
-    (local_one,) = catalog_of(f"{image}:v1", None).variants
+    (local_one,) = find_catalog(f"{image}:v1", None).variants
     assert local_one.reference == reference
     output = capsys.readouterr().err
     assert "has no" in output
     assert "using the engine's images" in output
     add_variant("a")
     published = publish(registry, "v1")
-    (variant,) = catalog_of(f"{image}:v1", None).variants
+    (variant,) = find_catalog(f"{image}:v1", None).variants
     assert variant.reference == reference
     assert variant.digest != local_one.digest
     assert capsys.readouterr().err == ""
-    assert catalog_of(f"{image}@{published.digest}", None).variants == (variant,)
+    assert find_catalog(f"{image}@{published.digest}", None).variants == (variant,)
     with pytest.raises(UnknownImageError, match="the engine has no variant of training"):
-        catalog_of("training:v1", None)
+        find_catalog("training:v1", None)
 
 
 def test_engine_does_not_replace_an_unreachable_registry(engine, server, image):
     server.fails("GET", "manifests", times=99, status=500)
     with pytest.raises(EngineError, match="answered 500"):
-        catalog_of(f"{image}:v1", None)
+        find_catalog(f"{image}:v1", None)
     assert not engine.requests
 
 
@@ -445,7 +445,7 @@ def test_build_reports_a_tag_moved_during_the_push(
     cli, backend, matrix, make_image, repository, image, monkeypatch
 ):
     monkeypatch.setattr(Compilers, "flags", lambda *_: frozenset())
-    backend.held = lambda *_: None
+    backend.pin_by_immovable_name = lambda *_: None
     backend.stop = lambda: None
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from imagematrix.cli.shared import pull_image, run_docker
 from imagematrix.cli.shared.pull_image import PullDisplay
 from imagematrix.images.catalog.catalog import Catalog, Variant
 from imagematrix.images.engine.pull import PullProgress
-from imagematrix.launcher.docker.options import split
+from imagematrix.launcher.docker.options import parse_run_args
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -182,15 +182,17 @@ def test_run_pulls_by_digest_before_docker_starts(monkeypatch, profiles, line):
     variant = Variant(reference=reference, digest=DIGEST, platform="linux/amd64")
     catalog = Catalog(image="registry:5000/training", version="v1", variants=(variant,))
     done = []
-    monkeypatch.setattr(run_docker, "catalog_of", lambda *_: catalog)
+    monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
     monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
     monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
-    monkeypatch.setattr("imagematrix.launcher.docker.unpacking.require_unpackable", lambda _: None)
-    monkeypatch.setattr("imagematrix.launcher.docker.pull.ensure", lambda *words, **_: done.append(words))
+    monkeypatch.setattr("imagematrix.launcher.docker.zstd_check.require_unpackable", lambda _: None)
+    monkeypatch.setattr(
+        "imagematrix.launcher.docker.pull.pull_unless_present", lambda *words, **_: done.append(words)
+    )
     monkeypatch.setattr(run_docker, "_run", lambda launch, *_: done.append(launch.reference) or 0)
     monkeypatch.setattr(run_docker, "_exec", lambda launch, _: done.append(launch.reference))
-    arguments = split(["--host", str(profiles["laptop"]), *line.split()])
-    assert run_docker.start(arguments, "training:v1") == 0
+    arguments = parse_run_args(["--host", str(profiles["laptop"]), *line.split()])
+    assert run_docker.run_with_docker(arguments, "training:v1") == 0
     name = f"{reference}@{DIGEST}"
     pulled = [] if "never" in line else [(name, DIGEST, "linux/amd64")]
     assert done[: len(pulled) + 1] == [*pulled, name]

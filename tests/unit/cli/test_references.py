@@ -6,7 +6,7 @@ import pytest
 from distribution import MANIFEST
 
 from imagematrix.build.publish.publish import publish
-from imagematrix.cli.shared.inputs import catalog_of
+from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.errors import UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.sources import open_catalog
@@ -34,7 +34,7 @@ def reference(image, python, made_of="6b86b273ff34"):
 @pytest.mark.usefixtures("docker_host")
 def test_variant_is_found_by_reference_or_digest(image, published):
     for name in (reference(image, "3.9"), f"{image}@{published['3.9']}"):
-        result = catalog_of(name, None)
+        result = find_catalog(name, None)
         assert (result.image, result.version, result.defaults) == (image, "v1", ())
         assert [one.reference for one in result.variants] == [reference(image, "3.9")]
         assert result.variants[0].digest == published["3.9"]
@@ -71,7 +71,7 @@ def test_error_for_a_missing_version_lists_existing_ones(cli, image, add_variant
 
     def remedy(name):
         with pytest.raises(UnknownImageError) as caught:
-            catalog_of(name, None)
+            find_catalog(name, None)
         assert str(caught.value).endswith(f"has no {name}")
         return caught.value.remedy
 
@@ -87,7 +87,7 @@ def test_unpublished_version_is_reported(image, add_variant):
     add_variant("cpu")
     for name in (f"{image}:v1", image):
         with pytest.raises(UnknownImageError) as caught:
-            catalog_of(name, None)
+            find_catalog(name, None)
         publish = f"run `imagematrix publish {image}:v1`"
         assert caught.value.remedy == f"its images are pushed but not published yet: {publish}"
 
@@ -100,7 +100,7 @@ def test_image_without_labels_is_to_be_adopted(image, repository):
     repository.put("multi", json.dumps(many).encode(), INDEX)
     for version in ("plain", "multi"):
         with pytest.raises(UnknownImageError, match=f"^{image}:{version} has no labels of its own") as caught:
-            catalog_of(f"{image}:{version}", None)
+            find_catalog(f"{image}:{version}", None)
         assert f"`imagematrix adopt {image}:{version} --as {image}:{version} -o " in caught.value.remedy
 
 
@@ -108,7 +108,7 @@ def test_image_without_labels_is_to_be_adopted(image, repository):
 def test_unpublished_version_beside_a_published_one_is_reported(image, add_variant):
     add_variant("cpu", version="v2")
     with pytest.raises(UnknownImageError) as caught:
-        catalog_of(f"{image}:v2", None)
+        find_catalog(f"{image}:v2", None)
     assert caught.value.remedy.endswith(f"`imagematrix publish {image}:v2`")
 
 

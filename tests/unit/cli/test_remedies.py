@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import imagematrix
-from imagematrix.cli.app import COMMANDS, app
+from imagematrix.cli.app import COMMANDS, make_app
 from imagematrix.common.text import word
 from imagematrix.launcher.docker import options
 
@@ -106,7 +106,7 @@ NAMED = [
 @functools.cache
 def program(*names):
     """Return the command line of a command, which does nothing after its arguments are parsed."""
-    command = typer.main.get_command(app(names))
+    command = typer.main.get_command(make_app(names))
     pending = [command]
     for each in pending:
         pending += getattr(each, "commands", {}).values()
@@ -118,7 +118,7 @@ def program(*names):
 def parse(words):
     """Parse a command line; raise what typer raises if it is invalid."""
     if words[0] == "run":
-        assert options.split(words[1:]).image, "no image"
+        assert options.parse_run_args(words[1:]).image, "no image"
     else:
         program(words[0]).main(words, standalone_mode=False)
 

@@ -312,7 +312,7 @@ def test_builds(outcome, tmp_path, monkeypatch):
         outcome.run(place, "report", file)
         outcome.run(place, "report", "--json", file)
         with monkeypatch.context() as github:
-            github.setattr("imagematrix.cli.shared.ci.system", lambda: "github")
+            github.setattr("imagematrix.cli.shared.ci.find_ci_system", lambda: "github")
             outcome.run(place, "report", file)
 
 

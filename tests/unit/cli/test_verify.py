@@ -81,7 +81,7 @@ def test_unreadable_layer_is_a_single_error(cli, tmp_path):
 
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with audit_images.progress() as watch:
+    with audit_images.show_read_bytes() as watch:
         watch(5 << 20)
     assert "read 5 MiB of layers" in capsys.readouterr().err
 

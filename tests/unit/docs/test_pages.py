@@ -14,11 +14,11 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from imagematrix.cli.app import app
+from imagematrix.cli.app import make_app
 from imagematrix.launcher.docker.options import OWN
 
 ROOT = pages.ROOT
-COMMANDS = cast("TyperGroup", typer.main.get_command(app())).commands
+COMMANDS = cast("TyperGroup", typer.main.get_command(make_app())).commands
 NAMED = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in pages.PAGES]
 WITH_COMMANDS = [
     name

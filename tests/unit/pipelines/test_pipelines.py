@@ -16,11 +16,11 @@ import pytest
 import typer
 import yaml
 
-from imagematrix.cli.app import app
+from imagematrix.cli.app import make_app
 
 ROOT = Path(__file__).parents[3]
 PIPELINES = sorted((ROOT / "ci" / "pipelines").iterdir())
-COMMANDS = cast("TyperGroup", typer.main.get_command(app())).commands
+COMMANDS = cast("TyperGroup", typer.main.get_command(make_app())).commands
 
 
 class Loader(yaml.SafeLoader):

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 import yaml
 
-from imagematrix.build.matrix.load import load
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.matrix.load import load_matrix
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.selection.select import explain
@@ -65,7 +65,7 @@ def test_catalogs_conform(shipped_catalog, conforms, driver):
 
 
 def test_plans_conform(shipped, conforms):
-    document = conforms(plan(load(shipped), Against()).to_json())
+    document = conforms(plan(load_matrix(shipped), PlanContext()).to_json())
     assert {cell["status"] for cell in document["cells"]} == {"build", "excluded", "infeasible"}
 
 
@@ -109,7 +109,7 @@ def test_schema_rejects_what_validate_rejects(project, conforms, change):
 )
 def test_every_compression_conforms(project, conforms, loader, compression):
     path = project(("axes:", f"compression: {compression}\naxes:"))
-    load(path)
+    load_matrix(path)
     conforms(yaml.load(path.read_text(), loader))  # noqa: S506 - both are safe
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from imagematrix.build.dockerfile.render import Renderer
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import cuda
 
@@ -24,9 +24,9 @@ def macro(project, tmp_path):
         for file in (ROOT / "templates").glob("*.j2"):
             shutil.copy(file, tmp_path / "templates")
         path = project(*changes, template=f'{{% import "macros.j2" as debian %}}\n{use}\n')
-        matrix = load(path)
+        matrix = load_matrix(path)
         with Renderer(matrix.templates) as renderer:
-            return renderer.render(expand(matrix).cells[-1], lambda _: None)
+            return renderer.render(expand_matrix(matrix).cells[-1], lambda _: None)
 
     return call
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.build.dockerfile.dockerfile import through_stage
+from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
 from imagematrix.build.dockerfile.render import Renderer
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.flags import STAGE
 from imagematrix.cli.init import TEMPLATES
 
@@ -31,8 +31,8 @@ HADOLINT = Path(sys.executable).with_name("hadolint")
 
 def rendered(path):
     """Return the Dockerfiles of the first image of a matrix by their cells."""
-    matrix = load(path)
-    cells = expand(matrix).cells
+    matrix = load_matrix(path)
+    cells = expand_matrix(matrix).cells
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         return {
             cell.id: (cell, renderer.render(cell, "{}:v1".format))
@@ -99,7 +99,7 @@ def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
     result = rendered(starters[name]).values()
     assert {cell.cuda is None for cell, _ in result} == ({True} if name == PLAIN else {True, False})
     for cell, text in result:
-        assert through_stage(text, STAGE), "without the stage the CPU flags of the code are unknown"
+        assert truncate_after_stage(text, STAGE), "without the stage the CPU flags of the code are unknown"
         assert cell.axes["march"] in text
         if cell.cuda:
             assert text.endswith(DRIVER_LAST)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.output import info, writing
+from imagematrix.cli.shared.output import print_info, report_write_errors
 from imagematrix.common.text import word
 from imagematrix.errors import UsageError
 
@@ -22,7 +22,7 @@ def command(
     """Write a Helm chart that installs what `render install` writes, with a value for each of its options."""
     from imagematrix.integrations.kubernetes.install.chart.files import files
 
-    with writing():
+    with report_write_errors():
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             # Helm would also install what an earlier chart has left there.
             raise UsageError(f"{output} is not an empty folder", remedy="remove it, or choose another folder")
@@ -30,8 +30,8 @@ def command(
             path = output / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    info(f"wrote {output}")
-    info(
+    print_info(f"wrote {output}")
+    print_info(
         f"next: `helm install imagematrix {word(output)} --namespace imagematrix --create-namespace "
         "-f VALUES.yaml`"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.kubernetes.options import narrowed_catalog
+from imagematrix.cli.kubernetes.options import load_narrowed_catalog
 from imagematrix.cli.kubernetes.render.options import print_manifests
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
@@ -19,5 +19,5 @@ def command(
     """Write an image-compatibility artifact of Node Feature Discovery for each variant."""
     from imagematrix.integrations.kubernetes.workloads.compatibility import compatibility
 
-    variants = narrowed_catalog(image, catalog, where, policy).variants
+    variants = load_narrowed_catalog(image, catalog, where, policy).variants
     print_manifests(compatibility(variant, allow_cpu=allow_cpu) for variant in variants)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import Nodes
 from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecret, WorkloadName
-from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, write
+from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, print_workload
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 __all__ = ["command"]
@@ -25,7 +25,7 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a DaemonSet for each class, or for those that --class names."""
-    write(
+    print_workload(
         "daemonset",
         image,
         nodes,

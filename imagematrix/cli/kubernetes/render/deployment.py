@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.kubernetes.render.workload import counted
+from imagematrix.cli.kubernetes.render.workload import make_counted_command
 
 __all__ = ["command"]
 
-command = counted("deployment", "Write a Deployment for each class, or for those that --class names.")
+command = make_counted_command(
+    "deployment", "Write a Deployment for each class, or for those that --class names."
+)

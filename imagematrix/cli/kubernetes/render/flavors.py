@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.options import Nodes, load_classes
 from imagematrix.cli.kubernetes.render.options import Only, print_manifests
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
@@ -22,5 +22,5 @@ def command(
     from imagematrix.integrations.kubernetes.workloads.manifests import flavors
     from imagematrix.integrations.kubernetes.workloads.placed import chosen
 
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     print_manifests(flavors(chosen(grouped.classes, only or ())))

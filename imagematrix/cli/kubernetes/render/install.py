@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import OnUnknown, denies, kinds
+from imagematrix.cli.kubernetes.options import OnUnknown, is_denied, parse_resource_kinds
 from imagematrix.cli.kubernetes.render.options import PullSecret, print_manifests, require_registry
 from imagematrix.cli.shared.options import AllowCpu, Image, Where
-from imagematrix.cli.shared.output import info, warn
+from imagematrix.cli.shared.output import print_info, warn
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -122,12 +122,12 @@ def command(
         program=program,
         namespace=namespace,
         excluded=tuple(dict.fromkeys(exclude or ())),
-        deny=denies(on_unknown),
+        deny=is_denied(on_unknown),
         timeout_s=timeout,
         pull_secret=pull_secret,
         options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
         conditions=conditions,
-        plugin=kinds(by) if device_plugin else None,
+        plugin=parse_resource_kinds(by) if device_plugin else None,
         dra=dra_driver,
         kubelet=kubelet or ROOT_DIR,
         events=events,
@@ -142,7 +142,7 @@ def command(
     made = list(install(installation, certificate, upgrade=True))
     print_manifests(made)
     kept = certificate.chain == before.tls.chain
-    info("the certificate is kept" if kept else "the certificate is new; both authorities are trusted")
+    print_info("the certificate is kept" if kept else "the certificate is new; both authorities are trusted")
     for resource in before.without(made):
         warn(f"no longer part of the installation: {resource}", _removal(resource))
 

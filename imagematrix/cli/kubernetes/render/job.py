@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.kubernetes.render.workload import counted
+from imagematrix.cli.kubernetes.render.workload import make_counted_command
 
 __all__ = ["command"]
 
-command = counted("job", "Write a Job for each class, or for those that --class names.")
+command = make_counted_command("job", "Write a Job for each class, or for those that --class names.")

@@ -22,10 +22,10 @@ __all__ = [
     "Only",
     "PullSecret",
     "WorkloadName",
-    "default_name",
+    "make_default_name",
     "print_manifests",
     "require_registry",
-    "warn_of",
+    "warn_of_omitted",
 ]
 
 SHOWN = 4  # classes that a warning names
@@ -65,12 +65,12 @@ def print_manifests(documents: Iterable[Manifest]) -> None:
     print_document(f"{dump(*documents)}\n")
 
 
-def default_name(grouped: Classes) -> str:
+def make_default_name(grouped: Classes) -> str:
     """Return the last part of the image's name as the name of a workload."""
     return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63].strip("-")
 
 
-def warn_of(grouped: Classes, classes: Sequence[Class]) -> None:
+def warn_of_omitted(grouped: Classes, classes: Sequence[Class]) -> None:
     """Warn of those of a cluster's classes and nodes that get no pods, and of images without a digest."""
     from imagematrix.integrations.kubernetes.workloads.placed import RELABEL
 

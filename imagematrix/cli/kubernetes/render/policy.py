@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, cluster, denies
-from imagematrix.cli.kubernetes.render.options import default_name, print_manifests, warn_of
+from imagematrix.cli.kubernetes.options import Nodes, OnUnknown, is_denied, load_classes
+from imagematrix.cli.kubernetes.render.options import make_default_name, print_manifests, warn_of_omitted
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 from imagematrix.cli.shared.output import warn
 
@@ -40,14 +40,16 @@ def command(
     from imagematrix.integrations.kubernetes.nodes.labels import CLASS
     from imagematrix.integrations.kubernetes.workloads.placed import require_labels
 
-    deny = denies(on_unknown)
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    deny = is_denied(on_unknown)
+    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)
     version = f"{grouped.catalog.image}:{grouped.catalog.version}"
-    named = f"{default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
+    named = (
+        f"{make_default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
+    )
     made = admitting(used_as or version, grouped, deny=deny)
     print_manifests(objects(made, name or named))
-    warn_of(grouped, grouped.classes)
+    warn_of_omitted(grouped, grouped.classes)
     if made.left_out:
         which = shortened(made.left_out, SHOWN)
         warn(

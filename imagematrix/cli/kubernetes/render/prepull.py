@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.options import Nodes, load_classes
 from imagematrix.cli.kubernetes.render.options import (
     Only,
     PullSecret,
-    default_name,
+    make_default_name,
     print_manifests,
     require_registry,
-    warn_of,
+    warn_of_omitted,
 )
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
@@ -45,9 +45,9 @@ def command(
     from imagematrix.integrations.kubernetes.workloads.placed import chosen
     from imagematrix.integrations.kubernetes.workloads.prepull import prepull
 
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = chosen(grouped.classes, only or ())
-    named = name or f"{default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
+    named = name or f"{make_default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
     print_manifests(prepull(named, classes, pause=pause, pull_secret=pull_secret))
-    warn_of(grouped, classes)
+    warn_of_omitted(grouped, classes)

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.kubernetes.options import Nodes, load_classes
 from imagematrix.cli.kubernetes.render.options import (
     Arguments,
     Only,
     PullSecret,
     WorkloadName,
-    default_name,
+    make_default_name,
     print_manifests,
     require_registry,
-    warn_of,
+    warn_of_omitted,
 )
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["NVIDIA", "PodGpus", "Resource", "counted", "write"]
+__all__ = ["NVIDIA", "PodGpus", "Resource", "make_counted_command", "print_workload"]
 
 PodGpus = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")]
 Resource = Annotated[
@@ -37,7 +37,7 @@ Pods = Annotated[
 NVIDIA = "nvidia.com/gpu"
 
 
-def counted(kind: str, what: str) -> Callable[..., None]:
+def make_counted_command(kind: str, what: str) -> Callable[..., None]:
     """Return the command for a kind of workload that has a number of pods; `what` is its help."""
 
     def command(
@@ -55,7 +55,7 @@ def counted(kind: str, what: str) -> Callable[..., None]:
         where: Where = None,
         allow_cpu: AllowCpu = False,
     ) -> None:
-        write(
+        print_workload(
             kind,
             image,
             nodes,
@@ -76,7 +76,7 @@ def counted(kind: str, what: str) -> Callable[..., None]:
     return command
 
 
-def write(
+def print_workload(
     kind: str,
     image: str,
     nodes: Path,
@@ -97,11 +97,11 @@ def write(
     from imagematrix.integrations.kubernetes.workloads.manifests import Workload, manifests
     from imagematrix.integrations.kubernetes.workloads.placed import chosen
 
-    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = chosen(grouped.classes, only or ())
     workload = Workload(
-        name=name or default_name(grouped),
+        name=name or make_default_name(grouped),
         arguments=tuple(arguments or ()),
         gpus=gpus,
         resource=resource,
@@ -109,4 +109,4 @@ def write(
         pull_secret=pull_secret,
     )
     print_manifests(manifests(kind, workload, classes))
-    warn_of(grouped, classes)
+    warn_of_omitted(grouped, classes)

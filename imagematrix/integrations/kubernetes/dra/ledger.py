@@ -12,12 +12,12 @@ from imagematrix.images.engine import endpoint
 from imagematrix.integrations.cdi import write
 from imagematrix.integrations.kubernetes.dra import cdi
 from imagematrix.integrations.kubernetes.dra.claims import ClaimError
-from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims import grants
-from imagematrix.launcher.gpu_claims.claim import claim
-from imagematrix.launcher.gpu_claims.containers import gpu_keys
-from imagematrix.launcher.gpu_claims.locks import Locks, folder
-from imagematrix.launcher.gpu_claims.usage import consumers, keys, overlap
+from imagematrix.launcher.gpu_claims.containers import find_gpu_keys
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.locks import Locks, locate_locks
+from imagematrix.launcher.gpu_claims.usage import find_consumers, has_overlap, list_lock_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,15 +47,17 @@ class ClaimLedger:
         """
         cdi.clean(self._root)
         with _locks() as locks:
-            grants.sweep(locks, str(self._root.absolute()))
+            grants.remove_stale_grants(locks, str(self._root.absolute()))
             for uid, path in cdi.prepared(self._root):
                 try:
                     paths = cdi.nodes(cdi.read(path) or {})
                 except ValueError as error:
                     yield f"{path}: {error}: it is replaced or removed with its claim"
                     continue
-                taken = gpu_keys({"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}, gpus)
-                grant = grants.find(locks, uid)
+                taken = find_gpu_keys(
+                    {"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}, gpus
+                )
+                grant = grants.find_grant(locks, uid)
                 # A GPU whose MIG devices are not known now is taken as a whole.
                 if grant is None or not (_covers(taken, grant.keys) and _covers(grant.keys, taken)):
                     self._grant(locks, uid, grant.name if grant else f"{uid}{KIND}", tuple(taken))
@@ -76,12 +78,15 @@ class ClaimLedger:
         uid, names = reference.uid, frozenset(requests)
         path = cdi.file(self._root, uid)
         document = cdi.spec(
-            {cdi.device_name(uid, name, names): nodes(host, gpus) for name, gpus in requests.items()}
+            {
+                cdi.device_name(uid, name, names): list_device_nodes(host, gpus)
+                for name, gpus in requests.items()
+            }
         )
         gpus = tuple(gpu for some in requests.values() for gpu in some)
-        taken = tuple(key for gpu in gpus for key in keys(gpu))
+        taken = tuple(key for gpu in gpus for key in list_lock_names(gpu))
         with _locks() as locks:
-            grant = grants.find(locks, uid)
+            grant = grants.find_grant(locks, uid)
             if grant and grant.keys == taken and grant.live and cdi.read(path) == document:
                 return False
             for gpu in gpus:
@@ -90,7 +95,7 @@ class ClaimLedger:
             # Of an allocation before this one, or damaged.
             self._remove(locks, uid)
             choice = Choice(gpus=gpus, count=len(gpus))
-            with claim([choice], lambda _: survey(), path=locks.path, group=endpoint.group()):
+            with claim_gpus([choice], lambda _: survey(), path=locks.path, group=endpoint.group()):
                 try:
                     write(path, document)
                     self._grant(locks, uid, f"{reference}{KIND}", taken)
@@ -112,7 +117,7 @@ class ClaimLedger:
 
     def _grant(self, locks: Locks, uid: str, name: str, taken: tuple[str, ...]) -> None:
         path = str(cdi.file(self._root, uid).absolute())
-        grants.write(locks, grants.GpuGrant(container=uid, bundle=path, name=name, keys=taken))
+        grants.write_grant(locks, grants.GpuGrant(container=uid, bundle=path, name=name, keys=taken))
 
     def _remove(self, locks: Locks, uid: str) -> bool:
         path = cdi.file(self._root, uid)
@@ -124,7 +129,7 @@ class ClaimLedger:
             raise ClaimError(f"{path} cannot be removed: {error.strerror}") from error
         else:
             existed = True
-        grants.remove(locks, uid)
+        grants.remove_grant(locks, uid)
         return existed
 
 
@@ -133,7 +138,7 @@ def used(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict
 
     `claims` are the UIDs of these. Processes on a unit of a claim may be those of its pods.
     """
-    using = {name: consumers(usage, keys(unit)) for name, unit in units.items()}
+    using = {name: find_consumers(usage, list_lock_names(unit)) for name, unit in units.items()}
     return {
         name: ", ".join(map(str, some))
         for name, some in using.items()
@@ -143,8 +148,8 @@ def used(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict
 
 def _covers(some: Iterable[str], others: Iterable[str]) -> bool:
     listed = tuple(some)
-    return all(overlap([other], listed) for other in others)
+    return all(has_overlap([other], listed) for other in others)
 
 
 def _locks() -> Locks:
-    return Locks(folder(), endpoint.group())
+    return Locks(locate_locks(), endpoint.group())

@@ -20,13 +20,19 @@ from imagematrix.integrations.kubernetes.dra.claims import UID, ClaimError, Clai
 from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, used
 from imagematrix.integrations.kubernetes.dra.publishing import SlicePublisher
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER
-from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims.lock_folder import require_shared
-from imagematrix.launcher.gpu_claims.locks import folder
-from imagematrix.launcher.gpu_claims.usage import combined
+from imagematrix.launcher.gpu_claims.locks import locate_locks
+from imagematrix.launcher.gpu_claims.usage import merge_usages
 from imagematrix.launcher.kubelet import sockets
-from imagematrix.launcher.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATION, message
-from imagematrix.launcher.kubelet.serving import every, listen, method, together, until_signal
+from imagematrix.launcher.kubelet.grpc_server import (
+    make_handler,
+    run_periodically,
+    run_together,
+    run_until_signal,
+    start_server,
+)
+from imagematrix.launcher.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATION, load_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +91,7 @@ def serve(settings: DriverSettings, note: Callable[[str], None]) -> None:
 
     Raises ImagematrixError if the node cannot be probed at the start, or the sockets cannot be created.
     """
-    until_signal(DraDriver(settings, note).run)
+    run_until_signal(DraDriver(settings, note).run)
 
 
 class DraDriver:
@@ -94,9 +100,10 @@ class DraDriver:
     def __init__(self, settings: DriverSettings, note: Callable[[str], None]) -> None:
         self._settings = settings
         self._note = note
-        root = str(settings.kubelet or sockets.root_dir())
+        root = str(settings.kubelet or sockets.find_root_dir())
         self._socket, self._registration = (
-            Path(place(root, DRIVER)) for place in (sockets.dra, sockets.registration)
+            Path(place(root, DRIVER))
+            for place in (sockets.locate_dra_socket, sockets.locate_registration_socket)
         )
         self._reported: dict[str, str] = {}  # failures, by what fails, until it succeeds
         self._host: Host
@@ -120,15 +127,15 @@ class DraDriver:
             # The registration last, because kubelet then calls the driver.
             await self._listen(stack, self._socket, self._driver_service())
             await self._listen(stack, self._registration, self._registration_service())
-            await together(
+            await run_together(
                 ended.wait(),
                 self._publisher.follow(),
-                every(times.probe, self._probe),
-                every(times.usage, self._survey),
+                run_periodically(times.probe, self._probe),
+                run_periodically(times.usage, self._survey),
             )
 
     def _prepare_folders(self) -> None:
-        require_shared(folder())
+        require_shared(locate_locks())
         for path in (self._socket.parent, self._registration.parent):
             try:
                 path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -138,7 +145,7 @@ class DraDriver:
                 ) from error
 
     async def _listen(self, stack: AsyncExitStack, path: Path, handler: Any) -> None:
-        server = await listen(path, handler)
+        server = await start_server(path, handler)
         stack.callback(path.unlink, missing_ok=True)
         stack.push_async_callback(server.stop, self._settings.times.stop)
 
@@ -184,45 +191,45 @@ class DraDriver:
 
     def _registration_service(self) -> Any:
         async def info(_request: Any, _context: Any) -> Any:
-            return message("PluginInfo")(
+            return load_message("PluginInfo")(
                 type=TYPE, name=DRIVER, endpoint=str(self._socket), supported_versions=SERVICES
             )
 
         async def status(told: Any, _context: Any) -> Any:
             self._note("registered" if told.plugin_registered else f"kubelet refused: {told.error}")
-            return message("Empty")()
+            return load_message("Empty")()
 
         unary = grpc.unary_unary_rpc_method_handler
         methods = {
-            "GetInfo": method(unary, info, "Empty"),
-            "NotifyRegistrationStatus": method(unary, status, "RegistrationStatus"),
+            "GetInfo": make_handler(unary, info, "Empty"),
+            "NotifyRegistrationStatus": make_handler(unary, status, "RegistrationStatus"),
         }
         return grpc.method_handlers_generic_handler(PLUGIN_REGISTRATION, methods)
 
     def _driver_service(self) -> Any:
         async def prepare(asked: Any, _context: Any) -> Any:
             answers = [
-                message("PreparedClaim")(key=one.uid, value=await self._answered(_reference(one)))
+                load_message("PreparedClaim")(key=one.uid, value=await self._answered(_reference(one)))
                 for one in asked.claims
             ]
-            return message("NodePrepareResourcesResponse")(claims=answers)
+            return load_message("NodePrepareResourcesResponse")(claims=answers)
 
         async def unprepare(asked: Any, _context: Any) -> Any:
             answers = [
-                message("UnpreparedClaim")(key=one.uid, value=await self._unprepared(_reference(one)))
+                load_message("UnpreparedClaim")(key=one.uid, value=await self._unprepared(_reference(one)))
                 for one in asked.claims
             ]
-            return message("NodeUnprepareResourcesResponse")(claims=answers)
+            return load_message("NodeUnprepareResourcesResponse")(claims=answers)
 
         unary = grpc.unary_unary_rpc_method_handler
         methods = {
-            "NodePrepareResources": method(unary, prepare, "NodePrepareResourcesRequest"),
-            "NodeUnprepareResources": method(unary, unprepare, "NodeUnprepareResourcesRequest"),
+            "NodePrepareResources": make_handler(unary, prepare, "NodePrepareResourcesRequest"),
+            "NodeUnprepareResources": make_handler(unary, unprepare, "NodeUnprepareResourcesRequest"),
         }
         return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
 
     async def _answered(self, reference: ClaimReference) -> Any:
-        answer = message("NodePrepareResourceResponse")
+        answer = load_message("NodePrepareResourceResponse")
         try:
             devices = await self._prepared(reference)
         except ImagematrixError as error:
@@ -257,13 +264,13 @@ class DraDriver:
 
         def survey() -> Usage:
             for gpus in requests.values():
-                self._settings.require(nodes(host, gpus))
-            return combined(self._settings.plugins(host.gpus), self._settings.usage(host.gpus))
+                self._settings.require(list_device_nodes(host, gpus))
+            return merge_usages(self._settings.plugins(host.gpus), self._settings.usage(host.gpus))
 
         return self._ledger.give(reference, host, requests, survey)
 
     async def _unprepared(self, reference: ClaimReference) -> Any:
-        answer = message("NodeUnprepareResourceResponse")
+        answer = load_message("NodeUnprepareResourceResponse")
         if not UID.fullmatch(reference.uid):  # it was never prepared
             return answer()
         try:
@@ -287,7 +294,7 @@ def _devices(reference: ClaimReference, node: str, devices: Sequence[AllocatedDe
     requests = frozenset(one.request for one in devices)
     first = {one.request: one for one in reversed(devices)}
     return [
-        message("PreparedDevice")(
+        load_message("PreparedDevice")(
             request_names=[one.request],
             pool_name=node,
             device_name=one.name,

@@ -14,10 +14,10 @@ from imagematrix.errors import ImagematrixError
 from imagematrix.hardware.gpu_request.choice import memory_mib, merged, parts
 from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, names
 from imagematrix.integrations.kubernetes.nodes import labels
-from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.docker.share import Share
-from imagematrix.launcher.gpu_claims.pods import GIB, SHARE, VRAM, named
-from imagematrix.launcher.gpu_claims.usage import consumers, keys
+from imagematrix.launcher.gpu_claims.pods import GIB, SHARE, VRAM, parse_uuids
+from imagematrix.launcher.gpu_claims.usage import find_consumers, list_lock_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +100,11 @@ def users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dic
     """
     known = {name: unit for name, unit in offered.units.items() if unit.minor is not None}
     using = {
-        name: [some for some in consumers(usage, keys(unit)) if name not in holders or some.kind != PROCESS]
+        name: [
+            some
+            for some in find_consumers(usage, list_lock_names(unit))
+            if name not in holders or some.kind != PROCESS
+        ]
         for name, unit in known.items()
     }
     return {name: ", ".join(map(str, some)) for name, some in using.items() if some}
@@ -152,7 +156,7 @@ def allocate(
     gpus = merged(offered.units[unit] for unit in units)
     share = Share(vram_mib=len(devices) * GIB if vram else None)
     return Allocation(
-        devices=nodes(offered.host, gpus),
+        devices=list_device_nodes(offered.host, gpus),
         environment={GPUS_VARIABLE: ",".join(units), **share.environment(gpus)},
     )
 
@@ -184,7 +188,7 @@ def held(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
     The ids may be of a resource that is not offered any more, or of NVIDIA's device plugin, whose ids are
     UUIDs too.
     """
-    return tuple(name for name in named(devices) if name in offered.units)
+    return tuple(name for name in parse_uuids(devices) if name in offered.units)
 
 
 def _name(unit: Gpu) -> str:

@@ -17,10 +17,24 @@ import grpc
 from imagematrix.common.files import stamp
 from imagematrix.errors import ImagematrixError
 from imagematrix.integrations.kubernetes.plugin import offer as offers
-from imagematrix.launcher.gpu_claims.pods import named
+from imagematrix.launcher.gpu_claims.pods import parse_uuids
 from imagematrix.launcher.kubelet import sockets
-from imagematrix.launcher.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
-from imagematrix.launcher.kubelet.serving import SOCKET_PATH, every, listen, method, together, until_signal
+from imagematrix.launcher.kubelet.grpc_server import (
+    SOCKET_PATH,
+    make_handler,
+    run_periodically,
+    run_together,
+    run_until_signal,
+    start_server,
+)
+from imagematrix.launcher.kubelet.messages import (
+    DEVICE_PLUGIN,
+    PODS,
+    REGISTRATION,
+    VERSION,
+    load_message,
+    make_call,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +95,7 @@ class PluginSettings:
     @property
     def pods(self) -> Path:
         """The socket at which kubelet lists the devices of its pods."""
-        return Path(sockets.pods(str(self.kubelet or sockets.root_dir())))
+        return Path(sockets.locate_pods_socket(str(self.kubelet or sockets.find_root_dir())))
 
 
 def serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
@@ -89,7 +103,7 @@ def serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
 
     Raises ImagematrixError if the node cannot be probed at the start.
     """
-    until_signal(Plugin(settings, note).run)
+    run_until_signal(Plugin(settings, note).run)
 
 
 class Plugin:
@@ -121,12 +135,12 @@ class Plugin:
         await self._read_pods()
         await self._survey()
         try:
-            await together(
+            await run_together(
                 ended.wait(),
-                every(times.probe, self._probe),
-                every(times.pods, self._read_pods),
-                every(times.usage, self._survey),
-                every(times.watch, self._register, at_once=True),
+                run_periodically(times.probe, self._probe),
+                run_periodically(times.pods, self._read_pods),
+                run_periodically(times.usage, self._survey),
+                run_periodically(times.watch, self._register, at_once=True),
             )
         finally:
             await self._stop()
@@ -185,8 +199,8 @@ class Plugin:
         started, path = time.monotonic(), self._settings.pods
         try:
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-                ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
-                answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
+                ask = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+                answer = await ask(load_message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
             effect = "allocated devices stay allocated" if self._listed_pods else "no device is offered"
             self._fail("pods", f"{path}: pods unknown, {effect}: {error.details()}")
@@ -199,7 +213,7 @@ class Plugin:
             for pod in answer.pod_resources
             for container in pod.containers
             for devices in container.devices
-            for unit in named(devices.device_ids)
+            for unit in parse_uuids(devices.device_ids)
         }
         last = {**self._since, **dict.fromkeys(used, started)}
         settle = self._settings.times.settle
@@ -240,10 +254,10 @@ class Plugin:
     async def _start(self, resource: str, channel: Any) -> None:
         path = self._socket(resource)
         # Before the registration, because kubelet then connects to it.
-        server = await listen(path, self._handler(resource))
+        server = await start_server(path, self._handler(resource))
         try:
-            register = call(channel, f"/{REGISTRATION}/Register", "Empty")
-            request = message("RegisterRequest")(
+            register = make_call(channel, f"/{REGISTRATION}/Register", "Empty")
+            request = load_message("RegisterRequest")(
                 version=VERSION, endpoint=path.name, resource_name=resource, options=_options(resource)
             )
             await register(request, timeout=self._settings.times.answer)
@@ -288,11 +302,13 @@ class Plugin:
                 if self._stopping:
                     return
                 sent = current
-                devices = [message("Device")(ID=name, health=HEALTH[healthy]) for name, healthy in current]
-                yield message("ListAndWatchResponse")(devices=devices)
+                devices = [
+                    load_message("Device")(ID=name, health=HEALTH[healthy]) for name, healthy in current
+                ]
+                yield load_message("ListAndWatchResponse")(devices=devices)
 
         async def prefer(request: Any, _context: Any) -> Any:
-            return message("PreferredAllocationResponse")(
+            return load_message("PreferredAllocationResponse")(
                 container_responses=[self._preferred(resource, asked) for asked in request.container_requests]
             )
 
@@ -306,14 +322,14 @@ class Plugin:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
                 raise
             await self._notify()
-            return message("AllocateResponse")(container_responses=answers)
+            return load_message("AllocateResponse")(container_responses=answers)
 
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         methods = {
-            "GetDevicePluginOptions": method(unary, options, "Empty"),
-            "ListAndWatch": method(stream, watch, "Empty"),
-            "GetPreferredAllocation": method(unary, prefer, "PreferredAllocationRequest"),
-            "Allocate": method(unary, allocate, "AllocateRequest"),
+            "GetDevicePluginOptions": make_handler(unary, options, "Empty"),
+            "ListAndWatch": make_handler(stream, watch, "Empty"),
+            "GetPreferredAllocation": make_handler(unary, prefer, "PreferredAllocationRequest"),
+            "Allocate": make_handler(unary, allocate, "AllocateRequest"),
         }
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
 
@@ -328,7 +344,7 @@ class Plugin:
             request.must_include_deviceIDs,
             request.allocation_size,
         )
-        return message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
+        return load_message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
 
     async def _granted(self, resource: str, containers: list[list[str]]) -> list[Any]:
         """Return what each container gets; raise ImagematrixError.
@@ -354,14 +370,14 @@ class Plugin:
         for unit in offers.held(self._offer, devices):
             self._holders[unit] = resource
             self._since[unit] = time.monotonic()
-        return message("ContainerAllocateResponse")(
-            envs=[message("Variable")(key=key, value=value) for key, value in grant.environment.items()],
+        return load_message("ContainerAllocateResponse")(
+            envs=[load_message("Variable")(key=key, value=value) for key, value in grant.environment.items()],
             devices=[
-                message("DeviceSpec")(container_path=path, host_path=path, permissions=PERMISSIONS)
+                load_message("DeviceSpec")(container_path=path, host_path=path, permissions=PERMISSIONS)
                 for path in grant.devices
             ],
         )
 
 
 def _options(resource: str) -> Any:
-    return message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)
+    return load_message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)

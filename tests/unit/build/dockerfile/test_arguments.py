@@ -3,7 +3,7 @@
 import pytest
 
 from imagematrix.build.dockerfile.arguments import with_bases_written_out
-from imagematrix.build.dockerfile.dockerfile import bases
+from imagematrix.build.dockerfile.dockerfile import list_bases
 from imagematrix.errors import UsageError
 
 
@@ -32,7 +32,7 @@ def test_values_are_written_out(arguments, base, expected):
     text = f"{arguments}\nFROM --platform=$BUILDPLATFORM {base} AS one\nFROM one\n"
     written = with_bases_written_out(text, {})
     assert written == text.replace(f" {base} ", f" {expected} ")
-    assert [name for name in bases(written) if name != "f:1"] == [expected]
+    assert [name for name in list_bases(written) if name != "f:1"] == [expected]
     assert with_bases_written_out(written, {}) == written
 
 
@@ -57,12 +57,12 @@ def test_variables_without_a_known_value_stay(arguments, base):
     text = f"{arguments}\nFROM {base}\n"
     assert with_bases_written_out(text, {"SECRET": None}) == text
     with pytest.raises(UsageError, match="no value is known for the variable in FROM"):
-        bases(text)
+        list_bases(text)
 
 
 def test_build_arguments_of_the_matrix_replace_values():
     text = "ARG BASE=debian\nFROM $BASE\nFROM ${OTHER:-x}\n"
-    assert bases(with_bases_written_out(text, {"BASE": "alpine", "OTHER": "y"})) == ("alpine", "x")
+    assert list_bases(with_bases_written_out(text, {"BASE": "alpine", "OTHER": "y"})) == ("alpine", "x")
 
 
 def test_other_faults_do_not_hide_known_values():

@@ -5,14 +5,14 @@ import textwrap
 import pytest
 
 from imagematrix.build.dockerfile.dockerfile import (
-    bases,
-    beginning,
-    frontend,
-    missing,
-    replaced,
+    find_frontend,
+    find_last_base,
+    find_missing_sources,
+    list_bases,
+    replace_images,
     require_known_inputs,
-    stages,
-    through_stage,
+    split_stages,
+    truncate_after_stage,
 )
 from imagematrix.build.dockerfile.instructions import DockerfileError
 from imagematrix.errors import UsageError
@@ -60,8 +60,8 @@ HASH = "b" * 40
     ],
 )
 def test_bases_are_read(dockerfile, expected):
-    assert bases(dockerfile) == expected
-    assert bases(dockerfile.replace("\n", "\n\n")) == expected  # empty lines do not end an instruction
+    assert list_bases(dockerfile) == expected
+    assert list_bases(dockerfile.replace("\n", "\n\n")) == expected  # empty lines do not end an instruction
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,20 @@ def test_bases_are_read(dockerfile, expected):
     ],
 )
 def test_heredoc_content_is_not_an_instruction(heredoc):
-    assert bases(f"FROM before\n{heredoc}\nFROM after\n") == ("before", "after")
+    assert list_bases(f"FROM before\n{heredoc}\nFROM after\n") == ("before", "after")
 
 
 @pytest.mark.parametrize("line", ["FROM $BASE", "FROM debian:${TAG} AS x"])
 def test_base_from_a_variable_is_rejected(line):
     with pytest.raises(DockerfileError, match=r"no value is known for the variable in FROM ") as caught:
-        bases(f"FROM debian\n{line}\n")
+        list_bases(f"FROM debian\n{line}\n")
     assert "before the first FROM, such as ARG BASE=debian:trixie" in caught.value.remedy
 
 
 @pytest.mark.parametrize("line", ["COPY --from=$STAGE /x /", "RUN --mount=from=$STAGE,target=/x true"])
 def test_source_from_a_variable_is_rejected(line):
     with pytest.raises(DockerfileError, match=r"takes its source from a variable, .*: \$STAGE") as caught:
-        bases(f"ARG STAGE=x\nFROM debian\n{line}\n")
+        list_bases(f"ARG STAGE=x\nFROM debian\n{line}\n")
     assert caught.value.remedy == "begin a stage with FROM IMAGE AS NAME, and name the stage"
 
 
@@ -134,7 +134,7 @@ def test_remote_file_whose_content_may_change_is_rejected(line):
     """It would change the image, but neither its identity nor its tag."""
     expected = r"line 2: the content of .* may change, but not the identity of the image"
     with pytest.raises(DockerfileError, match=expected) as caught:
-        bases(f"FROM debian\n{line}\nFROM other\n")
+        list_bases(f"FROM debian\n{line}\nFROM other\n")
     assert "--checksum=sha256:DIGEST" in caught.value.remedy or "add #COMMIT to it" in caught.value.remedy
 
 
@@ -158,7 +158,7 @@ def test_remote_file_whose_content_may_change_is_rejected(line):
 )
 def test_remedy_for_a_remote_file_is_a_command(source, remedy):
     with pytest.raises(DockerfileError) as caught:
-        bases(f"FROM debian\nADD {source} /\n")
+        list_bases(f"FROM debian\nADD {source} /\n")
     assert remedy in caught.value.remedy
 
 
@@ -180,7 +180,7 @@ def test_remedy_for_a_remote_file_is_a_command(source, remedy):
     ],
 )
 def test_files_of_the_context_and_fixed_remote_files_are_accepted(line):
-    assert bases(f"FROM debian\n{line}\nFROM other\n") == ("debian", "other")
+    assert list_bases(f"FROM debian\n{line}\nFROM other\n") == ("debian", "other")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_files_of_the_context_and_fixed_remote_files_are_accepted(line):
 def test_triggers_that_bring_inputs_from_elsewhere_are_rejected(trigger, source):
     """Newer releases of BuildKit carry them out in every build on the image."""
     with pytest.raises(UsageError, match=f"ONBUILD brings {source} into later builds") as caught:
-        bases(f"FROM debian\nONBUILD {trigger}\n")
+        list_bases(f"FROM debian\nONBUILD {trigger}\n")
     assert "into the templates that build on this image" in caught.value.remedy
     with pytest.raises(UsageError, match=f"the base image b:1 brings {source} into every build, by ONBUILD"):
         require_known_inputs(["RUN true", trigger], "b:1")
@@ -215,7 +215,7 @@ def test_triggers_that_bring_inputs_from_elsewhere_are_rejected(trigger, source)
 )
 def test_other_triggers_are_accepted(trigger):
     """Their inputs are in the base and in the context."""
-    assert bases(f"FROM debian\nONBUILD {trigger}\n") == ("debian",)
+    assert list_bases(f"FROM debian\nONBUILD {trigger}\n") == ("debian",)
     require_known_inputs([trigger], "b:1")
 
 
@@ -232,10 +232,10 @@ def test_dockerfile_is_cut_after_a_stage():
         RUN make
         """
     )
-    assert through_stage(dockerfile, "compiler") == dockerfile[: dockerfile.index("FROM compiler AS")]
-    assert through_stage(dockerfile, "program") == dockerfile
-    assert through_stage(dockerfile, "other") is None
-    assert through_stage("FROM debian\n", "compiler") is None
+    assert truncate_after_stage(dockerfile, "compiler") == dockerfile[: dockerfile.index("FROM compiler AS")]
+    assert truncate_after_stage(dockerfile, "program") == dockerfile
+    assert truncate_after_stage(dockerfile, "other") is None
+    assert truncate_after_stage("FROM debian\n", "compiler") is None
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_dockerfile_is_cut_after_a_stage():
     ],
 )
 def test_base_of_the_last_stage_is_read(dockerfile, expected):
-    assert beginning(dockerfile) == expected
+    assert find_last_base(dockerfile) == expected
 
 
 @pytest.mark.parametrize(
@@ -272,24 +272,24 @@ def test_base_of_the_last_stage_is_read(dockerfile, expected):
     ],
 )
 def test_images_are_replaced(dockerfile, expected):
-    assert replaced(dockerfile, {"a:1": "A", "b": "B"}) == expected
-    assert replaced(dockerfile, {}) == dockerfile
+    assert replace_images(dockerfile, {"a:1": "A", "b": "B"}) == expected
+    assert replace_images(dockerfile, {}) == dockerfile
 
 
 def test_stages_include_the_stages_they_build_on():
     dockerfile = "FROM a AS One\nRUN 1\n\nFROM one AS two\nRUN 2\n\nFROM b\nRUN 3\n\nFROM two\nRUN 4\n"
-    one, two, third = stages(dockerfile)
+    one, two, third = split_stages(dockerfile)
     assert one == "FROM a AS One\nRUN 1\n\n"
     assert two == f"{one}FROM one AS two\nRUN 2\n\n"
     assert third == "FROM b\nRUN 3\n\n", "the last stage is the image itself"
-    assert stages(dockerfile.replace("RUN 4", "RUN 5")) == (one, two, third)
-    other = stages(dockerfile.replace("RUN 1", "RUN 0"))
-    assert [own == theirs for own, theirs in zip(other, stages(dockerfile), strict=True)] == [
+    assert split_stages(dockerfile.replace("RUN 4", "RUN 5")) == (one, two, third)
+    other = split_stages(dockerfile.replace("RUN 1", "RUN 0"))
+    assert [own == theirs for own, theirs in zip(other, split_stages(dockerfile), strict=True)] == [
         False,
         False,
         True,
     ]
-    assert stages("FROM a\nRUN 1\n") == ()
+    assert split_stages("FROM a\nRUN 1\n") == ()
 
 
 @pytest.mark.parametrize(
@@ -318,25 +318,25 @@ def test_stages_include_the_stages_they_build_on():
 )
 def test_ambiguous_syntax_is_rejected(dockerfile):
     with pytest.raises(UsageError) as caught:
-        bases(dockerfile)
+        list_bases(dockerfile)
     assert caught.value.remedy
 
 
 def test_source_before_its_stage_is_named():
     with pytest.raises(UsageError, match="the Dockerfile has b as a source before its stage") as caught:
-        bases("FROM a\nCOPY --from=b /x /\nFROM c AS b\n")
+        list_bases("FROM a\nCOPY --from=b /x /\nFROM c AS b\n")
     assert caught.value.remedy == "put its stage first"
 
 
 def test_shebang_may_precede_the_syntax_directive():
-    assert bases("#!/usr/bin/env docker\n# syntax=x:1\nFROM a\n") == ("x:1", "a")
-    assert bases("#!/usr/bin/env docker") == ()
+    assert list_bases("#!/usr/bin/env docker\n# syntax=x:1\nFROM a\n") == ("x:1", "a")
+    assert list_bases("#!/usr/bin/env docker") == ()
 
 
 def test_quoted_names_are_replaced():
     dockerfile = 'FROM a\nCOPY --from="b" from=b /\nRUN --mount=source=from=b,"from=b" true\n'
     expected = dockerfile.replace('="b"', '="B"').replace('"from=b"', '"from=B"')
-    assert replaced(dockerfile, {"b": "B"}) == expected
+    assert replace_images(dockerfile, {"b": "B"}) == expected
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_quoted_names_are_replaced():
 )
 def test_instructions_that_read_the_context_are_found(instruction, reads):
     text = f"FROM debian:trixie\nRUN true\n{instruction}\nRUN true\n"
-    found = missing(text, lambda path: (f"no {path}", "none"))
+    found = find_missing_sources(text, lambda path: (f"no {path}", "none"))
     assert bool(found) is reads
     assert {fault.mark(text).line for fault in found} <= {3, 4}
 
@@ -385,7 +385,7 @@ def test_instructions_that_read_the_context_are_found(instruction, reads):
 )
 def test_missing_paths_are_found_where_they_are_written(instruction, paths):
     text = f"FROM debian:trixie\n\n{instruction}\n"
-    found = missing(text, lambda path: (path, "none"))
+    found = find_missing_sources(text, lambda path: (path, "none"))
     assert [fault.message for fault in found] == paths
     begin = text.index(instruction)
     for fault in found:
@@ -412,11 +412,13 @@ def test_missing_paths_count_in_stages_that_are_built():
         COPY five /
         """
     )
-    named = [fault.message for fault in missing(text, lambda path: (path, ""))]
+    named = [fault.message for fault in find_missing_sources(text, lambda path: (path, ""))]
     assert named == ["three", "four", "five"]
-    named = [fault.message for fault in missing(text, lambda path: (path, ""), ["compiler", "none"])]
+    named = [
+        fault.message for fault in find_missing_sources(text, lambda path: (path, ""), ["compiler", "none"])
+    ]
     assert named == ["two", "three", "four", "five"]
-    assert missing(text, lambda path: None if path != "one" else (path, "")) == []
+    assert find_missing_sources(text, lambda path: None if path != "one" else (path, "")) == []
 
 
 def test_all_faults_are_reported_at_once_with_their_places():
@@ -441,7 +443,7 @@ def test_all_faults_are_reported_at_once_with_their_places():
         """
     )
     with pytest.raises(DockerfileError) as caught:
-        bases(text)
+        list_bases(text)
     found = [(mark.line, mark.column) for mark in (fault.mark(text) for fault in caught.value.faults)]
     assert found == [(3, 1), (4, 5), (9, 11), (12, 6), (13, 13), (15, 13)]
     assert str(caught.value).splitlines()[-2] == "line 13: no stage is called progam"
@@ -456,7 +458,7 @@ def test_all_faults_are_reported_at_once_with_their_places():
 )
 def test_nothing_is_said_of_what_follows_an_unclear_end(rest):
     with pytest.raises(DockerfileError) as caught:
-        bases(f"FROMM a\n{rest}")
+        list_bases(f"FROMM a\n{rest}")
     assert [fault.at for fault in caught.value.faults] == [0, 8]
 
 
@@ -465,7 +467,7 @@ def test_nothing_is_said_of_what_follows_an_unclear_end(rest):
 )
 def test_misspelt_stage_is_rejected_with_the_nearest(line):
     with pytest.raises(DockerfileError, match=r"no stage is called [pP]rogam") as caught:
-        bases(f"FROM debian AS program\n{line}\n")
+        list_bases(f"FROM debian AS program\n{line}\n")
     assert "did you mean 'program'? An image of this name is written " in caught.value.remedy
 
 
@@ -480,15 +482,15 @@ def test_misspelt_stage_is_rejected_with_the_nearest(line):
     ],
 )
 def test_images_are_no_misspelt_stages(dockerfile):
-    assert bases(dockerfile)
+    assert list_bases(dockerfile)
 
 
 def test_misspelt_instruction_is_suggested():
     with pytest.raises(DockerfileError, match="'COYP', which is not an instruction") as caught:
-        bases("FROM a\nCOYP a b\n")
+        list_bases("FROM a\nCOYP a b\n")
     assert caught.value.remedy == "did you mean 'COPY'?"
 
 
 def test_frontend_is_no_base():
-    assert frontend("#!/bin/x\n# syntax=x:1\nFROM a\n") == "x:1"
-    assert frontend("FROM a\n# syntax=x:1\n") is None
+    assert find_frontend("#!/bin/x\n# syntax=x:1\nFROM a\n") == "x:1"
+    assert find_frontend("FROM a\n# syntax=x:1\n") is None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.build.dockerfile.render import Renderer, completed, variables
-from imagematrix.build.matrix import words
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.dockerfile.render import Renderer, complete_dockerfile, compute_variables
+from imagematrix.build.matrix import axis_values
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import HARDWARE
 
@@ -35,15 +35,15 @@ CELLS = {
 }
 EVERYTHING = """
 import hashlib, sys
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.dockerfile.render import Renderer
 digest = hashlib.sha256()
 for path in sys.argv[1:]:
-    matrix = load(path)
+    matrix = load_matrix(path)
     names = [image.name for image in matrix.images]
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
-        for cell in expand(matrix).cells:
+        for cell in expand_matrix(matrix).cells:
             digest.update(renderer.render(cell, str).encode())
 print(digest.hexdigest())
 """
@@ -51,8 +51,8 @@ print(digest.hexdigest())
 
 def render(path, name=None, complete=lambda text, _: text):
     """Return what the template gives for the cell called `name`, or for the first."""
-    matrix = load(path)
-    every = expand(matrix).cells
+    matrix = load_matrix(path)
+    every = expand_matrix(matrix).cells
     cells = {cell.id: cell for cell in every if cell.image == every[0].image}
     names = [image.name for image in matrix.images]
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
@@ -74,24 +74,26 @@ def test_shipped_templates_match_the_golden_files(name, starters):
     again = (
         f"`imagematrix init -t {template}`, and there `imagematrix render --only '{CELLS[name]}' > {path}`"
     )
-    assert render(starters[template], cell, completed) == path.read_text(), f"if this is meant: {again}"
+    assert render(starters[template], cell, complete_dockerfile) == path.read_text(), (
+        f"if this is meant: {again}"
+    )
 
 
 def test_images_that_need_no_runtime_of_nvidia_say_so_last(project):
     """Bases such as nvidia/cuda ask for all GPUs, and so may the template."""
     asking = project(template="FROM scratch\nENV NVIDIA_VISIBLE_DEVICES=all\n\n")
-    cells = {cell.id: cell for cell in expand(load(asking)).cells}
+    cells = {cell.id: cell for cell in expand_matrix(load_matrix(asking)).cells}
     for name in ("cpu-znver4", "cuda12.4-sm89-drv550.163.01-znver4"):
-        assert render(asking, name, completed) == (
+        assert render(asking, name, complete_dockerfile) == (
             "FROM scratch\nENV NVIDIA_VISIBLE_DEVICES=all\n\nENV NVIDIA_VISIBLE_DEVICES=void\n"
         )
     cell = cells["cuda12.4-sm89-drv550.163.01-znver4"]
     for driver in ({"driver": "host"}, {}):
         axes = {axis: value for axis, value in cell.axes.items() if axis != "driver"}
-        assert completed("FROM x\n", replace(cell, axes=axes | driver)) == "FROM x\n"
+        assert complete_dockerfile("FROM x\n", replace(cell, axes=axes | driver)) == "FROM x\n"
     for text in ("FROM x\nRUN y \\\n", "FROM x\nRUN y \\\n\n  # z\n"):
         with pytest.raises(UsageError, match="a last instruction that goes on"):
-            completed(text, cell)
+            complete_dockerfile(text, cell)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +159,16 @@ def test_cell_is_rendered_alike_whatever_was_rendered_before(project, tmp_path, 
         "{% set turns = cycler('1', '2') %}{% set comma = joiner(',') %}\n"
         "{% macro next_user() %}{% set _own.n = _own.n + 1 %}{{ _own.n }}{% endmacro %}\n"
     )
-    matrix = load(path)
+    matrix = load_matrix(path)
     with Renderer(matrix.templates) as renderer:
-        rendered = {renderer.render(cell, str) for cell in expand(matrix).cells}
+        rendered = {renderer.render(cell, str) for cell in expand_matrix(matrix).cells}
     assert rendered == {"FROM scratch\nUSER 1\n"}
 
 
 def test_variables_of_a_template(project):
     path = project(('"12.4": {', '"12.4": {nvrtc: libnvrtc12, '))
-    cells = {cell.id: cell for cell in expand(load(path)).cells}
-    assert variables(cells["cpu-znver4"]) == {
+    cells = {cell.id: cell for cell in expand_matrix(load_matrix(path)).cells}
+    assert compute_variables(cells["cpu-znver4"]) == {
         "image": "training",
         "version": "v1",
         "platform": "linux/amd64",
@@ -188,7 +190,7 @@ def test_variables_of_a_template(project):
         "base": "debian:trixie",
         "compiler": "gcc-14",
     }
-    gpu = variables(cells["cuda12.4-sm89-drv550.163.01-znver4"])
+    gpu = compute_variables(cells["cuda12.4-sm89-drv550.163.01-znver4"])
     assert {key: gpu[key] for key in ("cuda", "compute", "sm", "driver", "nvrtc")} == {
         "cuda": "12.4",
         "compute": "8.9",
@@ -214,8 +216,8 @@ def test_compute_capability_is_given_in_build_system_syntax(project, compute, ex
             axes: {{cuda: ["13.0"], compute: ["{compute}"]}}
             """,
     )
-    (cell,) = expand(load(path)).cells
-    seen = variables(cell)
+    (cell,) = expand_matrix(load_matrix(path)).cells
+    seen = compute_variables(cell)
     names = ("sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode")
     assert tuple(seen[name] for name in names) == expected
     assert (seen["cflags"], seen["march_option"]) == ("-O2", None)
@@ -241,8 +243,8 @@ def test_installers_are_told_what_holds_on_every_node_of_the_cell(project, axes,
             axes: {{{axes}}}
             """,
     )
-    (cell,) = expand(load(path)).cells
-    seen = variables(cell)
+    (cell,) = expand_matrix(load_matrix(path)).cells
+    seen = compute_variables(cell)
     assert (seen["driver_cuda"], seen["archspec"], seen["torch_backend"]) == expected
 
 
@@ -256,8 +258,8 @@ def test_stated_flags_of_a_march_decide_on_its_name(project):
               march: {mine: {flags: [cx16, lahf_lm, mmx, pni, popcnt, sse, sse2, sse4_1, sse4_2, ssse3]}}
             """,
     )
-    (cell,) = expand(load(path)).cells
-    assert variables(cell)["archspec"] == "x86_64_v2"
+    (cell,) = expand_matrix(load_matrix(path)).cells
+    assert compute_variables(cell)["archspec"] == "x86_64_v2"
 
 
 def test_template_variable_names_are_reserved(project):
@@ -268,8 +270,8 @@ def test_template_variable_names_are_reserved(project):
             axes: {stage: [a]}
             """,
     )
-    (cell,) = expand(load(path)).cells
-    assert set(variables(cell)) - {"stage"} <= words.RESERVED | set(HARDWARE)
+    (cell,) = expand_matrix(load_matrix(path)).cells
+    assert set(compute_variables(cell)) - {"stage"} <= axis_values.RESERVED | set(HARDWARE)
 
 
 def test_arm_cores_use_mcpu(project):

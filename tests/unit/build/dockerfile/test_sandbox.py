@@ -7,8 +7,8 @@ import pytest
 
 from imagematrix.build.dockerfile import render
 from imagematrix.build.dockerfile.worker import Templates
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.problems import MatrixError
 from imagematrix.errors import ImagematrixError, UsageError
 
@@ -204,7 +204,7 @@ def test_matrix_names_only_templates_of_its_folder(project, tmp_path, change, ex
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "templates" / "link.j2").symlink_to("/etc/passwd")
     with pytest.raises(MatrixError) as caught:
-        load(project(change))
+        load_matrix(project(change))
     assert expected in str(caught.value)
     assert "links that lead outside are rejected" in str(caught.value)
 
@@ -214,7 +214,7 @@ def test_template_folder_linked_outside_is_rejected(project, tmp_path):
     (tmp_path / "templates").rename(tmp_path.parent / "elsewhere")
     (tmp_path / "templates").symlink_to("../elsewhere")
     with pytest.raises(MatrixError, match="1:1: the folder of templates templates is outside"):
-        load(path)
+        load_matrix(path)
 
 
 @pytest.fixture
@@ -223,9 +223,9 @@ def cells(project):
     renderers = []
 
     def call(template):
-        matrix = load(project(template=template))
+        matrix = load_matrix(project(template=template))
         renderers.append(render.Renderer(matrix.templates))
-        return renderers[-1], expand(matrix).cells
+        return renderers[-1], expand_matrix(matrix).cells
 
     yield call
     for one in renderers:
@@ -280,7 +280,7 @@ def test_renderer_that_does_not_start_is_reported(cells, monkeypatch):
 
 def test_long_requests_and_answers_do_not_deadlock(cells):
     renderer, result = cells("{% for n in range(1000) %}{{ base }} and much more text {% endfor %}")
-    renderer.ahead(result)
+    renderer.announce(result)
     assert {len(renderer.render(cell, {}.get)) > 30_000 for cell in reversed(result)} == {True}
 
 

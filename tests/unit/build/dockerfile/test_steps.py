@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from imagematrix.build.dockerfile.steps import Recipe, built
+from imagematrix.build.dockerfile.steps import Recipe, list_build_steps
 
 
 def steps(dockerfile):
-    return built(Recipe(dockerfile=dockerfile, platform="linux/amd64"))
+    return list_build_steps(Recipe(dockerfile=dockerfile, platform="linux/amd64"))
 
 
 def shared(one, other):
@@ -91,8 +91,8 @@ def test_what_an_instruction_builds_depends_on_what_it_reads(other, same):
         "FROM b\nRUN 3\nCOPY --from=extra --link /e /e\nCOPY --from=one /x /x\n"
     )
     recipe = Recipe(dockerfile=text, platform="linux/amd64")
-    others = {step.digest for step in built(replace(recipe, **other))}
-    own = [step for step in built(recipe) if step.command != "from"][:6]
+    others = {step.digest for step in list_build_steps(replace(recipe, **other))}
+    own = [step for step in list_build_steps(recipe) if step.command != "from"][:6]
     assert [step.digest in others for step in own] == same
 
 

@@ -18,7 +18,7 @@ from compiling import compiled
 from imagematrix.audit.images import layer
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.executor.result import complete, failure, report
+from imagematrix.build.executor.result import combine_failures, complete_results, make_build_document
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
 from imagematrix.images.oci.compression import libzstd
@@ -103,8 +103,8 @@ def test_every_cell_is_built_stored_and_reported(planned, carry_out, backend, lo
     ]
     assert (logs / "training" / "v1-cpu-znver4.log").read_text() == "making cpu-znver4\n"
     assert (logs.parent / ".gitignore").read_text() == "*\n"
-    assert failure(results) is None
-    document = conforms(report(plan, results))
+    assert combine_failures(results) is None
+    document = conforms(make_build_document(plan, results))
     assert [(cell["status"], cell["reproducible"], cell["error"]) for cell in document["cells"]] == [
         ("built", False, None)
     ] * 2
@@ -114,7 +114,7 @@ def test_report_lists_every_cell_of_the_plan(planned, carry_out, backend, confor
     carry_out(planned(only="march=znver4"))
     backend.errors["cpu-x86-64-v3"] = BuildError("no")
     plan = planned()
-    document = conforms(report(plan, carry_out(plan)[0]))
+    document = conforms(make_build_document(plan, carry_out(plan)[0]))
     assert len(document["cells"]) == len(plan.items)
     assert {cell["status"] for cell in document["cells"]} == {
         *("built", "failed", "up-to-date", "excluded", "infeasible"),
@@ -135,7 +135,7 @@ def test_failed_cell_does_not_affect_others(planned, carry_out, backend):
     results, _ = carry_out(planned(only=CPU))
     assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
     assert len(backend.images) == 1
-    error = failure(results)
+    error = combine_failures(results)
     assert (type(error), str(error)) == (BuildError, "1 of 2 builds failed: cpu-x86-64-v3")
 
 
@@ -148,12 +148,12 @@ def test_any_exception_is_the_result_of_its_cell(planned, carry_out, backend, lo
     results, notes = carry_out(plan)
     assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
     assert ("failed", "cpu-x86-64-v3") in notes
-    conforms(report(plan, results))
+    conforms(make_build_document(plan, results))
     assert type(error).__name__ in str(results[0].error)
     assert results[0].log == logs / "training" / "v1-cpu-x86-64-v3.log"
     result = results[0].log.read_text()
     assert result.startswith("making cpu-x86-64-v3\nTraceback (most recent call last):\n")
-    whole = failure(results)
+    whole = combine_failures(results)
     assert (str(whole), whole.exit_code) == ("1 of 2 builds failed: cpu-x86-64-v3", 1)
 
 
@@ -165,7 +165,7 @@ def test_os_error_names_the_file_and_a_remedy(planned, carry_out, backend):
     assert str(first) == "/scratch: No space left on device"
     assert "TMPDIR" in first.remedy
     assert (str(second), second.remedy) == ("something else", None)
-    assert failure(results).exit_code == 6
+    assert combine_failures(results).exit_code == 6
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -196,7 +196,7 @@ def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypat
     plan, reporter = planned(only=CPU), Impatient()
     with pytest.raises(KeyboardInterrupt):
         build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter, layers=Layers())
-    results = complete(plan.items, reporter.results)
+    results = complete_results(plan.items, reporter.results)
     assert [result.status for result in results] == ["stopped", "stopped"]
     pushed.set()
 
@@ -218,7 +218,7 @@ def test_fail_fast_stops_the_remaining_cells(planned, carry_out, backend):
     assert [status for status in statuses(results).values() if status == "stopped"]
     assert ("failed", first) in notes
     assert ("stop",) in backend.calls
-    assert "1 of 12 builds failed" in str(failure(results))
+    assert "1 of 12 builds failed" in str(combine_failures(results))
 
 
 def test_lost_engine_stops_the_remaining_cells(planned, carry_out, backend):
@@ -227,14 +227,14 @@ def test_lost_engine_stops_the_remaining_cells(planned, carry_out, backend):
     backend.errors[plan.with_status("build")[0].cell.id] = gone
     results, _ = carry_out(plan)
     assert "stopped" in statuses(results).values()
-    assert failure(results) is gone
+    assert combine_failures(results) is gone
 
 
 def test_error_lists_at_most_five_failed_cells(planned, carry_out, backend):
     plan = planned()
     for item in plan.with_status("build")[:6]:
         backend.errors[item.cell.id] = BuildError("no")
-    error = failure(carry_out(plan)[0])
+    error = combine_failures(carry_out(plan)[0])
     assert str(error).startswith("6 of 12 builds failed: cpu-x86-64-v3, cpu-znver4, ")
     assert str(error).endswith(", …")
     assert str(error).count(", ") == 5
@@ -287,7 +287,7 @@ def test_image_above_its_size_budget_is_not_stored(planned, carry_out, backend, 
     plan = planned(BUDGET, only=CPU)
     results, _ = carry_out(plan)
     assert set(statuses(results).values()) == {"failed"}
-    error = failure(results)
+    error = combine_failures(results)
     assert error.exit_code == 6
     text = str(results[0].error)
     assert text.startswith("the image has 1.12 MB (compressed), more than its budget of 1.00 MB; largest")
@@ -328,7 +328,7 @@ def test_image_for_gpus_without_device_code_is_not_stored(planned, carry_out, ba
         "the labels promise cubins for 89, but there is none"
     ]
     assert "device_code: claim" in results[0].error.remedy
-    assert failure(results).exit_code == 9
+    assert combine_failures(results).exit_code == 9
     assert not backend.images
 
 
@@ -397,7 +397,7 @@ def test_image_that_contradicts_its_labels_is_not_stored(planned, carry_out, bac
     results, _ = carry_out(plan)
     assert [result.status for result in results] == ["failed", "built"]
     assert backend.called("store") == [plan.items[1].reference]
-    error = failure(results)
+    error = combine_failures(results)
     assert isinstance(error, AuditError)
     assert error.exit_code == 9
     assert "the labels promise the user-mode driver 535.261.03, but" in str(results[0].error)
@@ -421,13 +421,13 @@ def test_march_without_effect_is_a_warning(planned, carry_out, backend, tar, unm
     effect = "-march=znver4 shows no effect: nothing in /opt/tool is beyond the baseline"
     warnings = (f"{effect}; pass {{{{ cflags }}}} of the template to the compiler",)
     assert [(result.status, result.warnings) for result in results] == [("built", warnings)]
-    assert json.dumps(list(warnings)) in json.dumps(report(plan, results))
+    assert json.dumps(list(warnings)) in json.dumps(make_build_document(plan, results))
 
 
 def test_march_without_effect_is_an_error_in_strict_mode(planned, carry_out, backend, tar, unmarched):
     backend.layers = [tar(("opt/tool", unmarched))]
     plan = planned(STRICT, only=f"{CPU},march=znver4")
-    error = failure(carry_out(plan)[0])
+    error = combine_failures(carry_out(plan)[0])
     assert (type(error), error.exit_code, backend.called("store")) == (AuditError, 9, [])
     lenient = planned(only=f"{CPU},march=znver4")
     parts = [dict(one.items[0].identity.components) for one in (plan, lenient)]
@@ -447,7 +447,7 @@ def test_newer_runtime_is_a_warning_even_in_strict_mode(planned, carry_out, back
 def test_audit_error_with_other_failures_is_a_build_error(planned, carry_out, backend, tar):
     backend.layers = [tar(*GOOD)]
     backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
-    error = failure(carry_out(planned(only=TWO))[0])
+    error = combine_failures(carry_out(planned(only=TWO))[0])
     assert (type(error), error.exit_code) == (BuildError, 6)
 
 
@@ -463,7 +463,7 @@ def test_audit_error_with_other_failures_is_a_build_error(planned, carry_out, ba
 )
 def test_common_error_type_of_failures_decides_the_exit_code(planned, carry_out, backend, errors, kind, code):
     backend.errors = dict(zip(("cpu-x86-64-v3", "cpu-znver4"), errors, strict=True))
-    error = failure(carry_out(planned(only=CPU))[0])
+    error = combine_failures(carry_out(planned(only=CPU))[0])
     assert (type(error), error.exit_code) == (kind, code)
 
 
@@ -476,7 +476,7 @@ def test_compression_of_new_layers_is_reported(planned, carry_out, backend, tar,
     plan = planned(("context: .", f"context: .\n    {own}"), only="march=znver4,cuda=none")
     results, _ = carry_out(plan)
     assert [(result.compression, result.libzstd) for result in results] == [expected]
-    document: dict[str, Any] = report(plan, results)
+    document: dict[str, Any] = make_build_document(plan, results)
     (cell,) = (cell for cell in document["cells"] if "digest" in cell)
     assert (cell["compression"], cell["libzstd"]) == expected
     (order,) = (call[2] for call in backend.calls if call[0] == "make")
@@ -608,7 +608,7 @@ def test_what_images_share_is_built_before_them(planned, carry_out, backend):
 
     backend.export = noted
     carry_out(planned(only="cuda=12.4"))
-    (first,) = {call[2].first for call in backend.calls if call[0] == "make"}
+    (first,) = {call[2].shared_prefixes for call in backend.calls if call[0] == "make"}
     assert [one.dockerfile for one in first] == ["FROM debian:trixie AS compiler\nRUN apt-get install g++\n"]
     (asked_first,) = asked
     assert [one.name for one in asked_first] == [one.name for one in first], "it runs at the same time"
@@ -752,7 +752,7 @@ def test_base_that_cannot_be_pinned_fails_its_cells_before_their_builds(
         if name == "other:1":
             raise UsageError("no registry gives it", remedy="`imagematrix lock --upgrade`")
 
-    backend.pinned = pinned
+    backend.pin_by_digest = pinned
     results, _ = carry_out(plan, jobs=2)
     outcomes = {(one.item.cell.image.name, one.status, str(one.error or "")) for one in results}
     assert outcomes == {

@@ -11,8 +11,8 @@ import pytest
 from double import Double
 
 from imagematrix.build.executor.buildx import Buildx
-from imagematrix.build.executor.caches import BuildCaches
-from imagematrix.build.plan.backend import Beginning, BuildSources, Order, StoppedError
+from imagematrix.build.executor.caches import ExternalCaches
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, SharedPrefix, StoppedError
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import HollowError, LayoutImage
@@ -34,7 +34,7 @@ class Docker(Double):
     def digest(self, _):
         return DIGEST
 
-    def held(self, place):
+    def find_pinned_digest(self, place):
         return DIGEST if place == "docker-image://held:1" else None
 
 
@@ -81,7 +81,7 @@ def order(tmp_path):
         images={"a:1": "docker-image://a:1@b", "c": "oci-layout:///d@e"},
     )
     own = {"by": "us", labels.CELL: "a=1, b", labels.VARIANT: '{"march":"x"}'}
-    return Order(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels=own)
+    return BuildRequest(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels=own)
 
 
 def make(builder, order, log=None):
@@ -156,13 +156,13 @@ class Known(Double):
         self.bases = {}
         self.cells = {}
 
-    def of_base(self, base, source, together):  # noqa: ARG002
+    def find_base_layers(self, base, source, together):  # noqa: ARG002
         return self.bases.get(base, ())
 
     def note_base(self, base, layers):
         self.bases[base] = tuple(layers)
 
-    def of_cell(self, order):
+    def find_cell_layers(self, order):
         return self.cells.get(order.reference, ())
 
     def note_cell(self, order, layers):
@@ -273,7 +273,7 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
         assert steps == ["exporting a:1", "2/3: RUN make"], "the layers of the base are sent first, and once"
         assert image.stored_layers == frozenset(), "the base may not be in the engine"
         assert image.layout.is_dir()
-        assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+        assert builder.pin_by_digest("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
     assert not image.layout.exists(), "images that were not stored are removed"
     words = arguments.read_text().splitlines()
     for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=c=oci-layout:///d@e"):
@@ -287,14 +287,14 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
 def test_base_in_the_engine_is_held(script):
     script()
     docker = Docker()
-    docker.hold = lambda name, _: "docker-image://held:1" if name == "a:1" else None
+    docker.pin_by_digest = lambda name, _: "docker-image://held:1" if name == "a:1" else None
     with Buildx(docker) as builder:
-        assert builder.pinned("a:1", DIGEST) is None
-        assert builder.held("a:1", DIGEST) == "docker-image://held:1"
+        assert builder.pin_by_digest("a:1", DIGEST) is None
+        assert builder.pin_by_immovable_name("a:1", DIGEST) == "docker-image://held:1"
         with pytest.raises(UsageError, match="b:1 is now another image in the engine"):
-            builder.held("b:1", DIGEST)
+            builder.pin_by_immovable_name("b:1", DIGEST)
     with Buildx(Docker(), "mine") as builder:
-        assert builder.held("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+        assert builder.pin_by_immovable_name("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
 
 
 DECIDING = {
@@ -373,7 +373,7 @@ def test_concurrent_builds_share_blobs_but_not_layouts(script, order, made):
 def test_exported_base_has_the_layers_of_images(script, order, made):
     arguments = script(made)
     with Buildx(Docker(), attest=["type=sbom"]) as builder:
-        files = builder.base_layers("a:1", order.sources, ())
+        files = builder.export_base_layers("a:1", order.sources, ())
         assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
     words = arguments.read_text().splitlines()
     assert "--provenance=false" in words
@@ -381,7 +381,7 @@ def test_exported_base_has_the_layers_of_images(script, order, made):
     docker = Docker()
     docker.has_manifests = False
     with Buildx(docker) as builder:
-        assert builder.base_layers("a:1", order.sources, ()) == ()
+        assert builder.export_base_layers("a:1", order.sources, ()) == ()
 
 
 def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
@@ -389,14 +389,22 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
         f"for word; do case $word in --file=*) cat ${{word#*=}} >> {tmp_path}/built;; esac; done;"
         f" case $* in *cacheonly*) echo begun;; *) {made};; esac"
     )
-    base = Beginning("a:1", "FROM a:1 AS one\n")  # it is exported before
-    first = Beginning("1", "FROM a:1\nRUN 1\n", frozenset({"a:1"}))
-    second = Beginning("2", "FROM a:1\nRUN 1\nRUN 2\n", frozenset({"a:1", "1"}))
+    base = SharedPrefix("a:1", "FROM a:1 AS one\n")  # it is exported before
+    first = SharedPrefix("1", "FROM a:1\nRUN 1\n", frozenset({"a:1"}))
+    second = SharedPrefix("2", "FROM a:1\nRUN 1\nRUN 2\n", frozenset({"a:1", "1"}))
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder:
-        make(builder, replace(order, first=(base, first, second), dockerfile="FROM a:1\nRUN 3\n"), log)
-        make(builder, replace(order, first=(base, first), dockerfile="FROM a:1\nRUN 4\n"), log)
-        make(builder, replace(order, first=(Beginning("5", "FROM a:1\nRUN 5\n"),), no_cache=True), log)
+        make(
+            builder,
+            replace(order, shared_prefixes=(base, first, second), dockerfile="FROM a:1\nRUN 3\n"),
+            log,
+        )
+        make(builder, replace(order, shared_prefixes=(base, first), dockerfile="FROM a:1\nRUN 4\n"), log)
+        make(
+            builder,
+            replace(order, shared_prefixes=(SharedPrefix("5", "FROM a:1\nRUN 5\n"),), no_cache=True),
+            log,
+        )
     lines = (tmp_path / "built").read_text().splitlines()
     assert [line for line in lines if line.startswith("RUN")] == ["RUN 1", "RUN 1", "RUN 2", "RUN 3", "RUN 4"]
     assert log.getvalue().count("begun") == 2
@@ -404,10 +412,10 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
 
 def test_without_cache_every_step_of_each_image_runs(script, order, made):
     asked = script(f'[ -z "$file" ] && exit; {made}')
-    first = (Beginning("1", "FROM a:1\nRUN 1\n"),)
+    first = (SharedPrefix("1", "FROM a:1\nRUN 1\n"),)
     with Buildx(Docker(), "mine", no_cache=True) as builder:
         builder.export(order.dockerfile, order.sources, first)
-        make(builder, replace(order, first=first))
+        make(builder, replace(order, shared_prefixes=first))
     solves = re.split(r"^build\n", asked.read_text(), flags=re.MULTILINE)[1:]
     assert len(solves) == 3, "what images share is not built before"
     base = [solve for solve in solves if "\n--no-cache\n" not in solve]
@@ -417,9 +425,9 @@ def test_without_cache_every_step_of_each_image_runs(script, order, made):
 def test_caches_are_read_by_a_build_and_written_after_it(script, order, made):
     output = r"printf '#1 importing cache manifest from c\n#1 DONE 0.1s\n#2 [2/2] RUN 2\n#2 CACHED\n'"
     asked = script(f'{output}; [ -z "$file" ] && exit; {made}')
-    caches = BuildCaches(["reg/c"], ["reg/c"])
-    first = (Beginning("1", "FROM a:1\nRUN 1\n"),)
-    order = replace(order, reference="t:v1-one-0123456789ab", first=first)
+    caches = ExternalCaches(["reg/c"], ["reg/c"])
+    first = (SharedPrefix("1", "FROM a:1\nRUN 1\n"),)
+    order = replace(order, reference="t:v1-one-0123456789ab", shared_prefixes=first)
     with Buildx(Docker(), "mine", caches=caches) as builder:
         result, steps = make(builder, order)
         assert result.imported
@@ -435,7 +443,7 @@ def test_answers_for_labels_come_from_caches_too(script, order, made):
     """Otherwise a query of the compiler runs the steps that the images would have from their caches."""
     output = r"printf '#1 importing cache manifest from c\n#1 DONE 0.1s\n#2 [2/2] RUN 2\n#2 CACHED\n'"
     asked = script(f'{output}; [ -z "$file" ] && exit; {made}')
-    with Buildx(Docker(), "mine", caches=BuildCaches(["reg/c"], ["reg/c"])) as builder:
+    with Buildx(Docker(), "mine", caches=ExternalCaches(["reg/c"], ["reg/c"])) as builder:
         builder.export(order.dockerfile, order.sources)
         assert re.findall(r"--cache-(from|to)=.*ref=reg/c:export-", asked.read_text()) == ["from", "to"]
         script(f'[ -z "$file" ] && exit; {made}')
@@ -448,7 +456,7 @@ def test_classic_store_has_no_caches(script):
     docker = Docker()
     docker.has_manifests = False
     with pytest.raises(UsageError, match="cannot import or export caches"):
-        Buildx(docker, caches=BuildCaches(["reg/c"]))
+        Buildx(docker, caches=ExternalCaches(["reg/c"]))
 
 
 def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, layout, tar, tmp_path):
@@ -458,11 +466,11 @@ def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, l
     made = f"cp -rn {tmp_path}/made/blobs/* $dest/blobs/; {written(**{'containerimage.digest': digest})}"
     arguments = script(f"{fails}; {made}")
     dockerfile = "FROM scratch\nCOPY x /\n"
-    first = (Beginning("1", dockerfile, exported=True),)
+    first = (SharedPrefix("1", dockerfile, exported=True),)
     with Buildx(Docker(), "mine") as builder:
         with pytest.raises(BuildError):
-            make(builder, replace(order, dockerfile=f"{dockerfile}RUN bad\n", first=first))
-        good = replace(order, dockerfile=f"{dockerfile}RUN good\n", first=first)
+            make(builder, replace(order, dockerfile=f"{dockerfile}RUN bad\n", shared_prefixes=first))
+        good = replace(order, dockerfile=f"{dockerfile}RUN good\n", shared_prefixes=first)
         with builder.make(good, io.StringIO(), lambda _: None) as image:
             assert all(contents(image))
         blobs = list(image.layout.glob("blobs/sha256/*"))
@@ -473,7 +481,7 @@ def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, l
 
 def test_beginning_of_another_context_is_another(script, order, tmp_path):
     arguments = script("true")
-    first = (Beginning("1", "FROM a:1\nCOPY --from=c /x /x\n"),)
+    first = (SharedPrefix("1", "FROM a:1\nCOPY --from=c /x /x\n"),)
     others = (
         {"context": tmp_path},
         {"images": {"c": "/other"}},
@@ -490,7 +498,7 @@ def test_beginning_that_fails_fails_the_images_that_need_it(script, order):
     script("echo 'g++: not found'; exit 1")
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder, pytest.raises(BuildError, match="not found"):
-        make(builder, replace(order, first=(Beginning("1", "FROM a:1\nRUN g++\n"),)), log)
+        make(builder, replace(order, shared_prefixes=(SharedPrefix("1", "FROM a:1\nRUN g++\n"),)), log)
     assert log.getvalue() == "g++: not found\n"
 
 
@@ -510,7 +518,7 @@ def test_classic_store_builds_into_the_engine(script, order):
     with Buildx(docker) as builder:
         made, _ = make(builder, order)
         assert not builder.reproducible
-        assert builder.pinned("a:1", DIGEST) is None
+        assert builder.pin_by_digest("a:1", DIGEST) is None
     assert (made.digest, made.layout) == (DIGEST, None)
     assert "--label=by=us" in arguments.read_text().splitlines()
 
@@ -640,6 +648,6 @@ def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, ma
         )
         with Buildx(Docker(), "other") as builder:
             make(builder, order)
-            own = builder.pinned("a:1", DIGEST)
+            own = builder.pin_by_digest("a:1", DIGEST)
         assert (tmp_path / "where").read_text().strip() == expected
         assert own == (None if driver == "docker" else f"docker-image://a:1@{DIGEST}")

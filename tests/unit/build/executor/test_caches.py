@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from imagematrix.build.executor.caches import BuildCaches, CacheUse, entry
+from imagematrix.build.executor.caches import CacheUse, ExternalCaches, format_cache_name
 from imagematrix.errors import UsageError
 
 IMPORTED = "#5 importing cache manifest from reg/cache:one\n#5 inferred cache manifest type: x\n"
@@ -26,7 +26,7 @@ CACHED = "#7 [stage-1 2/2] RUN make\n#7 CACHED\n"
     ],
 )
 def test_each_cache_has_a_name_of_its_own(spec, option):
-    with BuildCaches(exports=[spec]).exporting("one") as options:
+    with ExternalCaches(exports=[spec]).format_export_options("one") as options:
         assert options == [f"--cache-to={option}"]
 
 
@@ -47,28 +47,33 @@ def test_each_cache_has_a_name_of_its_own(spec, option):
 )
 def test_other_places_are_refused(spec, message):
     with pytest.raises(UsageError, match=message):
-        BuildCaches(imports=[spec])
+        ExternalCaches(imports=[spec])
 
 
 def test_folder_without_the_cache_is_not_read(tmp_path):
-    caches = BuildCaches([f"type=local,src={tmp_path}", "reg/cache"])
+    caches = ExternalCaches([f"type=local,src={tmp_path}", "reg/cache"])
     registry = "--cache-from=type=registry,ref=reg/cache:one"
-    assert caches.importing("one") == [registry], "BuildKit itself passes over one that no registry has"
+    assert caches.format_import_options("one") == [registry], (
+        "BuildKit itself passes over one that no registry has"
+    )
     for text in (
         "{",
         json.dumps({"manifests": [{}, {"annotations": {"org.opencontainers.image.ref.name": 1}}]}),
     ):
         (tmp_path / "index.json").write_text(text)
-        assert caches.importing("one") == [registry]
+        assert caches.format_import_options("one") == [registry]
     found = {"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "one"}}]}
     (tmp_path / "index.json").write_text(json.dumps(found))
-    assert caches.importing("one") == [f"--cache-from=type=local,src={tmp_path},tag=one", registry]
+    assert caches.format_import_options("one") == [
+        f"--cache-from=type=local,src={tmp_path},tag=one",
+        registry,
+    ]
 
 
 def test_names_of_caches_are_tags_and_differ():
-    assert entry("cuda12.4-2.8+cpu", "a/b", "x").startswith("cuda12.4-2.8_cpu-")
-    assert len(entry("x" * 200, "a")) < 128 - len("main-")
-    assert entry("x", "a", "b") != entry("x", "a", "c")
+    assert format_cache_name("cuda12.4-2.8+cpu", "a/b", "x").startswith("cuda12.4-2.8_cpu-")
+    assert len(format_cache_name("x" * 200, "a")) < 128 - len("main-")
+    assert format_cache_name("x", "a", "b") != format_cache_name("x", "a", "c")
 
 
 @pytest.mark.parametrize(

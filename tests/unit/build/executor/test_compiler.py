@@ -3,7 +3,7 @@
 import pytest
 
 from imagematrix.build.executor.compiler import Compilers
-from imagematrix.build.plan.backend import BuildSources
+from imagematrix.build.plan.protocols import BuildSources
 from imagematrix.errors import BuildError
 from imagematrix.hardware.vendors import marches
 

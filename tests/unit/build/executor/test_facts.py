@@ -5,7 +5,7 @@ import json
 import pytest
 
 from imagematrix.build.executor.compiler import Compilers
-from imagematrix.build.plan.backend import BuildSources
+from imagematrix.build.plan.protocols import BuildSources
 
 NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
 NEWLAKE = (

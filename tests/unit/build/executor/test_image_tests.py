@@ -4,9 +4,9 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.executor.result import failure, report
-from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
-from imagematrix.build.plan.given import parse
+from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
+from imagematrix.build.executor.result import combine_failures, make_build_document
+from imagematrix.build.plan.build_inputs import parse_build_inputs
 from imagematrix.errors import BuildError, UsageError
 
 CPU = "cuda=none,march=znver4"
@@ -49,7 +49,7 @@ def test_image_is_tested_before_it_is_stored(planned, carry_out, backend, tester
     assert (result.status, result.test) == ("built", PASSED)
     assert tester.calls[0][:2] == ("cpu-znver4", "made")
     assert tester.noted == {"cpu-znver4": PASSED}
-    document = conforms(report(plan, [result]))
+    document = conforms(make_build_document(plan, [result]))
     assert document["cells"][0]["test"] == {"outcome": "passed", "why": None}
 
 
@@ -58,11 +58,11 @@ def test_failed_test_fails_its_cell_and_stores_nothing(planned, carry_out, backe
     plan = planned(TEST, only=CPU)
     result = carry_out(plan)
     assert (result.status, result.test.outcome) == ("failed", "failed")
-    assert isinstance(failure([result]), BuildError)
-    assert failure([result]).exit_code == 6
+    assert isinstance(combine_failures([result]), BuildError)
+    assert combine_failures([result]).exit_code == 6
     assert not backend.images
     assert not tester.noted
-    (cell,) = conforms(report(plan, [result]))["cells"]
+    (cell,) = conforms(make_build_document(plan, [result]))["cells"]
     assert cell["test"]["why"].endswith("its test failed with exit code 3")
 
 
@@ -79,7 +79,7 @@ def test_image_of_an_earlier_version_is_tested_before_it_is_taken_over(planned, 
     result = carry_out(plan)
     assert (result.status, result.test) == ("adopted", UNTESTED)
     cell, how, reference, digest = tester.calls[-1]
-    assert (cell, how, digest) == ("cpu-znver4", "stored", backend.stored(reference).digest)
+    assert (cell, how, digest) == ("cpu-znver4", "stored", backend.inspect_image(reference).digest)
     assert reference in kept
 
 
@@ -91,7 +91,7 @@ def test_test_is_no_part_of_the_identity_and_runs_again_if_it_is_due(
     plan = planned(TEST, only=CPU)
     assert [item.status for item in plan.items] == ["up-to-date"]
     tester.results["cpu-znver4"] = UNTESTED
-    (cell,) = conforms(report(plan, [], tester=tester))["cells"]
+    (cell,) = conforms(make_build_document(plan, [], tester=tester))["cells"]
     assert cell["test"] == {"outcome": "not-tested", "why": "no GPU"}
     tester.dues.add("cpu-znver4")
     tester.results["cpu-znver4"] = PASSED
@@ -108,7 +108,7 @@ def test_secrets_of_tests_are_known_and_read(planned, monkeypatch, tmp_path):
     (item,) = planned(("version: v1", f"version: v1\n    {test}"), only=CPU).items
     (tmp_path / "file").write_bytes(b"from a file")
     monkeypatch.setenv("SECRET", "from a variable")
-    given = parse([f"id=token,src={tmp_path}/file", "id=other,env=SECRET"])
+    given = parse_build_inputs([f"id=token,src={tmp_path}/file", "id=other,env=SECRET"])
     given.require_known([item.cell.image])
     assert "secrets" not in given.components(item.cell.image)
     assert (given.secret("token"), given.secret("other")) == (b"from a file", b"from a variable")

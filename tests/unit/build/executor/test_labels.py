@@ -5,9 +5,9 @@ import json
 import pytest
 
 from imagematrix.build.executor import labels as written
-from imagematrix.build.matrix import claims
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix import promised_variants
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import UserModeDriver
@@ -17,7 +17,7 @@ GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
 
 def labels_of(item, flags=FLAGS):
-    return written.for_item(item, claims.variant(item.cell, flags, item.reference))
+    return written.compose_labels(item, promised_variants.make_variant(item.cell, flags, item.reference))
 
 
 @pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
@@ -25,7 +25,7 @@ def test_catalog_entry_round_trips_through_labels(planned, only):
     (item,) = planned(only=only).with_status("build")
     own = labels_of(item)
     variant = labels.read(own, reference=item.reference, digest=None, size=None)
-    assert variant == claims.variant(item.cell, FLAGS, item.reference)
+    assert variant == promised_variants.make_variant(item.cell, FLAGS, item.reference)
 
 
 def test_label_states_signed_return_addresses(planned):
@@ -123,6 +123,6 @@ def test_cpu_only_image_has_no_gpu_labels(planned):
 )
 def test_image_without_a_driver_is_host_mode(project, change, driver):
     rule = '- {cuda: "11.8", driver: 550.163.01, why: they have the newer toolkit}'
-    cells = expand(load(project(change, (rule, '- {cuda: "11.8"}')))).cells
+    cells = expand_matrix(load_matrix(project(change, (rule, '- {cuda: "11.8"}')))).cells
     cell = next(cell for cell in cells if cell.cuda and cell.axes.get("driver") in (None, "host"))
-    assert claims.variant(cell, FLAGS, "training:x").driver == driver
+    assert promised_variants.make_variant(cell, FLAGS, "training:x").driver == driver

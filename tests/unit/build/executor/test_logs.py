@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.executor.logs import KEPT, excerpt, log_path, opened
+from imagematrix.build.executor.logs import KEPT, excerpt_log, log_path, open_log
 from imagematrix.common.text import headline, plain
 
 
@@ -18,25 +18,25 @@ def log(tmp_path):
 
 def test_error_in_the_log_is_not_repeated(log):
     log.write_text("step\nERROR: no\n")
-    assert excerpt(log, "ERROR: no") == "step\nERROR: no"
+    assert excerpt_log(log, "ERROR: no") == "step\nERROR: no"
 
 
 def test_missing_error_is_appended_to_the_log(log):
     log.write_text("all went well\n")
     assert (
-        excerpt(log, "the labels promise another driver")
+        excerpt_log(log, "the labels promise another driver")
         == "all went well\nthe labels promise another driver"
     )
 
 
 def test_error_is_shown_without_a_log(log):
-    assert excerpt(None, "nobody can tell") == "nobody can tell"
-    assert excerpt(log, "no") == f"{log}: No such file or directory\nno"
+    assert excerpt_log(None, "nobody can tell") == "nobody can tell"
+    assert excerpt_log(log, "no") == f"{log}: No such file or directory\nno"
 
 
 def test_long_log_is_cut_to_its_last_whole_lines(log):
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    lines = excerpt(log, "").split("\n")
+    lines = excerpt_log(log, "").split("\n")
     assert lines[-1] == "line 99999"
     assert lines[0].startswith("line ")
     assert KEPT - 20 < len("\n".join(lines)) <= KEPT
@@ -44,7 +44,7 @@ def test_long_log_is_cut_to_its_last_whole_lines(log):
 
 def test_endless_line_is_cut(log):
     log.write_bytes(b"x" * 3 * KEPT)
-    assert excerpt(log, "") == "x" * KEPT
+    assert excerpt_log(log, "") == "x" * KEPT
 
 
 def test_control_characters_are_replaced():
@@ -84,22 +84,22 @@ def test_every_cell_has_its_own_log(tmp_path):
     ]
     files = [log_path(tmp_path, *name) for name in names]
     for file in files:
-        with opened(file, print) as log:
+        with open_log(file, print) as log:
             log.write("x")
     assert len({file.resolve() for file in files}) == len(names)
 
 
 def test_longest_names_give_a_valid_log_path(tmp_path):
     image = "/".join(["a"] * 100)
-    with opened(log_path(tmp_path, image, "v" * 41, "c" * 73), print) as log:
+    with open_log(log_path(tmp_path, image, "v" * 41, "c" * 73), print) as log:
         log.write("x")
 
 
 def test_full_disk_error_names_the_log():
-    with pytest.raises(OSError, match="/dev/full"), opened(Path("/dev/full"), print) as log:
+    with pytest.raises(OSError, match="/dev/full"), open_log(Path("/dev/full"), print) as log:
         log.write("x")
 
 
 def test_error_in_the_log_is_recognized_despite_trailing_blanks(tmp_path):
     (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
-    assert excerpt(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"
+    assert excerpt_log(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"

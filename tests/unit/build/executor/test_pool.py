@@ -8,7 +8,7 @@ import pytest
 from double import Double
 
 from imagematrix.build.executor.pool import Pool
-from imagematrix.cli.shared.planning import _builder_and_jobs
+from imagematrix.cli.shared.build_session import _parse_builder
 from imagematrix.errors import BuildError, UsageError
 
 
@@ -23,14 +23,14 @@ class Builder(Double):
         self.stopped = False
         self.lock = threading.Lock()
 
-    def pinned(self, reference, digest):
+    def pin_by_digest(self, reference, digest):
         return None if self.has == reference else f"{reference}@{digest}"
 
     def export(self, dockerfile, sources, first=()):  # noqa: ARG002
         with self.make(dockerfile, sources, None):
             return {"from": dockerfile}
 
-    def base_layers(self, base, sources, together):
+    def export_base_layers(self, base, sources, together):
         with self.make(base, sources, None):
             return (base, together)
 
@@ -84,9 +84,9 @@ def test_few_builds_are_spread_over_all_builders():
 
 def test_exports_take_no_build_slot():
     pool = Pool([(Builder(), 1)])
-    with pool._one():
+    with pool._take_builder():
         assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
-        assert pool.base_layers("debian", None, ["t:v1"]) == ("debian", ["t:v1"])
+        assert pool.export_base_layers("debian", None, ["t:v1"]) == ("debian", ["t:v1"])
 
 
 def test_finished_image_frees_its_slot():
@@ -108,9 +108,9 @@ def test_failed_build_frees_its_slot():
 
 def test_base_is_pinned_by_name_only_if_all_builders_have_it():
     pool = Pool([(Builder(has="a"), 1), (Builder(has="a"), 1)])
-    assert pool.pinned("a", "b") is None
+    assert pool.pin_by_digest("a", "b") is None
     pool = Pool([(Builder(has="a"), 1), (Builder(), 1)])
-    assert pool.pinned("a", "b") == "a@b"
+    assert pool.pin_by_digest("a", "b") == "a@b"
 
 
 def test_pool_is_local_only_if_all_builders_are():
@@ -125,11 +125,11 @@ def test_stop_stops_all_builders():
 
 
 def test_builder_option_accepts_name_and_jobs():
-    assert _builder_and_jobs("big=8", 2) == ("big", 8)
-    assert _builder_and_jobs("small", 2) == ("small", 2)
+    assert _parse_builder("big=8", 2) == ("big", 8)
+    assert _parse_builder("small", 2) == ("small", 2)
 
 
 @pytest.mark.parametrize("text", ["", "=2", "big=", "big=0", "big=-1", "big=x", "big=\u00b2"])
 def test_invalid_builder_option_is_rejected(text):
     with pytest.raises(UsageError, match="expected NAME or NAME=JOBS"):
-        _builder_and_jobs(text, 2)
+        _parse_builder(text, 2)

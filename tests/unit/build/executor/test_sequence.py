@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.executor.build import leaders_first
+from imagematrix.build.executor.build import order_by_new_stages
 
 
 def dockerfile(stages):
@@ -13,18 +13,20 @@ def dockerfile(stages):
 def test_cells_with_shared_stages_come_last():
     axes = [(cuda, march) for cuda in ("11", "12") for march in ("v2", "v3", "v4")]
     files = {f"{cuda}-{march}": dockerfile([cuda, march]) for cuda, march in axes}
-    assert leaders_first(files) == ["11-v2", "12-v3", "11-v4", "11-v3", "12-v2", "12-v4"]
+    assert order_by_new_stages(files) == ["11-v2", "12-v3", "11-v4", "11-v3", "12-v2", "12-v4"]
 
 
 def test_cells_without_stages_keep_their_order():
-    assert leaders_first(dict.fromkeys("cab", "FROM a\nRUN x\n")) == ["c", "a", "b"]
-    assert leaders_first({}) == []
+    assert order_by_new_stages(dict.fromkeys("cab", "FROM a\nRUN x\n")) == ["c", "a", "b"]
+    assert order_by_new_stages({}) == []
 
 
 @given(st.lists(st.frozensets(st.integers(0, 8), max_size=6), max_size=12))
 def test_next_cell_has_the_most_new_stages(cells):
     names = [str(number) for number in range(len(cells))]
-    result = leaders_first({name: dockerfile(sorted(own)) for name, own in zip(names, cells, strict=True)})
+    result = order_by_new_stages(
+        {name: dockerfile(sorted(own)) for name, own in zip(names, cells, strict=True)}
+    )
     seen: set[object] = set()
     left = dict(zip(names, cells, strict=True))
     for name in result:

@@ -4,9 +4,9 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.executor.result import failure
-from imagematrix.build.matrix.load import load
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.executor.result import combine_failures
+from imagematrix.build.matrix.load import load_matrix
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.errors import BuildError, UsageError
 
 MATRIX = """\
@@ -29,8 +29,8 @@ def stacked(tmp_path, backend):
     def call(app="FROM {{ images['base'] }}\n", base="FROM debian:{{ os }}\n", against=None, expression=None):
         (tmp_path / "templates" / "app.j2").write_text(app)
         (tmp_path / "templates" / "base.j2").write_text(base)
-        against = against or Against(resolve=backend.resolve, store=backend)
-        return plan(load(tmp_path / "matrix.yaml"), against, expression=expression)
+        against = against or PlanContext(resolve=backend.resolve, store=backend)
+        return plan(load_matrix(tmp_path / "matrix.yaml"), against, expression=expression)
 
     return call
 
@@ -116,7 +116,7 @@ def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):
     }
     error = results["app", "one"].error
     assert str(error) == f"the image that it builds on was not built: {plan.items[2].reference}"
-    assert "1 of 4 builds failed" in str(failure(listed))
+    assert "1 of 4 builds failed" in str(combine_failures(listed))
 
 
 def test_circular_base_images_are_rejected(stacked):
@@ -141,7 +141,7 @@ def test_template_can_list_all_images(stacked):
 
 
 def test_base_is_named_by_its_cell_without_an_engine(stacked):
-    plan = stacked(against=Against())
+    plan = stacked(against=PlanContext())
     assert plan.items[0].dockerfile.startswith("FROM base:v1-one\n")
     assert plan.items[0].needs == ("base:v1-one",)
     assert {(item.status, item.identity) for item in plan.items} == {("build", None)}
@@ -150,7 +150,7 @@ def test_base_is_named_by_its_cell_without_an_engine(stacked):
 def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
     carry_out(stacked())
     empty = type(backend)(tmp_path_factory.mktemp("empty"))
-    plan = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))
+    plan = stacked(against=PlanContext(resolve=backend.resolve, store=empty, engine=backend))
     assert {item.status for item in plan.items} == {"adopt"}
     results = build(
         plan, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, layers=Layers()
@@ -159,7 +159,7 @@ def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, t
     assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in plan.items)
     changed = stacked(
         app="FROM {{ images.base }}\nRUN true\n",
-        against=Against(resolve=backend.resolve, store=empty, engine=backend),
+        against=PlanContext(resolve=backend.resolve, store=empty, engine=backend),
     )
     assert [item.status for item in changed.items] == ["build", "build", "adopt", "adopt"]
 

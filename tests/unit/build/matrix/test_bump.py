@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.matrix.bump import raised, with_versions
+from imagematrix.build.matrix.bump import raise_version, replace_versions
 from imagematrix.errors import UsageError
 
 
@@ -22,13 +22,13 @@ from imagematrix.errors import UsageError
     ],
 )
 def test_next_version(version, expected, minor):
-    assert raised(version, minor=False) == expected
-    assert raised(version, minor=True) == minor
+    assert raise_version(version, minor=False) == expected
+    assert raise_version(version, minor=True) == minor
 
 
 def test_version_without_a_number():
     with pytest.raises(UsageError, match="'latest' has no number to raise") as caught:
-        raised("latest", minor=False)
+        raise_version("latest", minor=False)
     assert "--to" in caught.value.remedy
 
 
@@ -62,16 +62,16 @@ def test_version_without_a_number():
 def test_only_the_version_changes(text, expected):
     if expected is None:
         with pytest.raises(UsageError, match=r"m:\d:\d+: cannot replace the version 'v1'"):
-            with_versions(text, {"a": "v2"}, "m")
+            replace_versions(text, {"a": "v2"}, "m")
     else:
-        assert with_versions(text, {"a": "v2"}, "m") == expected
+        assert replace_versions(text, {"a": "v2"}, "m") == expected
 
 
 def test_two_versions_for_one_place():
     text = "images:\n  a: {version: &v v1}\n  b: {version: *v}\n"
-    assert with_versions(text, {"a": "v2", "b": "v2"}, "m") == text.replace("v1", "v2")
+    assert replace_versions(text, {"a": "v2", "b": "v2"}, "m") == text.replace("v1", "v2")
     with pytest.raises(UsageError, match="m:2:16: several images share this version"):
-        with_versions(text, {"a": "v2", "b": "v3"}, "m")
+        replace_versions(text, {"a": "v2", "b": "v3"}, "m")
 
 
 @given(st.lists(st.sampled_from(["v1", "v1.10", "2024"]), min_size=1, max_size=8), st.data())
@@ -88,4 +88,4 @@ def test_any_versions_at_once(versions, data):
         )
 
     expected = [new.get(name, version) for name, version in zip(names, versions, strict=True)]
-    assert with_versions(text(versions), new, "m") == text(expected)
+    assert replace_versions(text(versions), new, "m") == text(expected)

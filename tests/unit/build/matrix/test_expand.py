@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.matrix.expand import expand, of_platforms, only, plain_pull
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.expand import (
+    expand_matrix,
+    find_plain_pull_cells,
+    select_cells,
+    select_platforms,
+)
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
 from imagematrix.build.matrix.problems import Mark, MatrixError
 from imagematrix.errors import UsageError
@@ -16,7 +21,7 @@ from imagematrix.images.catalog.axis_conditions import ConditionError
 
 
 def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
-    result = expand(load(project()))
+    result = expand_matrix(load_matrix(project()))
     assert [cell.id for cell in result.cells] == [
         "cpu-x86-64-v3",
         "cpu-znver4",
@@ -36,39 +41,41 @@ def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
 def test_rule_without_effect_is_rejected(project):
     again = '- {cuda: "11.8", driver: 550.163.01, why: twice}\n'
     with pytest.raises(MatrixError, match=r":19:5: .*earlier rules drop all it matches"):
-        expand(load(project(("newer toolkit}\n", f"newer toolkit}}\n  {again}"))))
+        expand_matrix(load_matrix(project(("newer toolkit}\n", f"newer toolkit}}\n  {again}"))))
     with pytest.raises(MatrixError, match="matches no cell"):
-        expand(load(project(("newer toolkit}\n", 'newer toolkit}\n  - {cuda: none, compute: "7.0"}\n'))))
+        expand_matrix(
+            load_matrix(project(("newer toolkit}\n", 'newer toolkit}\n  - {cuda: none, compute: "7.0"}\n')))
+        )
 
 
 def test_include_sets_properties_or_adds_a_complete_cell(project):
     entry = "include:\n  - {cuda: '12.4', extra: yes-please}\n"
-    cells = expand(load(project(("exclude:", entry + "exclude:")))).cells
+    cells = expand_matrix(load_matrix(project(("exclude:", entry + "exclude:")))).cells
     assert {cell.properties.get("extra") for cell in cells if cell.cuda == "12.4"} == {"yes-please"}
     assert {cell.properties.get("extra") for cell in cells if cell.cuda != "12.4"} == {None}
 
     entry = "include:\n  - {cuda: '11.8', compute: '8.9', driver: 550.163.01, march: znver4, extra: back}\n"
-    cells = expand(load(project(("exclude:", entry + "exclude:")))).cells
+    cells = expand_matrix(load_matrix(project(("exclude:", entry + "exclude:")))).cells
     assert cells[-1].id == "cuda11.8-sm89-drv550.163.01-znver4"
     assert cells[-1].properties["extra"] == "back"
 
     entry = "include:\n  - {cuda: '12.0', compute: '8.9'}\n"
     with pytest.raises(MatrixError, match="it lacks driver, march"):
-        expand(load(project(("exclude:", entry + "exclude:"))))
+        expand_matrix(load_matrix(project(("exclude:", entry + "exclude:"))))
 
 
 def test_only_narrows_all_cells(project):
-    matrix = load(project())
-    image = only(expand(matrix), "cuda>=11,march=znver*,image=training", matrix)
+    matrix = load_matrix(project())
+    image = select_cells(expand_matrix(matrix), "cuda>=11,march=znver*,image=training", matrix)
     assert {(cell.cuda, cell.axes["march"]) for cell in image.cells} == {
         ("11.8", "znver4"),
         ("12.4", "znver4"),
     }
     assert len(image.excluded) == 2
     with pytest.raises(ConditionError, match="did you mean 'march'"):
-        only(expand(matrix), "marhc=znver4", matrix)
+        select_cells(expand_matrix(matrix), "marhc=znver4", matrix)
     with pytest.raises(ConditionError, match="it has x86-64-v3, znver4"):
-        only(expand(matrix), "march=zen4", matrix)
+        select_cells(expand_matrix(matrix), "march=zen4", matrix)
 
 
 AXES = st.dictionaries(
@@ -120,7 +127,7 @@ def test_expansion_is_the_product_without_excluded_cells(matrix):
         )
     ]
     try:
-        expansion = expand(matrix)
+        expansion = expand_matrix(matrix)
     except MatrixError as error:
         assert "this exclude rule" in str(error)  # noqa: PT017 - some drawn rules drop nothing of their own
         return
@@ -136,56 +143,60 @@ def test_include_changes_exactly_the_matching_cells(matrix, value):
     with_entry = Matrix(
         path=Path(), templates=Path(), images=matrix.images, axes=matrix.axes, properties={}, include=(entry,)
     )
-    before = expand(plain).cells
+    before = expand_matrix(plain).cells
     matched = [cell.axes.get(axis) == value for cell in before]
     if any(matched):
-        after = expand(with_entry).cells
+        after = expand_matrix(with_entry).cells
         assert [cell.axes for cell in after] == [cell.axes for cell in before]
         assert [cell.properties == {"p": "q"} for cell in after] == matched
     elif len(matrix.axes) == 1:
-        assert expand(with_entry).cells[-1].axes == {axis: value}
+        assert expand_matrix(with_entry).cells[-1].axes == {axis: value}
     else:
         with pytest.raises(MatrixError, match="it lacks"):
-            expand(with_entry)
+            expand_matrix(with_entry)
 
 
 def test_duplicate_cell_names_are_rejected(project):
     again = "  - {cuda: '12.4', compute: '9.0', driver: 550.163.01, march: znver4}\n"
     path = project(("exclude:", f"include:\n{again}{again}exclude:"))
     with pytest.raises(MatrixError, match=r"2 cells would have the name cuda12\.4-sm90-drv550"):
-        expand(load(path))
+        expand_matrix(load_matrix(path))
     path = project(("  march:", "  one: [a-b, a]\n  two: [c, b-c]\n  march:"))
     with pytest.raises(MatrixError, match=r"cpu-a-b-c-x86-64-v3(.|\n)*remove the include"):
-        expand(load(path))
+        expand_matrix(load_matrix(path))
 
 
 def test_values_that_are_equal_in_tags_are_rejected(project):
-    matrix = load(project(("  march:", "  torch: [2.8.0+cu128, 2.8.0+cpu]\n  march:")))
-    (cell,) = only(expand(matrix), "cuda=none,torch=2.8.0+cpu,march=znver4", matrix).cells
+    matrix = load_matrix(project(("  march:", "  torch: [2.8.0+cu128, 2.8.0+cpu]\n  march:")))
+    (cell,) = select_cells(expand_matrix(matrix), "cuda=none,torch=2.8.0+cpu,march=znver4", matrix).cells
     assert (cell.id, cell.axes["torch"]) == ("cpu-2.8.0_cpu-znver4", "2.8.0+cpu")
     with pytest.raises(MatrixError, match=r"2 cells would have the name cpu-2\.8_cpu(.|\n)*'\+' is '_'"):
-        expand(load(project(("  march:", "  torch: [2.8+cpu, 2.8_cpu]\n  march:"))))
+        expand_matrix(load_matrix(project(("  march:", "  torch: [2.8+cpu, 2.8_cpu]\n  march:"))))
 
 
 def test_only_accepts_values_added_by_include(project):
     entry = "include:\n  - {cuda: none, march: znver5}\n"
-    matrix = load(project(("exclude:", entry + "exclude:")))
-    assert [cell.id for cell in only(expand(matrix), "march=znver5", matrix).cells] == ["cpu-znver5"]
+    matrix = load_matrix(project(("exclude:", entry + "exclude:")))
+    assert [cell.id for cell in select_cells(expand_matrix(matrix), "march=znver5", matrix).cells] == [
+        "cpu-znver5"
+    ]
 
 
 def test_platforms_narrow_all_cells(project):
     axis = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
-    both = expand(load(project(axis)))
-    arm = of_platforms(both, ["linux/arm64"])
+    both = expand_matrix(load_matrix(project(axis)))
+    arm = select_platforms(both, ["linux/arm64"])
     assert {cell.platform for cell in (*arm.cells, *(one.cell for one in arm.excluded))} == {"linux/arm64"}
     assert len(arm.cells) * 2 == len(both.cells)
-    assert of_platforms(both, ["linux/amd64", "linux/arm64"]) == both
+    assert select_platforms(both, ["linux/amd64", "linux/arm64"]) == both
     with pytest.raises(UsageError, match="no cell for linux/arm64"):
-        of_platforms(expand(load(project())), ["linux/amd64", "linux/arm64"])
+        select_platforms(expand_matrix(load_matrix(project())), ["linux/amd64", "linux/arm64"])
 
 
 def test_cell_name_contains_the_platform_axis(project):
-    cells = expand(load(project(("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")))).cells
+    cells = expand_matrix(
+        load_matrix(project(("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")))
+    ).cells
     assert [(cell.id, cell.platform) for cell in cells[:3]] == [
         ("cpu-linux-amd64-x86-64-v3", "linux/amd64"),
         ("cpu-linux-amd64-znver4", "linux/amd64"),
@@ -207,20 +218,20 @@ def test_cell_name_contains_the_platform_axis(project):
 )
 def test_plain_pull_must_match_one_cell(project, stated, message):
     with pytest.raises(MatrixError, match=f":7:17: {message}"):
-        expand(load(project(("context: .", f"context: .\n    plain_pull: {{{stated}}}"))))
+        expand_matrix(load_matrix(project(("context: .", f"context: .\n    plain_pull: {{{stated}}}"))))
 
 
 def test_plain_pull_matches_one_cell_per_platform(project):
     platforms = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
     arm = ("[x86-64-v3, znver4]", "[x86-64-v3, znver4, armv8-a]")
     stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: [x86-64-v3, armv8-a]}")
-    matrix = load(project(platforms, arm, stated))
-    result = plain_pull(matrix, expand(matrix), matrix.images[0])
+    matrix = load_matrix(project(platforms, arm, stated))
+    result = find_plain_pull_cells(matrix, expand_matrix(matrix), matrix.images[0])
     assert result == {
         "linux/amd64": "cpu-linux-amd64-x86-64-v3",
         "linux/arm64": "cpu-linux-arm64-armv8-a",
     }
     with pytest.raises(MatrixError, match="plain_pull names no cell for linux/arm64"):
-        expand(load(project(platforms, arm, (stated[0], stated[1].replace(", armv8-a", "")))))
-    matrix = load(project())
-    assert plain_pull(matrix, expand(matrix), matrix.images[0]) == {}
+        expand_matrix(load_matrix(project(platforms, arm, (stated[0], stated[1].replace(", armv8-a", "")))))
+    matrix = load_matrix(project())
+    assert find_plain_pull_cells(matrix, expand_matrix(matrix), matrix.images[0]) == {}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from imagematrix.build.matrix.facts import March, MatrixFacts
-from imagematrix.build.matrix.feasibility import Infeasible, infeasible, unseen
+from imagematrix.build.matrix.feasibility import Infeasible, find_infeasibility, find_unseen_flags
 from imagematrix.build.matrix.matrix import Cell, Image
+from imagematrix.build.matrix.matrix_facts import March, MatrixFacts
 
 
 def cell(compiler=None, **axes):
@@ -53,7 +53,7 @@ def cell(compiler=None, **axes):
     ],
 )
 def test_impossible_cell_is_infeasible(impossible, rule, why):
-    result = infeasible(impossible)
+    result = find_infeasibility(impossible)
     assert isinstance(result, Infeasible)
     assert result.rule == rule
     assert result.why.startswith(why)
@@ -75,18 +75,20 @@ def test_impossible_cell_is_infeasible(impossible, rule, why):
     ],
 )
 def test_possible_cell_is_feasible(possible):
-    assert infeasible(possible) is None
+    assert find_infeasibility(possible) is None
 
 
 @pytest.mark.parametrize("compiler", [None, "gcc-16", "clang-99"])
 @pytest.mark.parametrize("march", ["diamondrapids", "znver4", "armv9.2-a"])
 def test_a_probe_sees_all_flags_of_the_tables(march, compiler):
-    assert unseen(cell(compiler, march=march)) == frozenset()
-    assert unseen(cell(compiler, cuda="none")) == frozenset()
+    assert find_unseen_flags(cell(compiler, march=march)) == frozenset()
+    assert find_unseen_flags(cell(compiler, cuda="none")) == frozenset()
 
 
 def test_stated_flags_that_no_host_shows():
     stated = March(arch="x86_64", flags=frozenset({"avx2", "avx10_2", "avx12", "rdpid"}), vendor=None)
     image = Image(name="i", version="v", template="t", context=None)
     facts = MatrixFacts(march={"znver9": stated})
-    assert unseen(Cell(image=image, axes={"march": "znver9"}, properties={}, facts=facts)) == {"avx12"}
+    assert find_unseen_flags(Cell(image=image, axes={"march": "znver9"}, properties={}, facts=facts)) == {
+        "avx12"
+    }

@@ -6,19 +6,19 @@ from hypothesis import strategies as st
 
 from imagematrix.build.matrix import document
 from imagematrix.build.matrix.image_test import ImageTest
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.problems import MatrixError
 from imagematrix.errors import ImagematrixError, UsageError
 
 
 def message(path):
     with pytest.raises(MatrixError) as caught:
-        load(path)
+        load_matrix(path)
     return str(caught.value).replace(f"{path}:", "")
 
 
 def test_valid_matrix_keeps_order_and_text(project):
-    matrix = load(project())
+    matrix = load_matrix(project())
     assert list(matrix.axes) == ["cuda", "compute", "driver", "march"]
     assert matrix.axes["cuda"] == ("none", "11.8", "12.4")
     assert matrix.properties["cuda"]["12.4"] == {"base": "debian:trixie", "compiler": "gcc-14"}
@@ -39,7 +39,7 @@ def test_valid_matrix_keeps_order_and_text(project):
     ],
 )
 def test_test_of_an_image_is_a_line_or_words(project, text, test):
-    (image,) = load(project(("context: .", f"context: .\n    test: {text}"))).images
+    (image,) = load_matrix(project(("context: .", f"context: .\n    test: {text}"))).images
     assert image.test == test
 
 
@@ -49,7 +49,7 @@ def test_mounts_of_a_test_are_files_beside_the_matrix(project):
 
     folder = written("{}").parent
     (folder / "data").mkdir()
-    (image,) = load(written("{/data: data}")).images
+    (image,) = load_matrix(written("{/data: data}")).images
     assert image.test.mounts == (("/data", folder / "data"),)
     for mounts, fault in (
         ("{/data: ../x}", "is outside the matrix's folder"),
@@ -59,7 +59,7 @@ def test_mounts_of_a_test_are_files_beside_the_matrix(project):
         ("{/../data: data}", "is not an absolute path"),
     ):
         with pytest.raises(MatrixError, match=fault):
-            load(written(mounts))
+            load_matrix(written(mounts))
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_mounts_of_a_test_are_files_beside_the_matrix(project):
 )
 def test_invalid_test_is_rejected(project, text, fault):
     with pytest.raises(MatrixError, match=fault):
-        load(project(("context: .", f"context: .\n    test: {text}")))
+        load_matrix(project(("context: .", f"context: .\n    test: {text}")))
 
 
 @pytest.mark.parametrize(
     ("text", "strict"), [("{march: strict}", True), ("{march: warn}", False), ("{}", False)]
 )
 def test_audit_strictness_is_read(project, text, strict):
-    matrix = load(project(("context: .", f"context: .\n    audit: {text}")))
+    matrix = load_matrix(project(("context: .", f"context: .\n    audit: {text}")))
     assert matrix.images[0].strict_march is strict
 
 
@@ -122,7 +122,7 @@ def test_driver_from_requires_a_version_of_the_driver_axis(project, tmp_path):
 def test_properties_of_a_glob_hold_for_values_without_their_own(project):
     globs = "driver: {'55*': {driver_from: a}, 550.163.01: {driver_from: b}, '*': {driver_from: c, more: d}}"
     drivers = ("550.163.01]", "host, 550.163.01, 550.54.15, 580.159.04]")
-    matrix = load(project(drivers, ("properties:\n", f"properties:\n  {globs}\n")))
+    matrix = load_matrix(project(drivers, ("properties:\n", f"properties:\n  {globs}\n")))
     assert matrix.properties_of("driver", "550.163.01") == {"driver_from": "b"}
     assert matrix.properties_of("driver", "550.54.15") == {"driver_from": "a"}
     assert matrix.properties_of("driver", "580.159.04") == {"driver_from": "c", "more": "d"}
@@ -130,7 +130,9 @@ def test_properties_of_a_glob_hold_for_values_without_their_own(project):
 
 
 def test_driver_may_come_from_a_folder(project):
-    matrix = load(project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n")))
+    matrix = load_matrix(
+        project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n"))
+    )
     assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}
 
 
@@ -151,11 +153,11 @@ def test_driver_may_come_from_a_folder(project):
 def test_compression_of_an_image_overrides_that_of_the_matrix(project, top, of_image, expected):
     whole = ("axes:", f"compression: {top}\naxes:" if top else "axes:")
     own = ("context: .", f"context: .\n    compression: {of_image}" if of_image else "context: .")
-    assert str(load(project(whole, own)).images[0].compression) == expected
+    assert str(load_matrix(project(whole, own)).images[0].compression) == expected
 
 
 def test_unquoted_version_keeps_its_trailing_zero(project):
-    assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
+    assert load_matrix(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
 
 
 @pytest.mark.parametrize(
@@ -331,12 +333,12 @@ def test_errors_have_a_position_and_a_remedy(project, change, expected):
     ],
 )
 def test_unusual_but_valid_matrix_is_accepted(project, change, name):
-    assert name in load(project(change)).axes
+    assert name in load_matrix(project(change)).axes
 
 
 def test_include_property_may_resemble_an_axis_name(project):
     entry = "include:\n  - {cuda: '12.4', driver_series: -tesla-470, why: because}\n"
-    (include,) = load(project(("exclude:", entry + "exclude:"))).include
+    (include,) = load_matrix(project(("exclude:", entry + "exclude:"))).include
     assert include.properties == {"driver_series": "-tesla-470"}
 
 
@@ -388,7 +390,7 @@ def test_anchors_and_merge_keys_work(project):
         ),
         ('"12.4": {base: "debian:trixie", compiler: gcc-14}', '"12.4": {<<: *t, nvrtc: libnvrtc12}'),
     )
-    assert load(path).properties["cuda"]["12.4"]["base"] == "debian:trixie"
+    assert load_matrix(path).properties["cuda"]["12.4"]["base"] == "debian:trixie"
 
 
 @pytest.mark.parametrize("own", ["<<: *t, base: own", "base: own, <<: *t", "<<: [{base: own}, *t]"])
@@ -400,7 +402,7 @@ def test_own_keys_override_merged_keys(project, own):
         ),
         ('"12.4": {base: "debian:trixie", compiler: gcc-14}', f'"12.4": {{{own}}}'),
     )
-    assert load(path).properties["cuda"]["12.4"] == {"base": "own", "compiler": "gcc-14"}
+    assert load_matrix(path).properties["cuda"]["12.4"] == {"base": "own", "compiler": "gcc-14"}
 
 
 def test_overriding_a_merged_key_twice_is_rejected(project):
@@ -410,25 +412,25 @@ def test_overriding_a_merged_key_twice_is_rejected(project):
 
 def test_missing_or_binary_file_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="no such file") as caught:
-        load(tmp_path / "none.yaml")
+        load_matrix(tmp_path / "none.yaml")
     assert "imagematrix init" in caught.value.remedy
     with pytest.raises(UsageError, match="Is a directory"):
-        load(tmp_path)
+        load_matrix(tmp_path)
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"a: b\nc: \xff\xfe\n")
     with pytest.raises(MatrixError, match=":2:1: not UTF-8"):
-        load(binary)
+        load_matrix(binary)
     with binary.open("wb") as file:
         file.truncate(17 * 2**20)
     with pytest.raises(UsageError, match="larger than the limit of"):
-        load(binary)
+        load_matrix(binary)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="ab:-[]{}&*!|>'\"#\n\t ,?%@`<0.", max_size=60))
 def test_arbitrary_text_raises_only_positioned_errors(text):
     try:
-        document.parse(text, "fuzz")
+        document.parse_yaml(text, "fuzz")
     except ImagematrixError as error:
         assert str(error).startswith("fuzz:")  # noqa: PT017 - most texts are refused, some are fine
 
@@ -437,16 +439,16 @@ OWN = ("  march:", '  python: ["3.11", "3.13"]\n  march:')
 
 
 def test_defaults_must_be_values_of_own_axes(project):
-    (image,) = load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.13}"))).images
+    (image,) = load_matrix(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.13}"))).images
     assert image.defaults == (("python", "3.13"),)
     with pytest.raises(MatrixError, match=r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"):
-        load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.12}")))
+        load_matrix(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.12}")))
 
 
 def test_default_may_be_a_value_added_by_include(project):
     added = "include:\n  - {cuda: none, python: '3.14', march: znver4}\nproperties:"
     stated = ("context: .", "context: .\n    defaults: {python: 3.14}")
-    (image,) = load(project(OWN, stated, ("properties:", added))).images
+    (image,) = load_matrix(project(OWN, stated, ("properties:", added))).images
     assert image.defaults == (("python", "3.14"),)
 
 
@@ -471,7 +473,7 @@ def test_overlong_version_in_a_condition_is_rejected(project):
     ("text", "amount"), [("2GB", 2_000_000_000), ("1.5GiB", 1_610_612_736), ("700M", 700_000_000)]
 )
 def test_size_budget_is_parsed(project, text, amount):
-    (image,) = load(project(("context: .", f"context: .\n    budget: {text}"))).images
+    (image,) = load_matrix(project(("context: .", f"context: .\n    budget: {text}"))).images
     assert image.budget == amount
 
 
@@ -480,7 +482,7 @@ def test_invalid_size_budget_is_rejected(project, text):
     result = message(project(("context: .", f"context: .\n    budget: {text}")))
     assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in result
     with pytest.raises(MatrixError, match="budget: expected a word, found a list"):
-        load(project(("context: .", "context: .\n    budget: []")))
+        load_matrix(project(("context: .", "context: .\n    budget: []")))
 
 
 @pytest.mark.parametrize("name", ["..", "../other", "/etc", "src/../../other", "link", "link/deep"])
@@ -494,15 +496,15 @@ def test_context_outside_the_matrix_folder_needs_permission(project, tmp_path, n
     path = project(("context: .", f"context: {name}")).rename(tmp_path / "own/matrix.yaml")
     where = path.parent / name
     with pytest.raises(MatrixError, match=r"matrix.yaml:\d+:\d+: the context .* is outside") as caught:
-        load(path)
+        load_matrix(path)
     assert f"the context {where} is outside the matrix's folder" in caught.value.details
     assert "--allow-context DIR" in caught.value.details
     for allowed in (tmp_path / "own/src", tmp_path / "oth"):
         with pytest.raises(MatrixError):
-            load(path, contexts=[allowed])
-    assert load(path, contexts=[tmp_path / "own/src", where]).images[0].context == where
-    assert load(path, contexts=[where.resolve().parent]).images[0].context == where
-    assert load(path, contexts=None).images[0].context == where
+            load_matrix(path, contexts=[allowed])
+    assert load_matrix(path, contexts=[tmp_path / "own/src", where]).images[0].context == where
+    assert load_matrix(path, contexts=[where.resolve().parent]).images[0].context == where
+    assert load_matrix(path, contexts=None).images[0].context == where
 
 
 @pytest.mark.parametrize("name", [".", "src", "./src/../src", "inner"])
@@ -510,21 +512,21 @@ def test_context_may_be_reached_by_links_in_the_matrix_folder(project, tmp_path,
     (tmp_path / "src").mkdir()
     (tmp_path / "inner").symlink_to("src")
     path = project(("context: .", f"context: {name}"))
-    assert load(path).images[0].context == tmp_path / name
+    assert load_matrix(path).images[0].context == tmp_path / name
     elsewhere = tmp_path.with_name(f"{tmp_path.name}-link")
     elsewhere.symlink_to(tmp_path)
-    assert load(elsewhere / "matrix.yaml").images[0].context == elsewhere / name
+    assert load_matrix(elsewhere / "matrix.yaml").images[0].context == elsewhere / name
 
 
 def test_device_code_of_an_image_is_claimed_or_optional(project):
     own = "context: .\n    device_code: claim\n    optional_device_code: [b/*.so, a.so, a.so]"
-    (image,) = load(project(("context: .", own))).images
+    (image,) = load_matrix(project(("context: .", own))).images
     assert (image.claims_code, image.optional_code) == (True, ("a.so", "b/*.so"))
-    (image,) = load(project(("context: .", "context: .\n    optional_device_code: a.so"))).images
+    (image,) = load_matrix(project(("context: .", "context: .\n    optional_device_code: a.so"))).images
     assert (image.claims_code, image.optional_code) == (False, ("a.so",))
 
 
 def test_cpu_flags_of_an_image_are_claimed(project):
     for own, claimed in (("context: .\n    cpu_code: claim", True), ("context: .", False)):
-        (image,) = load(project(("context: .", own))).images
+        (image,) = load_matrix(project(("context: .", own))).images
         assert image.claims_flags is claimed

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.outdated.indexes import INVALID, PYPI, IndexSettings, PackageIndex, of_lock, settings
+from imagematrix.build.outdated.indexes import (
+    INVALID,
+    PYPI,
+    IndexSettings,
+    PackageIndex,
+    find_lock_indexes,
+    read_index_settings,
+)
 from imagematrix.errors import UsageError
 
 
@@ -27,7 +34,7 @@ def configure(tmp_path, monkeypatch):
         inner = tmp_path / "project" / "inner"
         inner.mkdir(parents=True, exist_ok=True)
         environment = {"HOME": str(home), "XDG_CONFIG_DIRS": str(tmp_path / "xdg"), **variables}
-        return settings(inner, environment)
+        return read_index_settings(inner, environment)
 
     return call
 
@@ -172,7 +179,7 @@ def test_options_of_a_lock_replace_or_extend_the_settings():
     configured = IndexSettings(default="https://a", extra=("https://b",))
 
     def urls(text, **environment):
-        return [one.url for one in of_lock(text, configured, environment)]
+        return [one.url for one in find_lock_indexes(text, configured, environment)]
 
     assert urls("x==1") == ["https://a", "https://b"]
     assert urls("--extra-index-url https://c\n") == ["https://a", "https://b", "https://c"]
@@ -184,7 +191,7 @@ def test_options_of_a_lock_replace_or_extend_the_settings():
 
 @given(st.text(), st.text(max_size=20))
 def test_no_text_is_too_odd(text, address):
-    found = of_lock(f"-i {text}\n--extra-index-url https://{address}\n", IndexSettings(), {})
+    found = find_lock_indexes(f"-i {text}\n--extra-index-url https://{address}\n", IndexSettings(), {})
     assert all("@" not in one.url.partition("://")[2].partition("/")[0] for one in found)
 
 
@@ -241,12 +248,12 @@ def test_ones_own_configuration_is_told_from_the_projects(configure):
 @pytest.mark.parametrize("option", ["-i", "--extra-index-url"])
 def test_only_hosts_of_ones_own_configuration_get_values_of_variables(configure, option, address, asked):
     environment = {"TOKEN": "t0ken", "HOST": "one"}
-    index = of_lock(f"{option} {address}\n", configure(**OWN), environment)[-1]
+    index = find_lock_indexes(f"{option} {address}\n", configure(**OWN), environment)[-1]
     assert index.address == asked
     assert "t0ken" not in index.url
     assert "t0ken" not in repr(index)
 
 
 def test_what_looks_like_a_host_to_one_parser_is_that_host_to_all(configure):
-    (index,) = of_lock("-i https://evil\\@one/${TOKEN}\n", configure(**OWN), {"TOKEN": "t0ken"})
+    (index,) = find_lock_indexes("-i https://evil\\@one/${TOKEN}\n", configure(**OWN), {"TOKEN": "t0ken"})
     assert index.address == "https://one/t0ken"

@@ -7,7 +7,7 @@ import pytest
 from double import Double
 from package_index import Index
 
-from imagematrix.build.outdated.checks import drivers, toolkits
+from imagematrix.build.outdated.checks import check_drivers, check_toolkits
 from imagematrix.build.plan.plan import Planned, PlanStatus
 from imagematrix.hardware.vendors import cuda, driver_branches
 from imagematrix.hardware.vendors.versions import order
@@ -158,18 +158,18 @@ class Cell(Double):
     ],
 )
 def test_drivers_are_compared_with_the_table(driver, today, now, why):
-    found = list(drivers([item(driver, Cell)], today))
+    found = list(check_drivers([item(driver, Cell)], today))
     assert [(one.now, one.why) for one in found] == ([(now, why)] if why else [])
     assert all(one.date and one.source.startswith("https://") for one in found if one.now)
 
 
 def test_a_finding_states_the_sources_of_what_it_says():
     branch = driver_branches.of("535.261.03")
-    (newer,) = drivers([item("535.261.03", Cell)], dt.date(2026, 6, 1))
+    (newer,) = check_drivers([item("535.261.03", Cell)], dt.date(2026, 6, 1))
     assert (newer.source, newer.date) == (branch.newest.source, branch.newest.date)
-    (ended,) = drivers([item("535.288.01", Cell)], dt.date(2026, 7, 1))
+    (ended,) = check_drivers([item("535.288.01", Cell)], dt.date(2026, 7, 1))
     assert (ended.source, ended.date) == (branch.source, branch.date)
-    (both,) = drivers([item("535.261.03", Cell)], dt.date(2026, 7, 1))
+    (both,) = check_drivers([item("535.261.03", Cell)], dt.date(2026, 7, 1))
     assert (both.source, both.date) == (f"{ended.source}, {newer.source}", min(ended.date, newer.date))
 
 
@@ -202,7 +202,7 @@ def test_toolkits_whose_label_differs_from_the_tables_are_outdated(engine):
         Planned(cell=Cell(None, name), status=PlanStatus.BUILD, reference=f"training:v1-{name}")
         for name in ("old", "same", "none")
     ]
-    (finding,) = toolkits(items)
+    (finding,) = check_toolkits(items)
     assert (finding.name, finding.used, finding.now) == ("CUDA 12.4", "1.1", known)
     assert [one.cell.id for one in finding.items] == ["old"]
 

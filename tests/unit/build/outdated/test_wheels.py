@@ -8,8 +8,8 @@ import pytest
 from double import Double
 from package_index import Index, sha256
 
-from imagematrix.build.outdated.indexes import IndexSettings, of_lock, settings
-from imagematrix.build.outdated.wheels import wheels
+from imagematrix.build.outdated.indexes import IndexSettings, find_lock_indexes, read_index_settings
+from imagematrix.build.outdated.wheels import check_wheels
 from imagematrix.build.plan.plan import Planned, PlanStatus
 
 MANY = "manylinux_2_28_x86_64"
@@ -40,8 +40,10 @@ def judged(index):
             reference="t:v1",
             dockerfile=f'FROM base\nCOPY <<"END" /tmp/lock.txt\n{text}\nEND\n',
         )
-        indexes = partial(of_lock, configured=settings or IndexSettings(default=index.url), environment={})
-        found = list(wheels([item], indexes))
+        indexes = partial(
+            find_lock_indexes, configured=settings or IndexSettings(default=index.url), environment={}
+        )
+        found = list(check_wheels([item], indexes))
         assert all(one.items == (item,) for one in found)
         return {one.name: (one.now, one.why) for one in found}
 
@@ -206,8 +208,10 @@ def test_logins_are_sent_and_never_shown(index, tmp_path):
         dockerfile=f"RUN <<E\n-i http://ci:${{TOKEN}}@{index.address}/simple\n{pin(NUMPY)}\nE\n",
     )
     environment = {"TOKEN": "a%40b", "PIP_INDEX_URL": f"http://{index.address}/other"}
-    indexes = partial(of_lock, configured=settings(tmp_path, environment), environment=environment)
-    (found,) = wheels([item], indexes)
+    indexes = partial(
+        find_lock_indexes, configured=read_index_settings(tmp_path, environment), environment=environment
+    )
+    (found,) = check_wheels([item], indexes)
     assert found.source == index.url
     assert "a@b" not in repr(found)
     assert index.logins == ["Basic Y2k6YUBi"]  # ci:a@b
@@ -222,7 +226,9 @@ def test_values_of_variables_are_neither_sent_elsewhere_nor_shown(index):
     )
     configured = IndexSettings(default=index.url)
     index.add("numpy", NUMPY)
-    (found,) = wheels([item], partial(of_lock, configured=configured, environment={"TOKEN": "t0ken"}))
+    (found,) = check_wheels(
+        [item], partial(find_lock_indexes, configured=configured, environment={"TOKEN": "t0ken"})
+    )
     assert found.why.startswith("not asked: only hosts that your own configuration")
     assert "t0ken" not in repr(found)
     assert index.logins == [None]
@@ -238,7 +244,9 @@ def test_an_answer_from_an_address_with_a_secret_does_not_show_it(index):
     )
     own = frozenset({("http", "127.0.0.1", int(index.address.rpartition(":")[2]))})
     configured = IndexSettings(own=own)
-    (found,) = wheels([item], partial(of_lock, configured=configured, environment={"TOKEN": "t0ken"}))
+    (found,) = check_wheels(
+        [item], partial(find_lock_indexes, configured=configured, environment={"TOKEN": "t0ken"})
+    )
     assert "/${TOKEN}/numpy/" in found.why
     assert "t0ken" not in repr(found)
     assert len(index.logins) == 1
@@ -255,8 +263,8 @@ def test_locks_outside_a_here_document_are_read(index):
                 "{}", f"numpy[extra]==2.0 ; python_version > '3' \\\n  {pin(NUMPY)[11:]}"
             ),
         )
-        indexes = partial(of_lock, configured=IndexSettings(default=index.url), environment={})
-        assert [one.now for one in wheels([item], indexes)] == ["2.1"]
+        indexes = partial(find_lock_indexes, configured=IndexSettings(default=index.url), environment={})
+        assert [one.now for one in check_wheels([item], indexes)] == ["2.1"]
 
 
 def test_locks_in_copied_files_are_read(index, tmp_path):
@@ -270,12 +278,12 @@ def test_locks_in_copied_files_are_read(index, tmp_path):
     copies = (
         "COPY --chmod=644 lock.txt link.txt ../outside.txt large.txt . \0 /tmp/\nCOPY --from=x lock.txt /y\n"
     )
-    indexes = partial(of_lock, configured=IndexSettings(default=index.url), environment={})
+    indexes = partial(find_lock_indexes, configured=IndexSettings(default=index.url), environment={})
 
     def found(folder):
         cell = Cell("linux/amd64", folder)
         item = Planned(cell=cell, status=PlanStatus.BUILD, reference="t:v1", dockerfile=f"FROM a\n{copies}")
-        return [(one.name, one.now) for one in wheels([item], indexes)]
+        return [(one.name, one.now) for one in check_wheels([item], indexes)]
 
     assert found(context) == [("numpy", "2.1")]
     assert found(None) == []

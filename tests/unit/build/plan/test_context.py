@@ -7,13 +7,13 @@ import subprocess
 
 import pytest
 
-from imagematrix.build.plan.context import STATE, TIME, Snapshots, listing, record, recorded
+from imagematrix.build.plan.context import STATE, TIME, Snapshots, list_context, load_listing, record_listing
 from imagematrix.common.temp_folder import HELD, owned, scratch
 from imagematrix.errors import BuildError, UsageError
 
 
 def digest(folder):
-    return listing(folder).digest
+    return list_context(folder).digest
 
 
 @pytest.fixture
@@ -134,29 +134,29 @@ def test_special_file_is_rejected_by_name(folder):
     (folder / "sub" / "kept.log").unlink(missing_ok=True)
     os.mkfifo(folder / "pipe")
     with pytest.raises(UsageError, match=rf"{folder}/pipe is not a file") as caught:
-        listing(folder)
+        list_context(folder)
     assert ".dockerignore" in caught.value.remedy
     (folder / ".dockerignore").write_text("pipe\n")
-    listing(folder)
+    list_context(folder)
 
 
 def test_folders_may_be_nested_deeper_than_the_recursion_limit(tmp_path):
     deep = tmp_path / "deep"
     subprocess.run(["mkdir", "-p", f"{deep}{'/a' * 1200}"], check=True)
     try:
-        assert len(listing(deep).entries) == 1200
+        assert len(list_context(deep).entries) == 1200
     finally:
         subprocess.run(["rm", "-r", deep], check=True)
 
 
 def test_changed_files_are_named(folder):
-    before = listing(folder)
+    before = list_context(folder)
     assert before.changed(before) == ()
     (folder / "main.c").write_text("other")
     (folder / "sub" / "run.sh").chmod(0o755)
     (folder / "empty").rmdir()
     (folder / "new\x1b[31m").touch()
-    assert listing(folder).changed(before) == (
+    assert list_context(folder).changed(before) == (
         "empty",
         "main.c",
         "new",
@@ -165,27 +165,27 @@ def test_changed_files_are_named(folder):
 
 
 def test_recorded_listing_is_read_back(folder, tmp_path):
-    result, state = listing(folder), tmp_path / STATE
-    assert recorded(state, result.digest) is None
-    record(state, result)
-    record(state, result)
-    assert recorded(state, result.digest) == result
+    result, state = list_context(folder), tmp_path / STATE
+    assert load_listing(state, result.digest) is None
+    record_listing(state, result)
+    record_listing(state, result)
+    assert load_listing(state, result.digest) == result
     (path,) = (state / "contexts").iterdir()
     path.write_bytes(b"damaged")
-    assert recorded(state, result.digest) is None
+    assert load_listing(state, result.digest) is None
     for name in ("", "..", "\0", "sha256:../../x"):
-        assert recorded(state, name) is None
+        assert load_listing(state, name) is None
 
 
 @pytest.fixture
 def snapshots(folder, tmp_path):
     (tmp_path / "scratch").mkdir()
-    return Snapshots(tmp_path / "scratch", {folder: listing(folder)}, tmp_path / STATE)
+    return Snapshots(tmp_path / "scratch", {folder: list_context(folder)}, tmp_path / STATE)
 
 
 def test_snapshot_without_a_folder_is_empty(tmp_path):
-    assert not listing(None).entries
-    taken = Snapshots(tmp_path, {None: listing(None)}, tmp_path / STATE).of(None)
+    assert not list_context(None).entries
+    taken = Snapshots(tmp_path, {None: list_context(None)}, tmp_path / STATE).of(None)
     assert list(taken.iterdir()) == []
 
 
@@ -196,7 +196,7 @@ def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path)
     taken = snapshots.of(folder)
     os.umask(umask)
     assert snapshots.of(folder) == taken, "one snapshot for all cells"
-    planned = listing(folder)
+    planned = list_context(folder)
     assert taken.name == planned.digest.removeprefix("sha256:"), "BuildKit caches by this name"
     (taken / ".dockerignore").unlink()  # otherwise it would exclude files
     everything = {str(path.relative_to(taken)): path.lstat() for path in taken.rglob("*")}
@@ -207,16 +207,16 @@ def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path)
     assert stat.S_IMODE(everything["main.c"].st_mode) == 0o644
     assert str((taken / "dangling").readlink()) == "/nowhere/at/all"
     assert everything["main.c"].st_ino != (folder / "main.c").stat().st_ino, "an editor may write in place"
-    assert recorded(tmp_path / STATE, planned.digest) == planned
+    assert load_listing(tmp_path / STATE, planned.digest) == planned
 
 
 def test_temporary_folders_may_be_in_the_context(folder, tmp_path, monkeypatch):
-    planned = listing(folder)
+    planned = list_context(folder)
     monkeypatch.setenv("TMPDIR", str(folder))
     with scratch() as within, owned(HELD):
         taken = Snapshots(within, {folder: planned}, tmp_path / STATE).of(folder)
         assert (taken / "main.c").is_file()
-    assert listing(folder) == planned
+    assert list_context(folder) == planned
 
 
 def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
@@ -271,13 +271,13 @@ def test_an_ignore_file_is_a_file_of_the_context(tmp_path):
     (tmp_path / "secret").write_text("a[\n")
     (context / ".dockerignore").symlink_to("../secret")
     with pytest.raises(UsageError, match=r"\.dockerignore is a link out of the context") as caught:
-        listing(context)
+        list_context(context)
     assert "a[" not in str(caught.value)
     (context / ".dockerignore").unlink()
     (context / "inner" / "patterns").write_text("a\r\n.dockerignore\ninner\n")
     (context / ".dockerignore").symlink_to("inner/patterns")
-    assert not listing(context).entries
+    assert not list_context(context).entries
     (context / ".dockerignore").unlink()
     (context / ".dockerignore").write_text("x\n" * (1 << 16))
     with pytest.raises(UsageError, match=r"\.dockerignore exceeds 64 KiB"):
-        listing(context)
+        list_context(context)

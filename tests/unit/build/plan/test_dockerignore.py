@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from imagematrix.build.plan.dockerignore import left
+from imagematrix.build.plan.dockerignore import list_unignored
 from imagematrix.errors import UsageError
 
 
@@ -18,7 +18,7 @@ def leave(tmp_path):
             path = tmp_path / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        return sorted(left(tmp_path, patterns))
+        return sorted(list_unignored(tmp_path, patterns))
 
     return left_of
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from imagematrix.build.plan import download
-from imagematrix.build.plan.download import fetched
+from imagematrix.build.plan.download import fetch_file
 from imagematrix.errors import EngineError, UsageError
 
 CONTENT = os.urandom(3 << 20)
@@ -28,7 +28,7 @@ def cache(tmp_path):
 
 
 def fetch(server, expected=None, note=lambda _: None):
-    return fetched(f"{server.address}/driver.run", expected, note)
+    return fetch_file(f"{server.address}/driver.run", expected, note)
 
 
 def test_download_is_kept_by_its_digest(server, cache):
@@ -125,7 +125,7 @@ def test_other_content_than_locked_is_removed(server, cache):
 
 def test_missing_file(server):
     with pytest.raises(EngineError, match=r"/none.run: the server answers 404 Not Found"):
-        fetched(f"{server.address}/none.run", None, lambda _: None)
+        fetch_file(f"{server.address}/none.run", None, lambda _: None)
 
 
 def test_redirect_to_http_is_not_followed(server):
@@ -136,7 +136,7 @@ def test_redirect_to_http_is_not_followed(server):
 
 def test_unreachable_server_and_unknown_authority(server, monkeypatch):
     with pytest.raises(EngineError, match="refused") as caught:
-        fetched("https://127.0.0.1:1/driver.run", None, lambda _: None)
+        fetch_file("https://127.0.0.1:1/driver.run", None, lambda _: None)
     assert caught.value.exit_code == 8
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     with pytest.raises(EngineError, match="certificate"):

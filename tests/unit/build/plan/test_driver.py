@@ -9,7 +9,7 @@ from drivers import TEMPLATE, VERSION, library
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.plan.driver import CONTEXT, put, read
+from imagematrix.build.plan.driver import CONTEXT, copy_driver, read_driver_folder
 from imagematrix.errors import BuildError, UsageError
 
 PLACE = "usr/lib/x86_64-linux-gnu"
@@ -45,21 +45,21 @@ def driver_of(plan):
 
 def refusal(folder, platform="linux/amd64"):
     with pytest.raises(UsageError) as caught:
-        read(folder, VERSION, platform)
+        read_driver_folder(folder, VERSION, platform)
     return str(caught.value).replace(str(folder), "DIR"), caught.value.remedy
 
 
 def test_driver_libraries_get_their_names_in_the_image(folder, tmp_path):
     (folder / "libGLX_nvidia.so.580.159.04").write_text("not for programs that compute")
     (folder / "libcuda.so.1").symlink_to("libcuda.so.580.159.04")
-    driver = read(folder, VERSION, "linux/amd64")
+    driver = read_driver_folder(folder, VERSION, "linux/amd64")
     assert sorted(driver.files) == [
         f"{PLACE}/libcuda.so.{VERSION}",
         f"{PLACE}/libnvidia-ml.so.{VERSION}",
         f"{PLACE}/libnvidia-nvvm.so.{VERSION}",
         f"{PLACE}/libnvidia-ptxjitcompiler.so.{VERSION}",
     ]
-    placed = put(driver, tmp_path)
+    placed = copy_driver(driver, tmp_path)
     assert placed.name == driver.listing.digest.removeprefix("sha256:")
     made = placed / PLACE
     assert (made / "libnvidia-nvvm.so.4").readlink().name == f"libnvidia-nvvm.so.{VERSION}"
@@ -74,7 +74,9 @@ def test_optional_libraries_are_taken_if_present_or_needed(folder):
     library(folder, "libnvidia-nvvm70", VERSION, soname="libnvidia-nvvm70.so.4", file="libnvidia-nvvm70.so.4")
     needed = library(folder, "libnvidia-made-up", VERSION)
     library(folder, "libnvidia-tileiras", VERSION, "-Wl,--no-as-needed", needed)
-    found = {name.removeprefix(f"{PLACE}/") for name in read(folder, VERSION, "linux/amd64").files}
+    found = {
+        name.removeprefix(f"{PLACE}/") for name in read_driver_folder(folder, VERSION, "linux/amd64").files
+    }
     assert {
         f"libnvidia-gpucomp.so.{VERSION}",
         "libnvidia-nvvm70.so.4",
@@ -129,19 +131,19 @@ def test_unreadable_folder_is_rejected(tmp_path):
 
 
 def test_driver_changed_after_the_plan_is_a_build_error(folder, tmp_path):
-    driver = read(folder, VERSION, "linux/amd64")
+    driver = read_driver_folder(folder, VERSION, "linux/amd64")
     library(folder, "libnvidia-ml", VERSION, "-Wl,--build-id=none", inside="580.159.04 ")
     with pytest.raises(BuildError, match=rf"changed after the plan was made: {PLACE}/libnvidia-ml\.so\."):
-        put(driver, tmp_path)
+        copy_driver(driver, tmp_path)
     (folder / f"libnvidia-ml.so.{VERSION}").unlink()
     with pytest.raises(BuildError, match="No such file"):
-        put(driver, tmp_path)
+        copy_driver(driver, tmp_path)
 
 
 def test_driver_is_part_of_the_identity_and_passed_to_the_build(planned, backend, built, folder, monkeypatch):
     found = planned(*FROM_FOLDER, only="march=znver4,cuda=12.4,compute=8.9", template=TEMPLATE)
     by_driver = {item.cell.axes["driver"]: item for item in found.with_status("build")}
-    digest = read(folder, VERSION, "linux/amd64").listing.digest
+    digest = read_driver_folder(folder, VERSION, "linux/amd64").listing.digest
     assert by_driver[VERSION].identity.components["driver"] == digest
     assert "driver" not in by_driver["550.163.01"].identity.components
     assert CONTEXT not in found.bases

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.build.matrix.matrix import Cell, Image
-from imagematrix.build.plan.identity import Identity, identify, tag
+from imagematrix.build.plan.identity import Identity, format_tag, identify
 from imagematrix.common.image_reference import TAG
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import VALUE
@@ -49,7 +49,7 @@ def test_each_component_changes_the_identity_and_is_named(change, names):
 @given(st.from_regex(VALUE, fullmatch=True))
 def test_every_value_of_an_axis_gives_a_valid_tag(value):
     one = cell(cuda="none", own=value)
-    assert TAG.fullmatch(tag(one, identify(**SAME)))
+    assert TAG.fullmatch(format_tag(one, identify(**SAME)))
 
 
 def test_identity_depends_on_nothing_else():
@@ -78,15 +78,15 @@ def test_identity_digest_is_stable_across_releases():
 
 def test_tag_is_readable():
     made = identify(**SAME)
-    assert tag(cell(), made) == f"v1-cpu-znver4-{made.digest[7:19]}"
+    assert format_tag(cell(), made) == f"v1-cpu-znver4-{made.digest[7:19]}"
     gpu = cell(cuda="12.4", driver="550.163.01", compute="9.0a", march="znver4", os="trixie")
-    assert tag(gpu, made) == f"v1-cuda12.4-drv550.163.01-sm90a-znver4-trixie-{made.digest[7:19]}"
+    assert format_tag(gpu, made) == f"v1-cuda12.4-drv550.163.01-sm90a-znver4-trixie-{made.digest[7:19]}"
 
 
 def test_too_long_tag_is_rejected():
     made = identify(**SAME)
-    rest = len(tag(cell(version="", march="a"), made)) - 1
-    assert len(tag(cell(version="", march="a" * (128 - rest)), made)) == 128
+    rest = len(format_tag(cell(version="", march="a"), made)) - 1
+    assert len(format_tag(cell(version="", march="a" * (128 - rest)), made)) == 128
     with pytest.raises(UsageError, match="longer than the 128 characters of a tag") as caught:
-        tag(cell(version="", march="a" * (129 - rest)), made)
+        format_tag(cell(version="", march="a" * (129 - rest)), made)
     assert "shorten" in caught.value.remedy

@@ -13,8 +13,8 @@ import zstandard
 from drivers import VERSION, library
 
 from imagematrix.build.plan import driver, installer
-from imagematrix.build.plan.driver import located, read
-from imagematrix.build.plan.installer import unpacked as unpack
+from imagematrix.build.plan.driver import expand_driver_source, read_driver_folder
+from imagematrix.build.plan.installer import unpack_installer as unpack
 from imagematrix.errors import UsageError
 
 RUN = f"NVIDIA-Linux-x86_64-{VERSION}.run"
@@ -85,7 +85,10 @@ def test_an_installer_gives_the_same_driver_as_a_folder(tree, tmp_path, compress
     notes: list[str] = []
     folder = unpack(file, VERSION, AMD64, notes.append)
     assert notes == [f"unpacking {file}"]
-    assert read(folder, VERSION, AMD64).listing.digest == read(tree, VERSION, AMD64).listing.digest
+    assert (
+        read_driver_folder(folder, VERSION, AMD64).listing.digest
+        == read_driver_folder(tree, VERSION, AMD64).listing.digest
+    )
     assert {path.name for path in folder.iterdir()} == {path.name for path in tree.glob("lib*")}
     assert unpack(file, VERSION, AMD64, notes.append) == folder
     assert len(notes) == 1
@@ -98,7 +101,10 @@ def test_an_installer_of_makeself(tree, tmp_path, compression):
     words = ["makeself", f"--{compression}", "--nox11", "--quiet", tree, file, "driver", "./nvidia-installer"]
     subprocess.run(words, check=True, capture_output=True)
     folder = unpack(file, VERSION, AMD64, lambda _: None)
-    assert read(folder, VERSION, AMD64).listing.digest == read(tree, VERSION, AMD64).listing.digest
+    assert (
+        read_driver_folder(folder, VERSION, AMD64).listing.digest
+        == read_driver_folder(tree, VERSION, AMD64).listing.digest
+    )
 
 
 @pytest.mark.parametrize("compression", COMPRESSED)
@@ -212,11 +218,11 @@ def test_unpacking_twice_at_a_time(tree, tmp_path, cache, monkeypatch):
     file = write(tmp_path, script(lzma.compress(tar(tree))))
 
     def overtaken(*words, **options):
-        monkeypatch.setattr(driver, "read", read)
+        monkeypatch.setattr(driver, "read_driver_folder", read_driver_folder)
         unpack(file, VERSION, AMD64, print)
-        return read(*words, **options)
+        return read_driver_folder(*words, **options)
 
-    monkeypatch.setattr(driver, "read", overtaken)
+    monkeypatch.setattr(driver, "read_driver_folder", overtaken)
     folder = unpack(file, VERSION, AMD64, print)
     assert list(cache.iterdir()) == [folder]
 
@@ -232,7 +238,7 @@ def test_unpacking_twice_at_a_time(tree, tmp_path, cache, monkeypatch):
     ],
 )
 def test_placeholders_are_filled_in_as_nvidia_names_files(name, platform, expected):
-    assert located(name, VERSION, platform) == expected
+    assert expand_driver_source(name, VERSION, platform) == expected
 
 
 def test_no_cache_folder(tree, tmp_path, monkeypatch):

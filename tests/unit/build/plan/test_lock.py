@@ -11,25 +11,25 @@ import pytest
 from building import FakeTester
 
 from imagematrix.audit.images.layers import Layers
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
-from imagematrix.build.plan.context import listing
-from imagematrix.build.plan.planner import Against, plan
-from imagematrix.cli.shared import planning
+from imagematrix.build.plan.context import list_context
+from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.cli.shared import build_session
 from imagematrix.errors import UsageError
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 
 class Shop:
-    """A workshop with the simulated engine."""
+    """A build session with the simulated engine."""
 
     jobs = 1
     reproducible = True
 
     def __init__(self, backend):
         self.builder = self.store = backend
-        self.against = Against(store=backend)
+        self.against = PlanContext(store=backend)
         self.layers = Layers()
         self.tester = FakeTester()
 
@@ -40,32 +40,32 @@ def path(tmp_path):
 
 
 def test_lock_round_trips(path, conforms):
-    assert lock.extend(path, {"b:1": TWO, "a:1": ONE})
-    assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
+    assert lock.extend_lock(path, {"b:1": TWO, "a:1": ONE})
+    assert lock.read_base_digests(path) == {"a:1": ONE, "b:1": TWO}
     document = json.loads(path.read_text())
     conforms(document)
     assert [base["name"] for base in document["bases"]] == ["a:1", "b:1"]
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
-    lock.renew(path, lock.read(path), {}, {})
-    assert lock.read(path) == {}
+    lock.renew_lock(path, lock.read_base_digests(path), {}, {})
+    assert lock.read_base_digests(path) == {}
 
 
 def test_lock_name_follows_the_matrix(tmp_path):
-    assert lock.beside(tmp_path / "matrix.yaml") == tmp_path / "imagematrix.lock"
-    assert lock.beside(tmp_path / "other.yaml") == tmp_path / "other.imagematrix.lock"
+    assert lock.locate_lock(tmp_path / "matrix.yaml") == tmp_path / "imagematrix.lock"
+    assert lock.locate_lock(tmp_path / "other.yaml") == tmp_path / "other.imagematrix.lock"
 
 
 def test_missing_lock_is_empty(path):
-    assert lock.read(path) == {}
+    assert lock.read_base_digests(path) == {}
 
 
 def test_existing_entries_are_kept(path):
-    lock.extend(path, {"a:1": ONE})
+    lock.extend_lock(path, {"a:1": ONE})
     assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
-    assert not lock.extend(path, {"a:1": TWO, "b:1": TWO}), "another digest requires a new plan"
-    assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
+    assert not lock.extend_lock(path, {"a:1": TWO, "b:1": TWO}), "another digest requires a new plan"
+    assert lock.read_base_digests(path) == {"a:1": ONE, "b:1": TWO}
     written = path.stat().st_mtime_ns
-    lock.extend(path, {"a:1": TWO})
+    lock.extend_lock(path, {"a:1": TWO})
     assert path.stat().st_mtime_ns == written
 
 
@@ -82,7 +82,7 @@ def test_existing_entries_are_kept(path):
 def test_damaged_lock_is_reported_with_a_remedy(path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
-        lock.read(path)
+        lock.read_base_digests(path)
     assert str(path) in str(caught.value)
     assert caught.value.remedy
 
@@ -99,16 +99,16 @@ def test_damaged_lock_is_reported_with_a_remedy(path, text, message):
 def test_invalid_digests_are_reported(path, bases, message):
     path.write_text(json.dumps({"schema": lock.SCHEMA, "bases": bases}))
     with pytest.raises(UsageError, match=message) as caught:
-        lock.read(path)
+        lock.read_base_digests(path)
     assert "from version control" in caught.value.remedy
 
 
 def test_unwritable_lock_is_reported(tmp_path):
     with pytest.raises(UsageError, match="No such file or directory"):
-        lock.extend(tmp_path / "nowhere" / "imagematrix.lock", {"a:1": ONE})
+        lock.extend_lock(tmp_path / "nowhere" / "imagematrix.lock", {"a:1": ONE})
     (tmp_path / "imagematrix.lock").mkdir()
     with pytest.raises(UsageError, match="is not a file"):
-        lock.extend(tmp_path / "imagematrix.lock", {"a:1": ONE})
+        lock.extend_lock(tmp_path / "imagematrix.lock", {"a:1": ONE})
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -117,18 +117,18 @@ def test_linked_lock_stays_a_link(tmp_path):
     shared.mkdir()
     path = tmp_path / "imagematrix.lock"
     path.symlink_to(shared / "our.lock")
-    assert lock.extend(path, {"debian:bookworm": f"sha256:{'1' * 64}"})
-    lock.renew(path, lock.read(path), {"debian:trixie": f"sha256:{'2' * 64}"}, {})
+    assert lock.extend_lock(path, {"debian:bookworm": f"sha256:{'1' * 64}"})
+    lock.renew_lock(path, lock.read_base_digests(path), {"debian:trixie": f"sha256:{'2' * 64}"}, {})
     assert path.is_symlink()
-    assert lock.read(shared / "our.lock") == {"debian:trixie": f"sha256:{'2' * 64}"}
+    assert lock.read_base_digests(shared / "our.lock") == {"debian:trixie": f"sha256:{'2' * 64}"}
     assert [*shared.iterdir()] == [shared / "our.lock"]
 
 
 def test_concurrent_additions_are_all_kept(path):
     names = [f"base:{number}" for number in range(40)]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        assert all(pool.map(lambda name: lock.extend(path, {name: ONE}), names))
-    assert lock.read(path) == dict.fromkeys(names, ONE)
+        assert all(pool.map(lambda name: lock.extend_lock(path, {name: ONE}), names))
+    assert lock.read_base_digests(path) == dict.fromkeys(names, ONE)
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -140,32 +140,38 @@ def test_lock_being_written_is_not_part_of_a_context(tmp_path, monkeypatch, name
 
     def observed(_descriptor):
         assert len(list(tmp_path.iterdir())) == 2, "the draft is not beside the lock"
-        seen.append(list(listing(tmp_path).entries))
+        seen.append(list(list_context(tmp_path).entries))
 
     monkeypatch.setattr(os, "fsync", observed)
-    lock.extend(tmp_path / name, {"a:1": ONE})
+    lock.extend_lock(tmp_path / name, {"a:1": ONE})
     assert seen == [["main.c"]]
 
 
 def test_entries_added_during_a_lookup_are_kept(path):
-    lock.extend(path, {"old:1": ONE, "a:1": ONE})
-    before = lock.read(path)
-    lock.extend(path, {"b:1": ONE})
-    assert lock.renew(path, before, {"a:1": TWO}, {}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
+    lock.extend_lock(path, {"old:1": ONE, "a:1": ONE})
+    before = lock.read_base_digests(path)
+    lock.extend_lock(path, {"b:1": ONE})
+    assert (
+        lock.renew_lock(path, before, {"a:1": TWO}, {})
+        == lock.read_base_digests(path)
+        == {"a:1": TWO, "b:1": ONE}
+    )
 
 
 def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkeypatch, backend):
     """Otherwise the image would have another base than the lock, and the next plan would refuse it."""
     path = project()
-    planned = planning.planned
+    planned = build_session.plan_with_lock
 
     def raced(file, against, only, **options):
         result = planned(file, replace(against, resolve=backend.resolve), only, **options)
-        lock.extend(lock.beside(path), dict.fromkeys(result.bases, ONE))
+        lock.extend_lock(lock.locate_lock(path), dict.fromkeys(result.bases, ONE))
         return result
 
-    monkeypatch.setattr("imagematrix.cli.shared.planning.planned", raced)
-    monkeypatch.setattr("imagematrix.cli.build.workshop", lambda *_, **__: nullcontext(Shop(backend)))
+    monkeypatch.setattr("imagematrix.cli.shared.build_session.plan_with_lock", raced)
+    monkeypatch.setattr(
+        "imagematrix.cli.build.open_build_session", lambda *_, **__: nullcontext(Shop(backend))
+    )
     seen = []
     monkeypatch.setattr(
         "imagematrix.build.executor.build.build", lambda plan, *_, **__: seen.append(plan) or []
@@ -176,18 +182,18 @@ def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkey
 
 def test_plan_uses_locked_digests(project, backend):
     locked = {"debian:trixie": ONE}
-    planned = plan(load(project()), Against(resolve=backend.resolve, locked=locked))
+    planned = plan(load_matrix(project()), PlanContext(resolve=backend.resolve, locked=locked))
     assert planned.bases["debian:trixie"] == ONE
     assert backend.called("resolve") == ["debian:bookworm"]
 
 
 def test_frozen_lock_must_be_complete(project, backend):
-    matrix = load(project())
+    matrix = load_matrix(project())
     locked = {"debian:trixie": ONE}
     with pytest.raises(UsageError, match="debian:bookworm not found in the lock") as caught:
-        plan(matrix, Against(resolve=backend.resolve, locked=locked, frozen=True))
+        plan(matrix, PlanContext(resolve=backend.resolve, locked=locked, frozen=True))
     assert caught.value.remedy.startswith("run `imagematrix lock`")
-    against = Against(resolve=backend.resolve, locked=locked | {"debian:bookworm": TWO}, frozen=True)
+    against = PlanContext(resolve=backend.resolve, locked=locked | {"debian:bookworm": TWO}, frozen=True)
     assert plan(matrix, against).bases == against.locked
     assert not backend.calls
 
@@ -196,11 +202,13 @@ def test_frozen_lock_must_be_complete(project, backend):
 def test_complete_lock_needs_no_lookup(project, cli):
     path = project()
     assert cli("lock", "-f", path).code == 8  # it needs an engine
-    lock.extend(lock.beside(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO})
+    lock.extend_lock(
+        lock.locate_lock(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO}
+    )
     result = cli("lock", "-f", path)
     assert result.code == 0, result.err
     assert "debian:sid" in result.err  # no longer used by any cell
-    assert lock.read(lock.beside(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
+    assert lock.read_base_digests(lock.locate_lock(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
     assert cli("lock", "-f", path, "--upgrade").code == 8
 
 
@@ -215,18 +223,18 @@ def test_lock_keeps_the_bases_of_cells_that_fail(project, cli, tmp_path):
     )
     path = project(change, template=template)
     locked = dict.fromkeys(("debian:bookworm", "debian:trixie", "tools:1"), ONE)
-    lock.extend(lock.beside(path), locked)
+    lock.extend_lock(lock.locate_lock(path), locked)
     result = cli("lock", "-f", path)
     assert result.code == 0, result.err
-    assert lock.read(lock.beside(path)) == locked
+    assert lock.read_base_digests(lock.locate_lock(path)) == locked
 
 
 def test_a_pipe_is_no_lock(tmp_path):
     os.mkfifo(tmp_path / "imagematrix.lock")
     with pytest.raises(UsageError, match=r"imagematrix.lock is not a file"):
-        lock.read(tmp_path / "imagematrix.lock")
+        lock.read_base_digests(tmp_path / "imagematrix.lock")
 
 
 def test_a_name_that_is_too_long_for_a_lock_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="File name too long"):
-        lock.read(lock.beside(tmp_path / f"{'x' * 245}.yaml"))
+        lock.read_base_digests(lock.locate_lock(tmp_path / f"{'x' * 245}.yaml"))

@@ -9,10 +9,10 @@ import pytest
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.dockerfile.template_error import TemplateError
 from imagematrix.build.executor.build import build
-from imagematrix.build.matrix.load import load
-from imagematrix.build.plan.context import STATE, recorded
+from imagematrix.build.matrix.load import load_matrix
+from imagematrix.build.plan.context import STATE, load_listing
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.images.catalog.labels import DEVELOPMENT
 
@@ -137,8 +137,8 @@ def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     state = tmp_path / STATE
 
     def plan_again():
-        against = Against(resolve=backend.resolve, store=backend, recorded=partial(recorded, state))
-        return plan(load(project()), against, expression=ONE)
+        against = PlanContext(resolve=backend.resolve, store=backend, recorded=partial(load_listing, state))
+        return plan(load_matrix(project()), against, expression=ONE)
 
     build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
     (tmp_path / "main.c").write_text("int main();")
@@ -173,8 +173,8 @@ def test_image_made_under_development_is_built_again_for_a_final_version(
     development = ("version: v1", "version: v1\n    development: true")
     built(planned(development, only=ONE))
     (old,) = backend.images
-    registry = Against(resolve=backend.resolve, engine=backend)
-    (item,) = plan(load(project()), registry, expression=ONE).with_status(PlanStatus.BUILD)
+    registry = PlanContext(resolve=backend.resolve, engine=backend)
+    (item,) = plan(load_matrix(project()), registry, expression=ONE).with_status(PlanStatus.BUILD)
     assert item.reference == old
     final = planned(only=ONE)
     (item,) = final.with_status(PlanStatus.BUILD)
@@ -182,7 +182,7 @@ def test_image_made_under_development_is_built_again_for_a_final_version(
     built(final)
     assert DEVELOPMENT not in backend.images[old]
     assert planned(only=ONE).with_status(PlanStatus.UP_TO_DATE)
-    (item,) = plan(load(project()), registry, expression=ONE).with_status(PlanStatus.ADOPT)
+    (item,) = plan(load_matrix(project()), registry, expression=ONE).with_status(PlanStatus.ADOPT)
 
 
 def test_image_made_under_development_is_replaced_by_a_final_one(planned, built, backend):
@@ -197,7 +197,7 @@ def test_image_made_under_development_is_replaced_by_a_final_one(planned, built,
 
 
 def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
-    planned = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
+    planned = plan(load_matrix(project(('"8.9"]', '"10.0"]'))), PlanContext())
     assert len(planned.with_status(PlanStatus.BUILD)) == 7
     assert len(planned.dropped(DropStatus.INFEASIBLE)) == 7
     assert all(item.identity is None for item in planned.with_status(PlanStatus.BUILD))

@@ -11,10 +11,10 @@ from drivers import TEMPLATE, VERSION
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
-from imagematrix.build.plan.driver import CONTEXT, read
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.plan.driver import CONTEXT, read_driver_folder
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.errors import UsageError
 
 FILE = f"nvidia_driver-linux-x86_64-{VERSION}-archive.tar.xz"
@@ -38,7 +38,7 @@ def matrix(project, downloads, unpacked, tmp_path):
         ),
         template=TEMPLATE,
     )
-    lock.extend(lock.beside(path), dict.fromkeys(("debian:bookworm", "debian:trixie"), ONE))
+    lock.extend_lock(lock.locate_lock(path), dict.fromkeys(("debian:bookworm", "debian:trixie"), ONE))
     return path
 
 
@@ -47,8 +47,8 @@ def against(backend):
     """Call it with a matrix to get what `build` plans it against."""
 
     def call(path):
-        drivers = lock.contents(lock.beside(path))[1]
-        return Against(resolve=backend.resolve, store=backend, drivers=drivers)
+        drivers = lock.read_lock(lock.locate_lock(path))[1]
+        return PlanContext(resolve=backend.resolve, store=backend, drivers=drivers)
 
     return call
 
@@ -65,26 +65,26 @@ def test_lock_writes_the_digests_of_the_file_and_of_the_driver(cli, matrix, down
     assert f"downloading {address}: 0 of 0 MB" in said.err
     assert f"{address}: new -> sha256:" in said.err
     assert said.err.endswith("imagematrix.lock: 2 base images, 1 driver\n")
-    (locked,) = lock.contents(lock.beside(matrix))[1].items()
+    (locked,) = lock.read_lock(lock.locate_lock(matrix))[1].items()
     assert locked[0] == address
-    assert locked[1].driver == read(unpacked, VERSION, "linux/amd64").digest
-    before = lock.beside(matrix).read_text()
+    assert locked[1].driver == read_driver_folder(unpacked, VERSION, "linux/amd64").digest
+    before = lock.locate_lock(matrix).read_text()
     downloads.close()
     assert cli("lock", "-f", matrix).code == 0, "what is locked is not downloaded"
-    lock.extend(lock.beside(matrix), {"debian:bookworm": ONE})
-    assert lock.beside(matrix).read_text() == before
+    lock.extend_lock(lock.locate_lock(matrix), {"debian:bookworm": ONE})
+    assert lock.locate_lock(matrix).read_text() == before
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_plan_needs_no_download(cli, matrix, downloads, against, tmp_path, unpacked):
-    (failed, *_) = with_driver(plan(load(matrix), against(matrix)), "failed")
+    (failed, *_) = with_driver(plan(load_matrix(matrix), against(matrix)), "failed")
     assert failed.why == f"{downloads.address}/{FILE} not found in the lock file"
     assert "imagematrix lock" in failed.error.remedy
     assert cli("lock", "-f", matrix).code == 0
     shutil.rmtree(tmp_path / "cache")
     downloads.close()
-    (item, *_) = with_driver(plan(load(matrix), against(matrix)), "build")
-    assert item.identity.components["driver"] == read(unpacked, VERSION, "linux/amd64").digest
+    (item, *_) = with_driver(plan(load_matrix(matrix), against(matrix)), "build")
+    assert item.identity.components["driver"] == read_driver_folder(unpacked, VERSION, "linux/amd64").digest
     assert not (tmp_path / "cache").exists()
 
 
@@ -99,7 +99,7 @@ def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backen
         return make(order, log, step)
 
     def built():
-        found = plan(load(matrix), against(matrix))
+        found = plan(load_matrix(matrix), against(matrix))
         (tmp_path / "logs").mkdir(exist_ok=True)
         return build(
             found, backend, backend, jobs=2, logs=tmp_path / "logs", reporter=silent, layers=Layers()
@@ -126,11 +126,11 @@ def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backen
 def test_files_that_give_another_driver_than_locked_fail(cli, matrix, against):
     """As if a later release of imagematrix took other files out of the same installer."""
     assert cli("lock", "-f", matrix).code == 0
-    path = lock.beside(matrix)
+    path = lock.locate_lock(matrix)
     document = json.loads(path.read_text())
     document["drivers"][0]["driver"] = ONE
     path.write_text(json.dumps(document))
-    (item, *_) = with_driver(plan(load(matrix), against(matrix)), "build")
+    (item, *_) = with_driver(plan(load_matrix(matrix), against(matrix)), "build")
     with pytest.raises(UsageError, match=f"gives the driver sha256:[0-9a-f]+, not {ONE} as locked"):
         item.driver.folder(print)
 
@@ -141,17 +141,17 @@ def test_lock_names_what_it_cannot_download(cli, matrix, downloads):
     said = cli("lock", "-f", matrix)
     assert said.code == 8
     assert f"{FILE}: the server answers 404 Not Found" in said.err
-    assert lock.contents(lock.beside(matrix))[1] == {}
+    assert lock.read_lock(lock.locate_lock(matrix))[1] == {}
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_locked_driver_of_a_cell_that_fails_stays(cli, matrix):
     assert cli("lock", "-f", matrix).code == 0
-    before = lock.beside(matrix).read_text()
+    before = lock.locate_lock(matrix).read_text()
     (template,) = (matrix.parent / "templates").rglob("*.j2")
     template.write_text(TEMPLATE.replace("AS compiler", "\nRUN cc {{ march_option }}"))
     assert cli("lock", "-f", matrix).code == 0
-    assert lock.beside(matrix).read_text() == before
+    assert lock.locate_lock(matrix).read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_locked_driver_of_a_cell_that_fails_stays(cli, matrix):
     ],
 )
 def test_damaged_entries_are_named(cli, matrix, entry, message):
-    path = lock.beside(matrix)
+    path = lock.locate_lock(matrix)
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"drivers": [entry]}))
     said = cli("plan", "-f", matrix)

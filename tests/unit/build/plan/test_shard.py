@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
-from imagematrix.build.plan.shard import Shard, narrowed, partition
-from imagematrix.build.reports.outcome import durations, parse
+from imagematrix.build.plan.shard import Shard, partition_cells, select_shard
+from imagematrix.build.reports.outcome import compute_durations, parse_report
 from imagematrix.errors import UsageError
 
 WEIGHTS = st.lists(st.floats(0, 1e6, allow_subnormal=False), max_size=40).map(
@@ -52,7 +52,7 @@ def test_invalid_shard_is_rejected(text):
 
 @given(WEIGHTS, COUNTS)
 def test_every_cell_is_in_one_shard_and_no_shard_is_idle(weights, count):
-    parts = partition(weights, count)
+    parts = partition_cells(weights, count)
     assert parts.keys() == weights.keys()
     assert set(parts.values()) <= set(range(1, count + 1))
     if all(weights.values()):
@@ -61,7 +61,7 @@ def test_every_cell_is_in_one_shard_and_no_shard_is_idle(weights, count):
 
 @given(WEIGHTS.filter(bool), COUNTS)
 def test_no_shard_exceeds_a_fair_share_by_more_than_a_cell(weights, count):
-    longest = max(loads(weights, partition(weights, count), count))
+    longest = max(loads(weights, partition_cells(weights, count), count))
     fair = sum(weights.values()) / count
     assert longest <= (fair + (1 - 1 / count) * max(weights.values())) * (1 + 1e-9)
 
@@ -73,14 +73,14 @@ def test_partition_is_within_a_third_of_the_optimum(seconds, count):
         max(loads(weights, dict(zip(weights, numbers, strict=True)), count))
         for numbers in itertools.product(range(1, count + 1), repeat=len(weights))
     )
-    longest = max(loads(weights, partition(weights, count), count))
+    longest = max(loads(weights, partition_cells(weights, count), count))
     assert longest <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
 
 
 def test_ties_follow_matrix_order():
-    assert partition(dict.fromkeys("abcde", 1.0), 2) == {"a": 1, "b": 2, "c": 1, "d": 2, "e": 1}
-    assert partition({"a": 1, "b": 5, "c": 1, "d": 1}, 2) == {"b": 1, "a": 2, "c": 2, "d": 2}
-    assert partition(dict.fromkeys("abc", 0.0), 2) == {"a": 1, "b": 2, "c": 1}
+    assert partition_cells(dict.fromkeys("abcde", 1.0), 2) == {"a": 1, "b": 2, "c": 1, "d": 2, "e": 1}
+    assert partition_cells({"a": 1, "b": 5, "c": 1, "d": 1}, 2) == {"b": 1, "a": 2, "c": 2, "d": 2}
+    assert partition_cells(dict.fromkeys("abc", 0.0), 2) == {"a": 1, "b": 2, "c": 1}
 
 
 @given(
@@ -91,22 +91,25 @@ def test_ties_follow_matrix_order():
     st.randoms(),
 )
 def test_record_order_does_not_matter(cells, random):
-    reports = [parse(document(*some), "x") for some in cells]
+    reports = [parse_report(document(*some), "x") for some in cells]
     shuffled = list(reports)
     random.shuffle(shuffled)
-    assert durations(reports) == durations(shuffled)
+    assert compute_durations(reports) == compute_durations(shuffled)
 
 
 def test_only_built_cells_have_a_duration():
     some = document(("training", "a", 3), ("training", "b", 0.1), ("base", "a", 9))
     some["cells"][1]["status"] = "failed"
     more = document(("training", "a", 5))
-    assert durations([parse(some, "x"), parse(more, "x")]) == {("training", "a"): 4, ("base", "a"): 9}
+    assert compute_durations([parse_report(some, "x"), parse_report(more, "x")]) == {
+        ("training", "a"): 4,
+        ("base", "a"): 9,
+    }
 
 
 def test_shard_plan_names_the_shards_of_other_cells(planned, conforms):
     whole = planned()
-    shards = [narrowed(whole, Shard(number=number, count=3), {}) for number in (1, 2, 3)]
+    shards = [select_shard(whole, Shard(number=number, count=3), {}) for number in (1, 2, 3)]
     for shard in shards:
         conforms(shard.to_json())
         assert len(shard.items) == len(whole.items)
@@ -120,7 +123,7 @@ def test_shard_plan_names_the_shards_of_other_cells(planned, conforms):
 
 
 def test_images_of_other_shards_move_no_cell(planned, backend):
-    before = narrowed(planned(), Shard(number=2, count=3), {})
+    before = select_shard(planned(), Shard(number=2, count=3), {})
     theirs = before.with_status(PlanStatus.BUILD)[0]
     backend.images[theirs.reference] = {
         "io.imagematrix.image": "training",
@@ -129,7 +132,7 @@ def test_images_of_other_shards_move_no_cell(planned, backend):
         "io.imagematrix.input": theirs.identity.digest,
         "io.imagematrix.inputs": "{}",
     }
-    after = narrowed(planned(), Shard(number=2, count=3), {})
+    after = select_shard(planned(), Shard(number=2, count=3), {})
     assert after.with_status(PlanStatus.OTHER_SHARD) == before.with_status(PlanStatus.OTHER_SHARD)
     assert [item.cell.id for item in after.with_status(PlanStatus.UP_TO_DATE)] == [theirs.cell.id]
 
@@ -139,7 +142,7 @@ def test_all_images_of_a_cell_share_a_shard(planned):
     assert len(whole.with_status(PlanStatus.BUILD)) == 24
     seen: set[str] = set()
     for number in (1, 2, 3):
-        ours = narrowed(whole, Shard(number=number, count=3), {}).with_status(PlanStatus.BUILD)
+        ours = select_shard(whole, Shard(number=number, count=3), {}).with_status(PlanStatus.BUILD)
         cells = {item.cell.id for item in ours}
         assert len(ours) == 2 * len(cells)
         assert not cells & seen
@@ -151,5 +154,5 @@ def test_unknown_durations_count_as_the_median(planned):
     whole = planned()
     cells = [item.cell.id for item in whole.with_status(PlanStatus.BUILD)]
     seconds = {("training", cells[5]): 1000.0, ("training", cells[1]): 10.0, ("training", cells[2]): 20.0}
-    first = narrowed(whole, Shard(number=1, count=2), seconds)
+    first = select_shard(whole, Shard(number=1, count=2), seconds)
     assert [item.cell.id for item in first.with_status(PlanStatus.BUILD)] == [cells[5]]

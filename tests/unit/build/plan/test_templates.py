@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.build.dockerfile.template_error import TemplateError
-from imagematrix.build.matrix.load import load
-from imagematrix.build.plan.given import Given
+from imagematrix.build.matrix.load import load_matrix
+from imagematrix.build.plan.build_inputs import BuildInputs
 from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.errors import EngineError, UsageError
 
 SUM = "sha256:" + "a" * 64
@@ -165,8 +165,8 @@ def test_arguments_before_from_give_the_base(planned, project, backend):
     of_matrix = ("context: .", "context: .\n    build_args: {BASE: alpine}")
     (item,) = planned(of_matrix, template=template, only=one).with_status(PlanStatus.BUILD)
     assert item.bases == ("x:12.4", "alpine")
-    matrix = load(project(of_matrix, template=template))
-    given = Against(resolve=backend.resolve, store=backend, given=Given(args={"BASE": "busybox"}))
+    matrix = load_matrix(project(of_matrix, template=template))
+    given = PlanContext(resolve=backend.resolve, store=backend, given=BuildInputs(args={"BASE": "busybox"}))
     (item,) = plan(matrix, given, expression=one).with_status(PlanStatus.BUILD)
     assert item.bases == ("x:12.4", "busybox")
     unknown = ("context: .", "context: .\n    build_args: {BASE: }")
@@ -190,7 +190,7 @@ def test_syntax_line_is_no_base_in_messages(project, kind):
         return SUM
 
     path = project(template="# syntax=docker/dockerfile:1\nFROM {{ base }} AS compiler\n")
-    made = plan(load(path), Against(resolve=resolve), expression="cuda=none,march=znver4")
+    made = plan(load_matrix(path), PlanContext(resolve=resolve), expression="cuda=none,march=znver4")
     (item,) = made.with_status(PlanStatus.FAILED)
     assert isinstance(item.error, kind)
     assert item.why == (

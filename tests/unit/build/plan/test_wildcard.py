@@ -24,8 +24,8 @@ def test_it_matches_what_the_regular_expression_does(parts, text):
 def test_no_pattern_tries_one_way_after_the_other(parts, monkeypatch):
     wildcard = Wildcard([*parts, "b"])
     steps = []
-    after = Wildcard._after
-    monkeypatch.setattr(Wildcard, "_after", lambda *words: steps.append(words) or after(*words))
+    after = Wildcard._advance
+    monkeypatch.setattr(Wildcard, "_advance", lambda *words: steps.append(words) or after(*words))
     assert not wildcard.matches("a" * 4000 + "ba")
     assert len(steps) <= 4002
 

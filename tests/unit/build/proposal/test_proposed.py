@@ -11,17 +11,17 @@ from choosing import Make
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from imagematrix.build.matrix.claims import claim
-from imagematrix.build.matrix.expand import expand
-from imagematrix.build.matrix.feasibility import infeasible
-from imagematrix.build.matrix.load import parsed
+from imagematrix.build.matrix.expand import expand_matrix
+from imagematrix.build.matrix.feasibility import find_infeasibility
+from imagematrix.build.matrix.load import parse_matrix
 from imagematrix.build.matrix.matrix import Cell, Image
+from imagematrix.build.matrix.promised_variants import promise_variant
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
-from imagematrix.build.plan.planner import Against, plan
+from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.build.proposal import cells as module
-from imagematrix.build.proposal.cells import proposed
-from imagematrix.build.proposal.rules import rules
-from imagematrix.build.proposal.text import TEMPLATE, matrix_text
+from imagematrix.build.proposal.cells import propose_cells
+from imagematrix.build.proposal.exclude_rules import propose_rules
+from imagematrix.build.proposal.matrix_text import TEMPLATE, format_matrix
 from imagematrix.cli.shared.host_filter import HostNeeds
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
@@ -99,7 +99,9 @@ def servable(host):
     ]
     cells = [Cell(image=image, axes=point, properties={"compiler": "gcc-14"}) for point in points]
     catalog = Catalog(
-        image="any", version="v1", variants=tuple(claim(cell) for cell in cells if not infeasible(cell))
+        image="any",
+        version="v1",
+        variants=tuple(promise_variant(cell) for cell in cells if not find_infeasibility(cell)),
     )
     return bool(Selector(catalog).explain(host).fits)
 
@@ -121,7 +123,9 @@ def folder(tmp_path_factory):
 def stub_drivers():
     """Let every folder contain the driver that its cell wants."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("imagematrix.build.plan.driver.read", lambda *_: SimpleNamespace(digest="sha256:1"))
+        patch.setattr(
+            "imagematrix.build.plan.driver.read_driver_folder", lambda *_: SimpleNamespace(digest="sha256:1")
+        )
         yield
 
 
@@ -131,24 +135,24 @@ def stub_drivers():
 @given(fleets)
 @pytest.mark.usefixtures("stub_drivers")
 def test_written_matrix_serves_every_servable_host(folder, fleet):
-    found = proposed(fleet)
+    found = propose_cells(fleet)
     left = {name for some in found.unserved for name in some.hosts}
     assert left == {name for name, host in fleet.items() if not servable(host)}
     if not found.suited:
         return
     path = folder / "matrix.yaml"
-    path.write_text(matrix_text(found, drivers="drivers/{version}"))
-    matrix = parsed(path.read_text(), path, ())
+    path.write_text(format_matrix(found, drivers="drivers/{version}"))
+    matrix = parse_matrix(path.read_text(), path, ())
     needs = HostNeeds(fleet, None)
     made = plan(
         matrix,
-        Against(resolve=lambda _: f"sha256:{'0' * 64}"),
-        unneeded=needs.unneeded,
+        PlanContext(resolve=lambda _: f"sha256:{'0' * 64}"),
+        find_skipped=needs.find_unneeded,
     )
     assert (needs.error() is not None) is bool(left)
     for name, host in fleet.items():
         needs = HostNeeds({name: host}, None)
-        needs.unneeded(matrix, expand(matrix))
+        needs.find_unneeded(matrix, expand_matrix(matrix))
         assert (needs.error() is not None) is (name in left)
     assert {item.status for item in made.items} <= {
         PlanStatus.BUILD,
@@ -163,7 +167,7 @@ def test_written_matrix_serves_every_servable_host(folder, fleet):
 
 
 def test_each_value_has_a_reason_and_a_number_of_nodes(profiles):
-    text = matrix_text(proposed(load_hosts(*profiles.values())))
+    text = format_matrix(propose_cells(load_hosts(*profiles.values())))
     assert '    - "8.9"  # 3 nodes: NVIDIA L40S\n' in text
     assert "    - 550.163.01  # 8 nodes: they have this kernel module\n" in text
     assert "    - none    # 1 node: they have no GPU\n" in text
@@ -173,26 +177,26 @@ def test_each_value_has_a_reason_and_a_number_of_nodes(profiles):
 
 def test_names_of_hosts_and_parts_cannot_leave_their_comment():
     gpu = Make.gpu(name="L40S\nexclude: []\x1b[31m")
-    text = matrix_text(proposed({"a\nb": Make.host(gpu), "c\nd": Make.host(Make.gpu(compute=None))}))
+    text = format_matrix(propose_cells({"a\nb": Make.host(gpu), "c\nd": Make.host(Make.gpu(compute=None))}))
     assert "\nexclude: []" not in text
     assert "\x1b" not in text
     assert not any(line.startswith(("b", "d")) for line in text.splitlines())
 
 
 def test_virtual_gpus_use_the_driver_of_the_node(folder):
-    text = matrix_text(proposed({"node": Make.host(Make.gpu(state="vgpu"))}))
+    text = format_matrix(propose_cells({"node": Make.host(Make.gpu(state="vgpu"))}))
     assert "    - host  # 1 node: the node's own driver\n" in text
     assert "driver_from" not in text
-    assert expand(parsed(text, folder / "matrix.yaml", ())).cells
+    assert expand_matrix(parse_matrix(text, folder / "matrix.yaml", ())).cells
 
 
 def test_releases_are_few_and_new():
     old = Make.host(Make.gpu(compute="3.5"), driver="470.256.02")
     new = Make.host(Make.gpu(compute="10.3"), driver="580.95.05")
     middle = Make.host(Make.gpu(compute="7.0"), driver="535.261.03")
-    assert len(proposed({"old": old, "new": new, "middle": middle}).axes["cuda"]) == 2
-    assert proposed({"middle": middle}).axes["cuda"] == ("12.9",)
-    asked = proposed({"middle": middle, "new": new}, releases=["12.4"])
+    assert len(propose_cells({"old": old, "new": new, "middle": middle}).axes["cuda"]) == 2
+    assert propose_cells({"middle": middle}).axes["cuda"] == ("12.9",)
+    asked = propose_cells({"middle": middle, "new": new}, releases=["12.4"])
     assert asked.axes["cuda"] == ("12.4",)
     assert [(some.hosts, some.miss.why) for some in asked.unserved] == [
         (("new",), "CUDA 12.4 cannot target compute capability 10.3 (sm_103); 12.9 to 13.5 can")
@@ -212,7 +216,7 @@ def test_releases_are_few_and_new():
     ],
 )
 def test_hosts_that_no_cell_serves_are_told_why(host, reason):
-    (unserved,) = proposed({"node": host}).unserved
+    (unserved,) = propose_cells({"node": host}).unserved
     whys = [rule.why for rule in unserved.miss.relevant] or [unserved.miss.why]
     assert reason in "; ".join(whys)
 
@@ -220,14 +224,14 @@ def test_hosts_that_no_cell_serves_are_told_why(host, reason):
 @pytest.mark.parametrize("release", ["12.44", "banana", "99.9"])
 def test_unknown_releases_are_rejected(release):
     with pytest.raises(UsageError, match="unknown CUDA release"):
-        proposed({"node": Make.host()}, releases=[release])
+        propose_cells({"node": Make.host()}, releases=[release])
 
 
 @pytest.mark.parametrize("drivers", ["", "http://example.com/{version}", "a;b", "one.run"])
 def test_invalid_patterns_are_rejected(drivers):
     fleet = {"a": Make.host(Make.gpu()), "b": Make.host(Make.gpu(), driver="535.261.03")}
     with pytest.raises(UsageError, match="--drivers"):
-        matrix_text(proposed(fleet), drivers=drivers)
+        format_matrix(propose_cells(fleet), drivers=drivers)
 
 
 points = st.fixed_dictionaries(
@@ -240,7 +244,7 @@ def test_rules_leave_exactly_the_needed_cells(needed):
     axes = {axis: sorted({point[axis] for point in needed}) for axis in "abc"}
     every = [{"a": a, "b": b, "c": c} for a in axes["a"] for b in axes["b"] for c in axes["c"]]
     unneeded = [point for point in every if point not in needed]
-    found = rules(axes, unneeded, needed)
+    found = propose_rules(axes, unneeded, needed)
     left = every
     for rule in found:
         kept = [point for point in left if not rule.drops(point)]
@@ -251,9 +255,9 @@ def test_rules_leave_exactly_the_needed_cells(needed):
 
 
 def test_expanded_text_has_exactly_the_needed_cells(profiles, folder):
-    found = proposed(load_hosts(*profiles.values()))
+    found = propose_cells(load_hosts(*profiles.values()))
     path = folder / "matrix.yaml"
-    cells = expand(parsed(matrix_text(found), path, ())).cells
-    feasible = [dict(cell.axes) for cell in cells if not infeasible(cell)]
+    cells = expand_matrix(parse_matrix(format_matrix(found), path, ())).cells
+    feasible = [dict(cell.axes) for cell in cells if not find_infeasibility(cell)]
     assert sorted(feasible, key=str) == sorted(found.points, key=str)
     assert matching(["8.*"], found.axes["compute"]) == {"8.0", "8.6", "8.9"}

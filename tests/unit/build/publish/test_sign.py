@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from signing import pem
 
 from imagematrix.build.publish.publish import publish
-from imagematrix.build.publish.sign import sign
+from imagematrix.build.publish.sign import sign_manifests
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.registry import Registry
@@ -44,7 +44,7 @@ def policy(tmp_path):
 
 
 def by(registry, key):
-    return lambda digests: sign(registry, key, digests)
+    return lambda digests: sign_manifests(registry, key, digests)
 
 
 def test_published_version_and_its_variants_are_signed(registry, add_variant, image, new_key, policy):
@@ -65,7 +65,7 @@ def test_tag_is_never_there_without_its_signature(registry, repository, add_vari
 
     def signing(digests):
         seen.append(repository.tags.get("v1"))
-        sign(registry, key, digests)
+        sign_manifests(registry, key, digests)
 
     first = publish(registry, "v1", sign=signing)
     assert seen[0] is None
@@ -95,7 +95,7 @@ def test_signing_again_writes_nothing_and_other_signatures_stay(
 
 def test_manifest_that_the_registry_lacks_is_not_signed(registry, new_key):
     with pytest.raises(SignatureError, match="cannot be signed: the registry does not have it"):
-        sign(registry, new_key(), [f"sha256:{'1' * 64}"])
+        sign_manifests(registry, new_key(), [f"sha256:{'1' * 64}"])
 
 
 @pytest.mark.skipif(shutil.which("cosign") is None, reason="cosign is not installed")

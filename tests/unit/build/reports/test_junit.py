@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.reports.junit import junit
-from imagematrix.build.reports.outcome import parse
+from imagematrix.build.reports.junit import format_junit
+from imagematrix.build.reports.outcome import parse_report
 
 CELLS = [
     {"cell": "a", "status": "built", "seconds": 1.25},
@@ -29,7 +29,7 @@ CELLS = [
 
 def outcomes(cells):
     whole = [{"image": "ml/training", "version": "v1"} | cell for cell in cells]
-    return parse({"schema": "imagematrix.build/v1", "cells": whole}, "x").outcomes
+    return parse_report({"schema": "imagematrix.build/v1", "cells": whole}, "x").outcomes
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def suites(tmp_path):
 
 
 def test_every_cell_of_the_build_is_a_test_case(suites):
-    (suite,) = suites(junit(outcomes(CELLS), lambda _: "the log"))
+    (suite,) = suites(format_junit(outcomes(CELLS), lambda _: "the log"))
     assert (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time) == (5, 1, 0, 2, 3.25)
     cases = list(suite)
     assert [(case.classname, case.name, case.time) for case in cases] == [
@@ -71,7 +71,7 @@ def test_every_cell_of_the_build_is_a_test_case(suites):
 
 
 def test_empty_build_gives_a_valid_document(suites):
-    (suite,) = suites(junit((), lambda _: ""))
+    (suite,) = suites(format_junit((), lambda _: ""))
     assert (suite.tests, suite.time) == (0, 0.0)
 
 
@@ -80,7 +80,7 @@ def test_empty_build_gives_a_valid_document(suites):
 def test_hostile_text_is_escaped(text):
     text += ']]></failure><failure message="x">&amp;<![CDATA[\x1b[0m\x00'
     failed = [{"cell": text, "status": "failed", "seconds": 1, "error": text}]
-    document = ET.fromstring(junit(outcomes(failed), lambda _: text))  # noqa: S314 - the subject of the test
+    document = ET.fromstring(format_junit(outcomes(failed), lambda _: text))  # noqa: S314 - the subject of the test
     assert [element.tag for element in document.iter()] == ["testsuites", "testsuite", "testcase", "failure"]
     (failure,) = document.iter("failure")
     assert failure.text.endswith(']]></failure><failure message="x">&amp;<![CDATA[\ufffd')
@@ -99,7 +99,7 @@ def test_tests_of_images_are_cases_of_their_own(suites):
         {"cell": "c", "status": "up-to-date", "test": {"outcome": "not-tested", "why": "no GPU"}},
         {"cell": "d", "status": "built", "seconds": 1, "test": None},
     ]
-    (suite,) = suites(junit(outcomes(cells), lambda _: "the log"))
+    (suite,) = suites(format_junit(outcomes(cells), lambda _: "the log"))
     assert (suite.tests, suite.failures, suite.skipped) == (7, 2, 1)
     found = {case.name: [(type(one).__name__, one.message) for one in case.result] for case in suite}
     assert found["a test"] == []

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
-from imagematrix.build.executor.result import report
-from imagematrix.build.plan.shard import Shard, narrowed
-from imagematrix.build.reports.merge import merge
-from imagematrix.build.reports.outcome import load, parse
+from imagematrix.build.executor.result import make_build_document
+from imagematrix.build.plan.shard import Shard, select_shard
+from imagematrix.build.reports.merge import merge_reports
+from imagematrix.build.reports.outcome import load_report, parse_report
 from imagematrix.errors import BuildError, UsageError
 
 A, B = (f"sha256:{digit * 64}" for digit in "ab")
@@ -27,7 +27,7 @@ def cell(name, status, **more):
 
 def document(*cells, shard=None, where="x.json", kind="build", error=None):
     data = {"schema": f"imagematrix.{kind}/v1", "shard": shard, "error": error, "cells": list(cells)}
-    return parse(data, where)
+    return parse_report(data, where)
 
 
 def statuses(merged):
@@ -40,7 +40,7 @@ def sharded(planned, backend, silent, tmp_path):
 
     def call(*numbers):
         for number in numbers:
-            plan = narrowed(planned(), Shard(number=number, count=3), {})
+            plan = select_shard(planned(), Shard(number=number, count=3), {})
             results = build(
                 plan,
                 backend,
@@ -50,7 +50,7 @@ def sharded(planned, backend, silent, tmp_path):
                 reporter=silent,
                 layers=Layers(),
             )
-            yield report(plan, results)
+            yield make_build_document(plan, results)
 
     return call
 
@@ -59,18 +59,18 @@ def test_reports_of_all_shards_merge_into_a_whole(sharded, planned, conforms):
     documents = list(sharded(3, 1, 2))
     for one in documents:
         conforms(one)
-    merged = merge(parse(one, "x") for one in documents)
+    merged = merge_reports(parse_report(one, "x") for one in documents)
     assert merged.failure() is None
     whole = conforms(merged.to_json())
     assert whole["shard"] is None
     became = [(one["cell"], one["status"]) for one in whole["cells"]]
     assert [name for name, _ in became] == [item.cell.id for item in planned().items]
     assert Counter(status for _, status in became) == {"built": 12, "excluded": 4, "infeasible": 2}
-    assert merge([parse(whole, "x")]).to_json() == whole
+    assert merge_reports([parse_report(whole, "x")]).to_json() == whole
 
 
 def test_missing_shard_is_reported_with_its_cells(sharded, conforms):
-    merged = merge(parse(one, "x") for one in sharded(1, 3))
+    merged = merge_reports(parse_report(one, "x") for one in sharded(1, 3))
     error = merged.failure()
     assert (type(error), error.exit_code) == (BuildError, 6)
     lines = str(error).splitlines()
@@ -84,16 +84,16 @@ def test_missing_shard_is_reported_with_its_cells(sharded, conforms):
 
 def test_plan_document_reveals_missing_cells():
     planned = document(cell("a", "build"), cell("b", "build"), cell("c", "up-to-date"), kind="plan")
-    merged = merge([planned, document(cell("a", "built"))])
+    merged = merge_reports([planned, document(cell("a", "built"))])
     assert statuses(merged) == {"a": "built", "b": "build", "c": "build"}
     assert "2 of 3 images were not built" in str(merged.failure())
     assert "outcome of: training:v1 b, training:v1 c" in str(merged.failure())
     rest = document(cell("b", "built"), cell("c", "failed"))
-    assert statuses(merge([planned, document(cell("a", "built")), rest]))["c"] == "failed"
+    assert statuses(merge_reports([planned, document(cell("a", "built")), rest]))["c"] == "failed"
 
 
 def test_failed_cells_are_named():
-    merged = merge([document(cell("a", "built"), cell("b", "failed"), cell("c", "stopped"))])
+    merged = merge_reports([document(cell("a", "built"), cell("b", "failed"), cell("c", "stopped"))])
     assert "2 of 3 images were not built\n  failed or stopped: training:v1 b, training:v1 c" in str(
         merged.failure()
     )
@@ -105,13 +105,13 @@ def test_retry_replaces_a_failure():
         document(cell("a", "other-shard"), cell("b", "built", digest=A), shard="2/2"),
         document(cell("a", "built", digest=B), cell("b", "other-shard"), shard="1/2"),
     ]
-    merged = merge(tries)
+    merged = merge_reports(tries)
     assert statuses(merged) == {"a": "built", "b": "built"}
     assert merged.failure() is None
 
 
 def test_long_list_of_failures_is_shortened():
-    merged = merge([document(*(cell(f"c{number}", "failed") for number in range(25)))])
+    merged = merge_reports([document(*(cell(f"c{number}", "failed") for number in range(25)))])
     assert str(merged.failure()).endswith("c19 and 5 more")
 
 
@@ -135,7 +135,7 @@ def test_long_list_of_failures_is_shortened():
 )
 def test_contradictions_are_rejected(one, other, expected):
     with pytest.raises(BuildError, match="contradict") as caught:
-        merge([document(one, where="1.json"), document(other, where="2.json")])
+        merge_reports([document(one, where="1.json"), document(other, where="2.json")])
     assert f"training:v1 a: {expected}" in str(caught.value)
     assert caught.value.remedy
 
@@ -143,7 +143,7 @@ def test_contradictions_are_rejected(one, other, expected):
 def test_other_shard_s_cells_do_not_contradict():
     mine = document(cell("a", "built", input=A), cell("b", "other-shard", input=A), shard="1/2")
     theirs = document(cell("a", "other-shard", input=B), cell("b", "built", input=B), shard="2/2")
-    assert merge([mine, theirs]).failure() is None
+    assert merge_reports([mine, theirs]).failure() is None
 
 
 STATUS = st.sampled_from(["built", "failed", "stopped", "up-to-date", "other-shard"])
@@ -154,7 +154,7 @@ def test_document_order_does_not_matter(cells, random):
     reports = [document(*(cell(name, status) for name, status in some.items())) for some in cells]
     shuffled = list(reports)
     random.shuffle(shuffled)
-    assert statuses(merge(reports)) == statuses(merge(shuffled))
+    assert statuses(merge_reports(reports)) == statuses(merge_reports(shuffled))
 
 
 @pytest.mark.parametrize(
@@ -175,23 +175,23 @@ def test_document_order_does_not_matter(cells, random):
 )
 def test_invalid_document_is_rejected(data, expected):
     with pytest.raises(UsageError, match=expected) as caught:
-        parse(data, "x.json")
+        parse_report(data, "x.json")
     assert str(caught.value).startswith("x.json: ")
 
 
 def test_invalid_shard_is_rejected():
     with pytest.raises(UsageError, match="invalid shard"):
-        merge([document(shard="0/0")])
+        merge_reports([document(shard="0/0")])
 
 
 def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
-        load(tmp_path / "nowhere.json")
+        load_report(tmp_path / "nowhere.json")
 
 
 def test_whole_document_needs_no_documents_of_shards():
     whole = document(cell("a", "built"), cell("b", "built"))
-    merged = merge(
+    merged = merge_reports(
         [whole, document(cell("a", "built"), cell("b", "other-shard"), shard="1/2", where="y.json")]
     )
     assert merged.failure() is None
@@ -200,14 +200,14 @@ def test_whole_document_needs_no_documents_of_shards():
 
 def test_error_of_a_whole_build_is_a_failure_until_its_cells_are_built():
     ended = document(shard="1/2", error="the engine is gone", where="b1.json")
-    error = merge([ended]).failure()
+    error = merge_reports([ended]).failure()
     assert "b1.json: the engine is gone" in str(error)
-    assert merge([ended]).to_json()["error"] == "b1.json: the engine is gone"
+    assert merge_reports([ended]).to_json()["error"] == "b1.json: the engine is gone"
     other = document(cell("a", "other-shard"), cell("b", "built"), shard="2/2", where="b2.json")
     assert "no document has the outcome of: training:v1 a\n  b1.json: the engine is gone" in str(
-        merge([ended, other]).failure()
+        merge_reports([ended, other]).failure()
     )
     again = document(cell("a", "built"), cell("b", "other-shard"), shard="1/2")
-    merged = merge([ended, other, again])
+    merged = merge_reports([ended, other, again])
     assert merged.failure() is None
     assert merged.to_json()["error"] is None

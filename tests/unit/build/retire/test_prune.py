@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from imagematrix.build.retire.prune import carry_out, survey
+from imagematrix.build.retire.prune import apply_pruning, survey_engine
 from imagematrix.build.retire.retention import Retention
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.hardware.host.host import Host
@@ -17,13 +17,14 @@ NEWEST = Retention(keep=1)
 
 def whys(retention=NEWEST, **more):
     return {
-        f"{one.version} {one.images[0]}": one.reasons for one in survey(retention, now=NOW, **more).images
+        f"{one.version} {one.images[0]}": one.reasons
+        for one in survey_engine(retention, now=NOW, **more).images
     }
 
 
 def prune(retention=NEWEST, **more):
-    look = partial(survey, retention, now=NOW, **more)
-    carry_out(look(), look, lambda _: None)
+    look = partial(survey_engine, retention, now=NOW, **more)
+    apply_pruning(look(), look, lambda _: None)
 
 
 def test_older_versions_go_with_all_their_names(node):
@@ -42,7 +43,7 @@ def test_what_a_container_uses_stays(node):
     node.add("a", "v2")
     node.start("one", by_id)
     node.start("two", "sha256:other", by=node.images[by_name]["RepoTags"][0])
-    reasons = sorted(one.reasons for one in survey(NEWEST, now=NOW).images)
+    reasons = sorted(one.reasons for one in survey_engine(NEWEST, now=NOW).images)
     assert reasons == ["container one", "container two", "newest"]
 
 
@@ -128,7 +129,7 @@ def test_the_newest_version_that_serves_a_host_stays(node, variant, profiles):
     for version, march in (("v1", "x86-64-v2"), ("v2", "x86-64-v2"), ("v3", "znver4")):
         node.add(march, version, VARIANT=variant(march))
     hosts = {name: Host.load(profiles[name]) for name in ("laptop", "grace-hopper")}
-    shown = survey(Retention(hosts=hosts), now=NOW)
+    shown = survey_engine(Retention(hosts=hosts), now=NOW)
     assert [one.reasons for one in shown.images] == ["", "serves laptop", ""]
     assert shown.unserved == ("grace-hopper",)
 
@@ -152,19 +153,19 @@ def test_names_that_podman_qualified_are_one_image(node):
 def test_nothing_goes_if_the_engine_has_changed(node):
     old = node.add("a", "v1")
     node.add("a", "v2")
-    shown = survey(NEWEST, now=NOW)
+    shown = survey_engine(NEWEST, now=NOW)
     node.start("late", old)
     with pytest.raises(EngineError, match="changed meanwhile: nothing was removed"):
-        carry_out(shown, partial(survey, NEWEST, now=NOW), lambda _: None)
+        apply_pruning(shown, partial(survey_engine, NEWEST, now=NOW), lambda _: None)
     assert not node.removed
 
 
 def test_an_engine_that_refuses_is_told_and_a_second_run_completes(node):
     first, second = node.add("a", "v1"), node.add("b", "v1")
     node.add("a", "v2")
-    look = partial(survey, NEWEST, now=NOW)
+    look = partial(survey_engine, NEWEST, now=NOW)
     with pytest.raises(EngineError, match="a container is using its image"):
-        carry_out(look(), look, lambda _: node.start("late", second))
+        apply_pruning(look(), look, lambda _: node.start("late", second))
     assert first not in node.images
     assert second in node.images
     node.containers.clear()

@@ -8,7 +8,7 @@ from images import tar
 from storing import PUBLISHED, from_registry, put, variant
 
 from imagematrix.build.retire import prune_store
-from imagematrix.build.retire.prune import carry_out
+from imagematrix.build.retire.prune import apply_pruning
 from imagematrix.build.retire.retention import Retention
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.local_store.fetching import CatalogEntry, FetchOptions, fetch
@@ -37,7 +37,7 @@ def pulled(image_store, server):
 
 
 def reasons(store, **more):
-    shown = prune_store.survey(store, Retention(keep=1), now=NOW, **more)
+    shown = prune_store.survey_store(store, Retention(keep=1), now=NOW, **more)
     return {f"{one.images[0]}:{one.version}": one.reasons for one in shown.images}
 
 
@@ -53,9 +53,9 @@ def test_what_another_user_owns_stays(image_store, pulled, monkeypatch):
 
 
 def prune(store, **more):
-    look = partial(prune_store.survey, store, Retention(keep=1), now=NOW, **more)
+    look = partial(prune_store.survey_store, store, Retention(keep=1), now=NOW, **more)
     shown = look()
-    carry_out(shown, look, lambda _: None, partial(prune_store.remove_image, store))
+    apply_pruning(shown, look, lambda _: None, partial(prune_store.remove_image, store))
 
 
 def test_an_image_stays_while_one_of_its_names_needs_it(image_store, pulled):
@@ -64,7 +64,9 @@ def test_an_image_stays_while_one_of_its_names_needs_it(image_store, pulled):
     pulled("v2")
     assert reasons(image_store) == {"r:5000/t:v1": "newest", "r:5000/t:v2": "newest"}
     (shown,) = [
-        one for one in prune_store.survey(image_store, Retention(keep=1), now=NOW).images if one.id == old
+        one
+        for one in prune_store.survey_store(image_store, Retention(keep=1), now=NOW).images
+        if one.id == old
     ]
     assert shown.images == ("r:5000/t", "mirror:5000/t")
     prune(image_store)
@@ -90,5 +92,5 @@ def test_a_version_is_kept_for_the_hosts_of_each_name(image_store, pulled, profi
     pulled("v1")
     pulled("v1", "mirror:5000/t")
     kept = Retention(keep=0, hosts={"node": Host.load(profiles["laptop"])})
-    (one,) = prune_store.survey(image_store, kept, now=NOW).images
+    (one,) = prune_store.survey_store(image_store, kept, now=NOW).images
     assert one.hosts == ("node",)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.retire.retention import Retention
-from imagematrix.build.retire.retire import carry_out, retirement, survey
-from imagematrix.build.stores.inventory import Inventory, Item
+from imagematrix.build.retire.retire import apply_retirement, plan_retirement, survey_repository
+from imagematrix.build.stores.inventory import Inventory, RepositoryManifest
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog import labels
@@ -76,15 +76,15 @@ def until(end):
 
 
 def remove(image, retention=NEWEST):
-    shown = survey(image, retention)
-    carry_out(shown, retention, lambda _: None)
+    shown = survey_repository(image, retention)
+    apply_retirement(shown, retention, lambda _: None)
     return shown
 
 
 def test_versions_beyond_the_newest_go_with_all_that_is_theirs(image, repository, versions):
     versions("v2", "v10", "v9")
     before = dict(repository.tags)
-    shown = survey(image, Retention(keep=2))
+    shown = survey_repository(image, Retention(keep=2))
     assert [(version, fate.why) for version, fate in shown.fates.items()] == [
         ("v2", ""),
         ("v9", "newest 2"),
@@ -93,7 +93,7 @@ def test_versions_beyond_the_newest_go_with_all_that_is_theirs(image, repository
     gone = {tag for tag in before if tag.startswith("v2")}
     assert {tag for one in shown.removals for tag in one.tags} == gone
     assert repository.tags == before, "nothing is removed yet"
-    carry_out(shown, Retention(keep=2), lambda _: None)
+    apply_retirement(shown, Retention(keep=2), lambda _: None)
     assert repository.tags == {tag: value for tag, value in before.items() if tag not in gone}
     assert {*repository.manifests} == {*repository.tags.values()}
     assert (
@@ -124,7 +124,7 @@ def test_a_version_stays_if_an_alias_names_it(image, registry, repository, versi
     versions("v1", "v2")
     raw = repository.manifests[repository.tags["v1"]][1]
     registry.push_manifest(name, raw, INDEX)
-    assert survey(image, NEWEST).fates["v1"].why == f"tag {name}"
+    assert survey_repository(image, NEWEST).fates["v1"].why == f"tag {name}"
     add_variant("c", version="v1")
     publish(registry, "v1")
     assert repository.tags["v1"] != repository.tags[name]
@@ -156,7 +156,7 @@ def test_what_another_index_names_stays(image, registry, repository, versions):
     remove(image)
     assert {tag for tag in repository.tags if tag.startswith("v1")} == {tag}
     assert kept in repository.manifests
-    again = survey(image, NEWEST)
+    again = survey_repository(image, NEWEST)
     assert (again.removals, again.fates["v1"].why) == ((), "other tags name its images")
 
 
@@ -203,10 +203,10 @@ def test_what_something_without_a_tag_names_stays_without_its_tags(server, image
     entry = {"mediaType": INDEX, "digest": kept, "size": len(repository.manifests[kept][1])}
     repository.put(None, json.dumps({"mediaType": INDEX, "manifests": [entry]}).encode(), INDEX)
     server.strict = True
-    stuck = carry_out(survey(image, NEWEST), NEWEST, until(0))
+    stuck = apply_retirement(survey_repository(image, NEWEST), NEWEST, until(0))
     assert (stuck[0].digest, len(stuck)) == (kept, 3)
     assert {tag.partition("-")[0] for tag in repository.tags} == {"v2"}
-    assert not survey(image, NEWEST).removals
+    assert not survey_repository(image, NEWEST).removals
 
 
 def test_a_registry_that_deletes_nothing_more_is_told(server, image, repository, versions):
@@ -230,7 +230,7 @@ def test_pushed_images_stay_while_they_may_be_in_the_making(image, repository, v
     versions("v1", "v3")
     for version in ("v2", "v4", "v0"):
         add_variant("a", version=version)
-    shown = survey(image, NEWEST)
+    shown = survey_repository(image, NEWEST)
     assert {version: fate.why for version, fate in shown.fates.items()} == {
         "v0": "",
         "v1": "",
@@ -238,8 +238,8 @@ def test_pushed_images_stay_while_they_may_be_in_the_making(image, repository, v
         "v3": "newest",
         "v4": "not published yet",
     }
-    assert survey(image, Retention(keep=2)).fates["v2"].why == "not published yet"
-    assert survey(image, Retention(protect=frozenset(["v0", "v1"]))).fates["v0"].why == "protected"
+    assert survey_repository(image, Retention(keep=2)).fates["v2"].why == "not published yet"
+    assert survey_repository(image, Retention(protect=frozenset(["v0", "v1"]))).fates["v0"].why == "protected"
     remove(image)
     assert sorted(tag.partition("-")[0] for tag in repository.tags) == ["v3", "v3", "v3", "v4"]
 
@@ -251,7 +251,7 @@ def test_the_newest_version_that_serves_a_host_stays(image, registry, add_varian
         publish(registry, version)
     laptop = Host.load(profiles["laptop"])
     arm = Host.load(profiles["grace-hopper"])
-    shown = survey(image, Retention(hosts={"laptop": laptop, "arm": arm}))
+    shown = survey_repository(image, Retention(hosts={"laptop": laptop, "arm": arm}))
     assert {version: fate.hosts for version, fate in shown.fates.items()} == {
         "v1": (),
         "v2": ("laptop",),
@@ -269,23 +269,23 @@ def test_a_version_whose_image_is_lost_serves_nobody(
         publish(registry, version)
     tag = next(tag for tag in repository.tags if tag.startswith("v2-"))
     del repository.manifests[repository.tags.pop(tag)]
-    shown = survey(image, Retention(hosts={"laptop": Host.load(profiles["laptop"])}))
+    shown = survey_repository(image, Retention(hosts={"laptop": Host.load(profiles["laptop"])}))
     assert shown.fates["v1"].hosts == ("laptop",)
 
 
 def test_nothing_goes_if_the_registry_has_changed(image, registry, repository, versions):
     versions("v1", "v2", "v3")
-    shown = survey(image, NEWEST)
+    shown = survey_repository(image, NEWEST)
     before = {**repository.manifests}
     registry.push_manifest("latest", repository.manifests[repository.tags["v1"]][1], INDEX)
     with pytest.raises(EngineError, match="changed meanwhile: nothing was removed"):
-        carry_out(shown, NEWEST, lambda _: None)
+        apply_retirement(shown, NEWEST, lambda _: None)
     assert repository.manifests == before
 
 
 def test_what_is_named_during_the_removal_stays(image, registry, repository, versions):
     versions("v1", "v2", "v3")
-    shown = survey(image, NEWEST)
+    shown = survey_repository(image, NEWEST)
     raw = repository.manifests[repository.tags["v2"]][1]
     done: set[str] = set()
 
@@ -295,7 +295,7 @@ def test_what_is_named_during_the_removal_stays(image, registry, repository, ver
         done.add(removal.version)
 
     with pytest.raises(EngineError, match="3 of 6 manifests stay"):
-        carry_out(shown, NEWEST, move)
+        apply_retirement(shown, NEWEST, move)
     assert done == {"v1"}
     assert {"v2", "latest"} < repository.tags.keys()
 
@@ -303,14 +303,14 @@ def test_what_is_named_during_the_removal_stays(image, registry, repository, ver
 def test_a_version_disappears_at_once_if_the_rest_can_be_found_without_it(image, versions, attested):
     versions("v1", "v2")
     attested("v0")
-    first = [one.tags for one in survey(image, NEWEST).removals]
+    first = [one.tags for one in survey_repository(image, NEWEST).removals]
     assert first[0] == ("v0",)
     assert first[-3] == ("v1",)
 
 
 def test_a_newest_version_keeps_its_index_to_the_end(image, versions):
     versions("v1", "v2")
-    *_, last = survey(image, Retention(protect=frozenset(["v1"]))).removals
+    *_, last = survey_repository(image, Retention(protect=frozenset(["v1"]))).removals
     assert last.tags == ("v2",), "without it, the images would look like a version in the making"
 
 
@@ -318,7 +318,7 @@ def test_a_version_with_images_without_tags_keeps_its_index_to_the_end(image, re
     versions("v1", "v2")
     for tag in [tag for tag in repository.tags if tag.startswith("v1-")]:
         del repository.tags[tag]
-    shown = survey(image, NEWEST)
+    shown = survey_repository(image, NEWEST)
     assert shown.removals[-1].tags == ("v1",)
     assert len(shown.removals) == 3
 
@@ -339,7 +339,7 @@ def test_interrupted_after_any_manifest_a_second_run_completes(
         for end in range(1, total):
             repository.manifests, repository.tags = dict(saved[0]), dict(saved[1])
             with pytest.raises(StopIteration):
-                carry_out(survey(image, retention), retention, until(end))
+                apply_retirement(survey_repository(image, retention), retention, until(end))
             remove(image, retention)
             assert repository.tags == expected[1]
             assert strict or repository.manifests == expected[0]
@@ -359,14 +359,14 @@ def test_an_index_that_another_tool_changed_stays(image, repository, versions):
 def test_an_alias_may_begin_as_a_version_does(image, repository, versions):
     versions("v1", "v2")
     repository.tags["v1-latest"] = repository.tags["v1"]
-    assert survey(image, NEWEST).fates["v1"].why == "tag v1-latest"
+    assert survey_repository(image, NEWEST).fates["v1"].why == "tag v1-latest"
 
 
 def test_something_damaged_is_told(image, repository, versions):
     versions("v1")
     repository.put("x", b'{"manifests": 1}', INDEX)
     with pytest.raises(UsageError):
-        survey(image, NEWEST)
+        survey_repository(image, NEWEST)
 
 
 def test_images_with_other_content_are_left_alone(image, repository, versions):
@@ -380,8 +380,8 @@ def goes(found, own):
     """Return what goes with the tags `own`, by definition: look at everything until nothing more goes."""
     tags = {*own}
     while True:
-        kept = found.closure(digest for tag, digest in found.tags.items() if tag not in tags)
-        gone = found.closure(found.tags[tag] for tag in tags) - kept
+        kept = found.compute_closure(digest for tag, digest in found.tags.items() if tag not in tags)
+        gone = found.compute_closure(found.tags[tag] for tag in tags) - kept
         more = {tag for tag, subject in found.attached.items() if subject in gone} - tags
         if not more:
             return gone
@@ -401,14 +401,14 @@ def test_what_is_attached_goes_with_what_goes_whatever_names_what(names, referre
     found = Inventory(
         tags={"v2": "sha256:v2", **dict(zip("abc", others, strict=False)), **pushed}
         | {tag: content for tag, (content, _) in signatures.items()},
-        items={one: Item(names=tuple(some), blobs={}) for one, some in names.items()},
+        items={one: RepositoryManifest(names=tuple(some), blobs={}) for one, some in names.items()},
         published={"v2": ()},
         pushed=dict.fromkeys(pushed, "v1"),
         named={},
         attached={tag: subject for tag, (_, subject) in signatures.items()},
         referrers={one: tuple(some) for one, some in referrers.items()},
     )
-    shown = retirement("t", found, NEWEST)
+    shown = plan_retirement("t", found, NEWEST)
     gone = goes(found, pushed)
     assert shown.stays == found.items.keys() - gone
     assert {removal.digest for removal in shown.removals} <= gone

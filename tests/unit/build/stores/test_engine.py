@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from imagematrix.build.plan.backend import BuildSources, KeptImage, Made, Order
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltImage, StoredImageInfo
 from imagematrix.build.stores.engine import EngineStore
 from imagematrix.build.stores.names import NEW, REPOSITORY
 from imagematrix.common.temp_folder import owned
@@ -46,8 +46,8 @@ def docker(engine):
 def built(tmp_path, layout):
     """An order for t:v1-a, and its image in a layout."""
     sources = BuildSources(context=tmp_path, platform="linux/amd64")
-    made = Made(digest=layout(tmp_path, b"lower", b"upper"), layout=tmp_path)
-    return Order(reference=f"t:{TAG}", dockerfile="", sources=sources, labels=OWN), made
+    made = BuiltImage(digest=layout(tmp_path, b"lower", b"upper"), layout=tmp_path)
+    return BuildRequest(reference=f"t:{TAG}", dockerfile="", sources=sources, labels=OWN), made
 
 
 def test_version_and_manifest_support_are_read(engine, docker):
@@ -75,7 +75,7 @@ def test_base_in_the_engine_that_brings_inputs_from_elsewhere_is_refused(engine,
     """They would be in the image, but neither in its identity nor in the lock."""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "Config": {"OnBuild": ["RUN make", TRIGGER]}})
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
-    for read in (docker.resolve, docker.newest, lambda name: docker.hold(name, OTHER)):
+    for read in (docker.resolve, docker.newest, lambda name: docker.pin_by_digest(name, OTHER)):
         with pytest.raises(UsageError, match=BRINGS):
             read("base:1")
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "Config": {"OnBuild": ["RUN make"]}})
@@ -118,17 +118,17 @@ def test_base_in_a_registry_that_brings_inputs_from_elsewhere_is_refused(engine,
 
 def test_base_of_another_tool_is_named_by_its_digest(engine, docker):
     tell(engine, "GET", f"/distribution/reg:5000/base:1@{DIGEST}/json", {"Descriptor": {"digest": DIGEST}})
-    assert docker.lasting("reg:5000/base:1", DIGEST) == f"docker-image://reg:5000/base:1@{DIGEST}"
-    assert docker.lasting(f"base@{DIGEST}", DIGEST) == f"docker-image://base@{DIGEST}"
+    assert docker.pin_permanently("reg:5000/base:1", DIGEST) == f"docker-image://reg:5000/base:1@{DIGEST}"
+    assert docker.pin_permanently(f"base@{DIGEST}", DIGEST) == f"docker-image://base@{DIGEST}"
     tell(engine, "GET", f"/distribution/base:1@{DIGEST}/json", {"message": "denied"}, 403)
     tell(engine, "GET", "/images/base:1/json", {"Id": DIGEST})
     engine.responses["POST", "/tag"] = 201, b""
-    assert docker.lasting("base:1", DIGEST) == f"docker-image://imagematrix-base:{DIGEST[7:]}"
+    assert docker.pin_permanently("base:1", DIGEST) == f"docker-image://imagematrix-base:{DIGEST[7:]}"
     tagged = [one for one in engine.requests if "/tag?" in one]
     assert f"/images/{DIGEST}/tag" in unquote(tagged[0]), "by its id, which never moves"
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     with pytest.raises(UsageError, match="base:1 is now another image"):
-        docker.lasting("base:1", DIGEST)
+        docker.pin_permanently("base:1", DIGEST)
     assert len(tagged) == 1
 
 
@@ -170,16 +170,16 @@ def test_layers_of_an_image_are_listed_with_sizes(engine, docker):
 
 def test_uncompressed_layers_are_listed(engine, docker):
     tell(engine, "GET", "/images/t:v1/json", {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}})
-    assert docker.layers_of("t:v1") == {DIGEST}
+    assert docker.list_layers("t:v1") == {DIGEST}
     tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
-    assert docker.layers_of("t:v2") == frozenset()
+    assert docker.list_layers("t:v2") == frozenset()
 
 
 def test_base_is_there_if_it_is_held(engine, docker):
     tell(engine, "GET", "/images/base:1/json", {"Id": DIGEST, "RepoDigests": []})
     tell(engine, "GET", "/images/json", [])
     tell(engine, "POST", f"/images/{DIGEST}/tag", {}, 201)
-    source = docker.hold("base:1", DIGEST)
+    source = docker.pin_by_digest("base:1", DIGEST)
     assert docker.has_base(source, [OTHER], ["t:v1"])
     assert not docker.has_base(f"docker-image://base:1@{DIGEST}", [OTHER], ["t:v1"])
 
@@ -187,7 +187,7 @@ def test_base_is_there_if_it_is_held(engine, docker):
 def test_stored_image_is_described(engine, docker):
     image = {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}, "Config": {"Labels": {labels.CONTENT: "x"}}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
-    assert docker.stored(OTHER) == KeptImage(digest=OTHER, layers=(DIGEST,), content="x")
+    assert docker.inspect_image(OTHER) == StoredImageInfo(digest=OTHER, layers=(DIGEST,), content="x")
     assert docker.keeps_layers
 
 
@@ -231,7 +231,7 @@ def test_images_of_a_version_are_listed(engine, docker):
     engine.add_image(own, RepoTags=["t:mine", "t:v1-mine"])  # built on a variant by a user
     # The engine filters by labels; this one returns all images.
     engine.answer = lambda _: engine.images
-    result = docker.present("t", "v1")
+    result = docker.list_variants("t", "v1")
     assert [(one.reference, one.cell, one.development) for one in result] == [
         (f"t:{TAG}", "a", False),
         (f"t:v1-c-{'1' * 12}", "c", True),
@@ -246,19 +246,19 @@ def test_base_is_held_under_its_own_name_during_builds(engine, docker):
     """Moving the base's tag during the build has no effect."""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
     engine.responses["POST", "/tag"] = 201, b""
-    held = docker.hold("base:1", DIGEST)
+    held = docker.pin_by_digest("base:1", DIGEST)
     assert held.startswith(f"docker-image://{REPOSITORY}:{DIGEST[7:]}-")
     (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.requests if "/tag?" in one}
     assert held == f"docker-image://{REPOSITORY}:{tag}"
     assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.requests), (
         "by its id, which never moves"
     )
-    assert docker.hold("base:1", DIGEST) == held
-    assert docker.held(held) == DIGEST
-    assert docker.held("docker-image://base:1") is None
-    assert docker.hold("base:1", f"sha256:{'3' * 64}") is None
+    assert docker.pin_by_digest("base:1", DIGEST) == held
+    assert docker.find_pinned_digest(held) == DIGEST
+    assert docker.find_pinned_digest("docker-image://base:1") is None
+    assert docker.pin_by_digest("base:1", f"sha256:{'3' * 64}") is None
     tell(engine, "GET", "/images/base:2/json", {"message": "no such image"}, 404)
-    assert docker.hold("base:2", DIGEST) is None
+    assert docker.pin_by_digest("base:2", DIGEST) is None
 
 
 @pytest.mark.parametrize(("names", "goes"), [(["base:1"], True), ([], False)])
@@ -266,7 +266,7 @@ def test_held_names_are_removed_at_exit(engine, names, goes):
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     engine.responses["POST", "/tag"] = 201, b""
     with EngineStore() as docker:
-        held = docker.hold("base:1", OTHER).removeprefix("docker-image://")
+        held = docker.pin_by_digest("base:1", OTHER).removeprefix("docker-image://")
         tell(engine, "GET", f"/images/{held}/json", {"Id": OTHER, "RepoTags": [*names, held]})
         tell(engine, "DELETE", f"/images/{held}", [])
     assert any(f"/images/{held}?" in unquote(one) for one in engine.requests) == goes, (
@@ -278,7 +278,7 @@ def test_reading_images_at_a_socket_needs_no_docker_py(engine, monkeypatch):
     monkeypatch.setattr("imagematrix.images.engine.transport.client", None)
     engine.add_image(OWN, RepoTags=[f"t:{TAG}"])
     with EngineStore() as docker:
-        assert [one.reference for one in docker.present("t", "v1")] == [f"t:{TAG}"]
+        assert [one.reference for one in docker.list_variants("t", "v1")] == [f"t:{TAG}"]
         assert docker.version == "26.1.5"
         assert docker.digest(engine.images[0]["Id"]) == docker.resolve(engine.images[0]["Id"])
 
@@ -292,7 +292,7 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
     for info in ({"ID": "other"}, {"ID": "this"}):
         tell(engine, "GET", "/info", info)
         with EngineStore() as docker:
-            docker.hold("base:1", OTHER)
+            docker.pin_by_digest("base:1", OTHER)
             (folder,) = set(tmp_path.iterdir()) - set(left)
         left.append(folder)
         folder.mkdir()  # as kill -9 leaves it
@@ -307,7 +307,7 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
             tell(engine, "GET", f"/images/{name}/json", {"RepoTags": [name, *["base:1"] * (state != "last")]})
             tell(engine, "DELETE", f"/images/{name}", [])
         with EngineStore() as docker:
-            docker.hold("base:1", OTHER)
+            docker.pin_by_digest("base:1", OTHER)
             assert not left[-1].exists()
             assert living.exists()
     requests = [unquote(one) for one in engine.requests]
@@ -324,22 +324,22 @@ def test_names_that_cannot_be_listed_are_left_to_the_next_build(engine, monkeypa
     tell(engine, "GET", "/info", {"ID": "this"})
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     with EngineStore() as docker:
-        docker.hold("base:1", OTHER)
+        docker.pin_by_digest("base:1", OTHER)
         (folder,) = tmp_path.iterdir()
     folder.mkdir()  # as kill -9 leaves it
     tell(engine, "GET", "/images/json", {"message": "content digest: not found"}, 404)
     with EngineStore() as docker:
-        assert docker.hold("base:1", OTHER)
+        assert docker.pin_by_digest("base:1", OTHER)
     assert folder.exists()
 
 
 def test_base_built_by_the_matrix_is_held_too(engine, docker):
     engine.add_image(OWN, RepoTags=[f"t:{TAG}"], Id=OTHER)
     engine.answer = lambda _: engine.images
-    docker.present("t", "v1")
+    docker.list_variants("t", "v1")
     engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
-    assert docker.source(f"t:{TAG}", local=True) == docker.hold(f"t:{TAG}", OTHER)
+    assert docker.source(f"t:{TAG}", local=True) == docker.pin_by_digest(f"t:{TAG}", OTHER)
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
     with pytest.raises(TagMovedError, match="is now another image"):
         docker.source(f"t:{TAG}", local=True)
@@ -502,11 +502,11 @@ def test_rejected_load_is_an_engine_error(engine, docker, built, response, messa
 def test_image_without_a_layout_is_only_tagged(engine, docker, built):
     order, _ = built
     engine.responses["POST", "/tag"] = 201, b""
-    assert docker.store(order, Made(digest=DIGEST)) == DIGEST
+    assert docker.store(order, BuiltImage(digest=DIGEST)) == DIGEST
     engine.responses["POST", "/tag"] = REFUSED
     for store in (docker.store, docker.name):
         with pytest.raises(EngineError, match="refused: something about the daemon"):
-            store(order, Made(digest=DIGEST))
+            store(order, BuiltImage(digest=DIGEST))
 
 
 def test_loaded_image_has_no_name_until_it_is_tagged(engine, docker, built):
@@ -557,7 +557,7 @@ def test_refused_manifest_of_a_zstd_image_names_the_remedy(engine, docker, compr
     own = OWN | {labels.INPUTS: json.dumps({"compression": compression})}
     entry = {"Id": OTHER, "Labels": own, "RepoTags": [f"t:{TAG}"]}
     tell(engine, "GET", "/images/json", [entry])
-    docker.present("t", "v1")
+    docker.list_variants("t", "v1")
     engine.responses["POST", "/push"] = 200, b'{"error": "manifest invalid: unknown media type"}'
     with pytest.raises(EngineError, match="manifest invalid") as caught:
         docker.push(f"t:{TAG}")

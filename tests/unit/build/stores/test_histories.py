@@ -14,7 +14,7 @@ import pytest
 from distribution import MANIFEST, digest
 from publishing import labels_of, tag
 
-from imagematrix.build.matrix.bump import raised
+from imagematrix.build.matrix.bump import raise_version
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.retire import prune, retire
 from imagematrix.build.retire.retention import Retention
@@ -101,7 +101,7 @@ class History:
 
     def bump(self):
         """Raise the version, and take over some of the images: other manifests over the same layers."""
-        self.version = raised(self.version, minor=self.random.random() < 0.4)
+        self.version = raise_version(self.version, minor=self.random.random() < 0.4)
         for _ in range(self.random.randrange(3)):
             self.build()
 
@@ -144,7 +144,7 @@ class History:
     def retire(self):
         """Retire versions, perhaps interrupted, and check what is left."""
         retention = self._retention(self._published())
-        shown = retire.survey(self.registry.name, retention)
+        shown = retire.survey_repository(self.registry.name, retention)
         kept = self._kept(retention)
         before = self._state()
         gone = {name for one in shown.removals for name in one.tags}
@@ -155,14 +155,14 @@ class History:
             else None
         )
         try:
-            self.orphans |= bool(retire.carry_out(shown, retention, self._until(end)))
+            self.orphans |= bool(retire.apply_retirement(shown, retention, self._until(end)))
         except Interrupted:
             self._removed_only(before, shown)
             self.begun |= {one.version for one in shown.removals}
             self.orphans |= self.strict
             if self.random.random() < 0.5:
-                again = retire.survey(self.registry.name, retention)
-                retire.carry_out(again, retention, lambda _: None)
+                again = retire.survey_repository(self.registry.name, retention)
+                retire.apply_retirement(again, retention, lambda _: None)
                 self._complete(retention, shown)
         else:
             self._removed_only(before, shown)
@@ -180,13 +180,13 @@ class History:
         versions = {image["Config"]["Labels"][labels.VERSION] for image in self.node.images.values()}
         retention = self._retention(sorted(versions, key=natural))
         newer_s = self.random.choice([None, 86_400])
-        look = partial(prune.survey, retention, newer_s=newer_s, now=NOW)
+        look = partial(prune.survey_engine, retention, newer_s=newer_s, now=NOW)
         shown = look()
         before, already = dict(self.node.images), len(self.node.removed)
         try:
-            prune.carry_out(shown, look, self._until(self.random.choice([None, 1, 2])))
+            prune.apply_pruning(shown, look, self._until(self.random.choice([None, 1, 2])))
         except Interrupted:
-            prune.carry_out(look(), look, lambda _: None)
+            prune.apply_pruning(look(), look, lambda _: None)
         assert {*self.node.removed[already:]} <= {name for one in shown.removed for name in one.names}
         assert before.keys() - self.node.images.keys() == {one.id for one in shown.removed}
         assert {used for used, _ in self.node.containers.values()} <= self.node.images.keys()
@@ -235,7 +235,7 @@ class History:
 
     def _complete(self, retention, shown):
         """Check that nothing is left of the retired versions, and nothing that no tag names."""
-        assert not retire.survey(self.registry.name, retention).removals
+        assert not retire.survey_repository(self.registry.name, retention).removals
         assert self.repository.tags.keys().isdisjoint(name for one in shown.removals for name in one.tags)
         named = self._below(*self.repository.tags.values())
         assert self.orphans or self.repository.manifests.keys() - named <= self.old

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from imagematrix.build.plan.backend import BuildSources, Order
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources
 from imagematrix.build.stores import names
-from imagematrix.build.stores.names import Namer, turn
+from imagematrix.build.stores.names import Tagger, hold_mutex
 from imagematrix.errors import EngineError, TagMovedError
 from imagematrix.images.catalog import labels
 from imagematrix.images.engine import transport
@@ -38,12 +38,12 @@ def order(tmp_path):
     """Call it to get the order for cell a, in a build of the cells a and b from the inputs ONE."""
 
     def make(**more):
-        return Order(
+        return BuildRequest(
             reference=name("a", ONE),
             dockerfile="",
             sources=BuildSources(context=tmp_path, platform="linux/amd64"),
             labels=own("a", ONE, **more),
-            together=frozenset({name("a", ONE), name("b", ONE)}),
+            sibling_references=frozenset({name("a", ONE), name("b", ONE)}),
         )
 
     return make
@@ -52,7 +52,7 @@ def order(tmp_path):
 @pytest.fixture
 def namer(engine):  # noqa: ARG001 - for its effect
     with contextlib.closing(transport.client()) as client:
-        yield Namer(client)
+        yield Tagger(client)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def done(engine):
 
 
 def test_new_cell_gets_its_name(engine, namer, order, done):
-    assert namer.give(order(), BUILT) is None
+    assert namer.tag_image(order(), BUILT) is None
     assert done() == [f"{BUILT}/tag {name('a', ONE)}"]
     assert engine.volumes == {}
 
@@ -85,14 +85,14 @@ def test_new_cell_gets_its_name(engine, namer, order, done):
 def test_image_of_the_same_inputs_is_kept(engine, namer, order, done):
     """Another build was faster; in the classic store its image has another ID."""
     engine.add_image(own("a", ONE), RepoTags=[name("a", ONE)], Id=TWO)
-    assert namer.give(order(), BUILT) == TWO
-    assert namer.give(order(DEVELOPMENT="true"), BUILT) == TWO
+    assert namer.tag_image(order(), BUILT) == TWO
+    assert namer.tag_image(order(DEVELOPMENT="true"), BUILT) == TWO
     assert done() == []
 
 
 def test_same_image_may_be_named_again(engine, namer, order):
     engine.add_image(own("a", ONE), RepoTags=[name("a", ONE)], Id=BUILT)
-    assert namer.give(order(), BUILT) is None
+    assert namer.tag_image(order(), BUILT) is None
 
 
 @pytest.mark.parametrize("cell", ["a", "b"])
@@ -102,7 +102,7 @@ def test_build_is_refused_a_cell_if_another_build_made_one_of_its_cells(engine, 
     with pytest.raises(
         TagMovedError, match=f"{name('a', ONE)}: .* made {name(cell, TWO)} from other"
     ) as caught:
-        namer.give(order(), BUILT)
+        namer.tag_image(order(), BUILT)
     assert "raise the version" in caught.value.remedy
     assert done() == []
     assert engine.volumes == {}
@@ -112,7 +112,7 @@ def test_cells_outside_the_build_are_free(engine, namer, order):
     engine.add_image(own("c", TWO), RepoTags=[name("c", TWO)])
     engine.add_image(own("a", TWO, VERSION="v2"), RepoTags=[f"t:{labels.tag('v2', 'a', TWO)}"])
     engine.add_image(own("a", TWO), RepoTags=["t:v1-mine"])  # built on a variant by a user
-    assert namer.give(order(), BUILT) is None
+    assert namer.tag_image(order(), BUILT) is None
 
 
 def test_only_the_first_image_of_a_version_looks_at_all_cells(engine, namer, order):
@@ -122,18 +122,18 @@ def test_only_the_first_image_of_a_version_looks_at_all_cells(engine, namer, ord
         filters = (parse_qs(urlsplit(one).query).get("filters") for one in engine.requests)
         return [json.loads(one[0])["reference"] for one in filters if one]
 
-    namer.give(order(), BUILT)
+    namer.tag_image(order(), BUILT)
     engine.add_image(own("b", TWO), RepoTags=[name("b", TWO)])
-    namer.give(order(), BUILT)
+    namer.tag_image(order(), BUILT)
     assert patterns() == [["t:v1-*"], ["t:v1-a-????????????"]]
     engine.add_image(own("a", TWO), RepoTags=[name("a", TWO)])
     with pytest.raises(TagMovedError):
-        namer.give(order(), BUILT)
+        namer.tag_image(order(), BUILT)
 
 
 def test_name_of_a_registry_with_brackets_is_no_pattern(engine, namer, order):
     reference = f"[::1]:5000/{name('a', ONE)}"
-    namer.give(replaced(order(), reference=reference), BUILT)
+    namer.tag_image(replaced(order(), reference=reference), BUILT)
     (query,) = (parse_qs(urlsplit(one).query) for one in engine.requests if "filters" in one)
     assert json.loads(query["filters"][0])["reference"] == ["\\[::1\\]:5000/t:v1-*"]
 
@@ -141,7 +141,7 @@ def test_name_of_a_registry_with_brackets_is_no_pattern(engine, namer, order):
 def test_name_of_another_image_does_not_move(engine, namer, order, done):
     engine.add_image(None, RepoTags=[name("a", ONE)], Id=TWO)
     with pytest.raises(TagMovedError, match=f"is another image, {TWO}, not {BUILT}") as caught:
-        namer.give(order(), BUILT)
+        namer.tag_image(order(), BUILT)
     assert f"docker image rm {name('a', ONE)}" in caught.value.remedy
     assert done() == []
 
@@ -155,13 +155,13 @@ def test_development_image_of_the_cell_loses_its_name(engine, namer, order, done
     old = name("a", TWO)
     engine.add_image(own("a", TWO, **theirs), RepoTags=[old, "myapp:prod"])
     engine.add_image(own("b", TWO, **theirs), RepoTags=[name("b", TWO)])
-    assert namer.give(order(**ours), BUILT) is None
+    assert namer.tag_image(order(**ours), BUILT) is None
     assert done() == [f"{BUILT}/tag {name('a', ONE)}", f"remove {old}"]
 
 
 def test_development_image_of_the_same_inputs_becomes_final(engine, namer, order, done):
     engine.add_image(own("a", ONE, DEVELOPMENT="true"), RepoTags=[name("a", ONE)], Id=TWO)
-    assert namer.give(order(), BUILT) is None
+    assert namer.tag_image(order(), BUILT) is None
     assert done() == [f"{BUILT}/tag {name('a', ONE)}"]
 
 
@@ -176,7 +176,7 @@ def replace(engine, namer, order, *statuses):
     engine.responses["DELETE", f"/images/{old}"] = 200, b"[]"
     engine.before_response["DELETE", f"/images/{old}"] = answer
     with transport.errors():
-        namer.give(order(DEVELOPMENT="true"), BUILT)
+        namer.tag_image(order(DEVELOPMENT="true"), BUILT)
 
 
 def test_replaced_image_may_be_gone(engine, namer, order, done):
@@ -208,11 +208,11 @@ def test_suspended_build_that_lost_its_turn_withdraws_its_name(engine, namer, or
     engine.responses["POST", "/tag"] = 201, b""
     engine.before_response["POST", "/tag"] = resumed
     rival = False
-    assert namer.give(order(), BUILT) is None
+    assert namer.tag_image(order(), BUILT) is None
     rival = True
     engine.volumes.clear()
     with pytest.raises(TagMovedError, match="meanwhile another build"):
-        namer.give(order(), BUILT)
+        namer.tag_image(order(), BUILT)
     assert done()[-1] == f"remove {name('a', ONE)}"
 
 
@@ -227,7 +227,7 @@ def test_one_client_at_a_time_has_the_turn(engine, client, monkeypatch):
     inside, most = [], []
 
     def work(_):
-        with contextlib.closing(transport.client()) as own, turn(own, "t:v1") as still_mine:
+        with contextlib.closing(transport.client()) as own, hold_mutex(own, "t:v1") as still_mine:
             inside.append(1)
             most.append(len(inside))
             assert still_mine()
@@ -237,13 +237,13 @@ def test_one_client_at_a_time_has_the_turn(engine, client, monkeypatch):
         assert len(list(threads.map(work, range(12)))) == 12
     assert set(most) == {1}
     assert engine.volumes == {}
-    with turn(client, "t:v1"), turn(client, "t:v2"):
+    with hold_mutex(client, "t:v1"), hold_mutex(client, "t:v2"):
         assert len(engine.volumes) == 2, "other versions do not wait"
 
 
 def test_turn_of_a_killed_client_is_taken(engine, client, monkeypatch):
     """It has left its volume behind; of all who wait, one removes it."""
-    with turn(client, "t:v1"):
+    with hold_mutex(client, "t:v1"):
         left = dict(engine.volumes)
     engine.volumes.update(left)
     monkeypatch.setattr(names, "PATIENCE", 0.05)
@@ -251,7 +251,7 @@ def test_turn_of_a_killed_client_is_taken(engine, client, monkeypatch):
     held = threading.Lock()
 
     def work(_):
-        with contextlib.closing(transport.client()) as own, turn(own, "t:v1"):
+        with contextlib.closing(transport.client()) as own, hold_mutex(own, "t:v1"):
             assert held.acquire(blocking=False)
             held.release()
 
@@ -261,28 +261,32 @@ def test_turn_of_a_killed_client_is_taken(engine, client, monkeypatch):
 
 
 def test_suspended_client_notices_that_its_turn_was_taken(engine, client):
-    with turn(client, "t:v1") as still_mine:
+    with hold_mutex(client, "t:v1") as still_mine:
         (volume,) = engine.volumes
         assert still_mine()
-        engine.volumes[volume] = {"Name": volume, "Labels": {names.WORD: "another"}}
+        engine.volumes[volume] = {"Name": volume, "Labels": {names.OWNER_LABEL: "another"}}
         assert not still_mine()
-    assert engine.volumes[volume]["Labels"] == {names.WORD: "another"}, "it is not removed"
-    with turn(client, "t:v2") as still_mine:
+    assert engine.volumes[volume]["Labels"] == {names.OWNER_LABEL: "another"}, "it is not removed"
+    with hold_mutex(client, "t:v2") as still_mine:
         engine.volumes.clear()
         assert not still_mine()
 
 
 def test_volume_of_a_user_is_no_turn_for_ever(engine, client, monkeypatch):
-    with turn(client, "t:v1"):
+    with hold_mutex(client, "t:v1"):
         (volume,) = engine.volumes
     engine.volumes[volume] = {"Name": volume, "Labels": None}
     monkeypatch.setattr(names, "PATIENCE", 0)
     monkeypatch.setattr(names, "PAUSE", 0.001)
-    with turn(client, "t:v1") as still_mine:
+    with hold_mutex(client, "t:v1") as still_mine:
         assert still_mine()
 
 
 def test_engine_without_volumes_is_reported(engine, client):
     engine.responses["POST", "/volumes/create"] = 403, b'{"message": "denied by a plugin"}'
-    with pytest.raises(EngineError, match="denied by a plugin"), transport.errors(), turn(client, "t:v1"):
+    with (
+        pytest.raises(EngineError, match="denied by a plugin"),
+        transport.errors(),
+        hold_mutex(client, "t:v1"),
+    ):
         pass

@@ -15,10 +15,10 @@ from publishing import labels_of, tag
 
 from imagematrix.audit.images import layer
 from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.rewrite import labelled
-from imagematrix.build.plan.backend import BuildSources, KeptImage, Order
+from imagematrix.build.executor.image_rewriter import label_image
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, StoredImageInfo
 from imagematrix.build.publish.publish import publish
-from imagematrix.build.stores.registry import Complete, RegistryStore, survey
+from imagematrix.build.stores.registry import CompletenessCheck, RegistryStore, survey_version
 from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import index as indexes
 from imagematrix.images.catalog import labels
@@ -50,22 +50,22 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
 def test_stored_image_is_described(remote, repository, make_image):
     one = make_image("a")
     store(remote, one)
-    described = KeptImage(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
-    assert remote.stored(one.order.reference) == described
+    described = StoredImageInfo(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
+    assert remote.inspect_image(one.order.reference) == described
     assert remote.keeps_layers
     repository.manifests.clear()
     with pytest.raises(UnknownImageError, match="no longer in its registry"):
-        remote.stored(one.order.reference)
+        remote.inspect_image(one.order.reference)
 
 
 def test_uncompressed_layers_are_listed(remote, repository, make_image):
     one = make_image("a")
-    assert remote.layers_of(one.order.reference) == frozenset()
+    assert remote.list_layers(one.order.reference) == frozenset()
     store(remote, one)
-    assert remote.layers_of(one.order.reference) == {"sha256:1", "sha256:2"}
+    assert remote.list_layers(one.order.reference) == {"sha256:1", "sha256:2"}
     media_type, _ = repository.manifests[one.made.digest]
     repository.manifests[one.made.digest] = media_type, b"damaged"
-    assert remote.layers_of(one.order.reference) == frozenset(), "whoever uses it reports that"
+    assert remote.list_layers(one.order.reference) == frozenset(), "whoever uses it reports that"
 
 
 def test_base_is_there_if_every_repository_has_its_layers(remote, make_image):
@@ -366,7 +366,7 @@ def test_published_and_unpublished_variants_are_listed(
     repository.image("v1-x-0123456789ab", labels_of("y"))  # its labels name another cell
     repository.image("v1-by-others", {"by": "somebody"})
     repository.image("v1-without", None)
-    result = remote.present(image, "v1")
+    result = remote.list_variants(image, "v1")
     assert [(one.reference, one.cell, one.input_digest, one.lost) for one in result] == [
         (f"{image}:v1-{cell}-{digest(inputs)[7:19]}", cell, digest(inputs), False)
         for cell, inputs in (("a", b"1"), ("b", b"2"))
@@ -382,7 +382,7 @@ def index(registry, *digests):
 
 def test_deleted_image_has_no_components(remote, repository, add_variant, image):
     add_variant("a")
-    (result,) = remote.present(image, "v1")
+    (result,) = remote.list_variants(image, "v1")
     repository.manifests.clear()
     assert remote.components(result.reference) == {}
 
@@ -408,7 +408,7 @@ def test_non_image_manifests_are_skipped(registry, repository, add_variant):
 def test_error_for_a_damaged_configuration_names_the_image(registry, repository, image, config, message):
     repository.image("v1-a-0123456789ab", None, config=config)
     with pytest.raises(UsageError, match=message) as caught:
-        survey(registry, "v1")
+        survey_version(registry, "v1")
     assert f"{image}:v1-a-0123456789ab" in str(caught.value)
 
 
@@ -417,24 +417,24 @@ def test_missing_or_altered_configuration_is_reported(registry, repository, add_
     (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
     repository.blobs[config] = b"{}"
     with pytest.raises(EngineError, match=f"content that does not match {config}"):
-        survey(registry, "v1")
+        survey_version(registry, "v1")
     del repository.blobs[config]
     with pytest.raises(UnknownImageError, match=config):
-        survey(registry, "v1")
+        survey_version(registry, "v1")
 
 
 def test_configuration_is_fetched_only_by_a_valid_digest(server, registry, repository):
     raw = b'{"config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": "../../x"}}'
     repository.put("v1-a", raw, MANIFEST)
     with pytest.raises(UsageError, match="is not a sha256 digest"):
-        survey(registry, "v1")
+        survey_version(registry, "v1")
     assert not server.count("GET", "blobs")
 
 
 def test_labels_that_are_not_strings_are_ignored(registry, repository):
     repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
     assert entry_of(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
-    assert survey(registry, "v1").variants == ()
+    assert survey_version(registry, "v1").variants == ()
 
 
 def test_configuration_is_not_read_if_the_manifest_has_annotations(
@@ -544,7 +544,7 @@ def is_complete(server, repository):
         raw = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": layers}).encode()
         repository.put("v1", raw, MANIFEST)
         with Registry(f"{server.address}/ml/training") as registry:
-            return Complete(registry)(digest(raw))
+            return CompletenessCheck(registry)(digest(raw))
 
     return call
 
@@ -564,23 +564,23 @@ def test_damaged_manifests_of_images_are_errors(is_complete, layer):
 
 def labelled_anew(remote, earlier, folder, version, made_of="1"):
     """Take over an image under another version, as a build does."""
-    before = remote.without_layers(earlier, folder)
+    before = remote.load_without_layers(earlier, folder)
     own = labels_of("a", made_of, version=version)
     image, _, _ = earlier.rpartition(":")
-    order = Order(
+    order = BuildRequest(
         reference=f"{image}:{tag(own)}",
         dockerfile="",
         sources=BuildSources(context=folder, platform="linux/amd64"),
         labels=own,
     )
-    return order, labelled(before, own)
+    return order, label_image(before, own)
 
 
 @pytest.fixture
 def earlier(remote, make_image):
     """The reference of an image of version v1 in the registry, as `build` pushes one, and its digest."""
     one = make_image("a")
-    made = labelled(one.made, one.order.labels)
+    made = label_image(one.made, one.order.labels)
     remote.store(one.order, made)
     return one.order.reference, made.digest
 
@@ -589,8 +589,8 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     server, remote, repository, earlier, image, tmp_path
 ):
     reference, before = earlier
-    assert remote.earlier(image, {"a": digest(b"2"), "b": digest(b"1")}) == {}
-    assert remote.earlier(image, {"a": digest(b"1"), "b": digest(b"1")}) == {"a": reference}
+    assert remote.find_earlier_versions(image, {"a": digest(b"2"), "b": digest(b"1")}) == {}
+    assert remote.find_earlier_versions(image, {"a": digest(b"1"), "b": digest(b"1")}) == {"a": reference}
     server.requests.clear()
     order, made = labelled_anew(remote, reference, tmp_path / "taken", "v2")
     stored = remote.store(order, made)
@@ -600,7 +600,7 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     entry = entry_of(remote.registry(image), tag(order.labels))
     assert (entry.ours, entry.annotations[labels.VERSION]) == (True, "v2")
     other = RegistryStore(remote, Layers())
-    assert other.earlier(image, {"a": digest(b"1")})["a"] in (reference, order.reference)
+    assert other.find_earlier_versions(image, {"a": digest(b"1")})["a"] in (reference, order.reference)
 
 
 def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
@@ -608,14 +608,14 @@ def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
 ):
     """The tag has only a part of the input digest, and says nothing of the blobs."""
     reference, _ = earlier
-    assert remote.earlier(image, {"a": f"{digest(b'1')[:-1]}0"}) == {}
-    assert remote.earlier(image, {"b-a": digest(b"1")}) == {}, "a cell whose name ends alike"
+    assert remote.find_earlier_versions(image, {"a": f"{digest(b'1')[:-1]}0"}) == {}
+    assert remote.find_earlier_versions(image, {"b-a": digest(b"1")}) == {}, "a cell whose name ends alike"
     classic = make_image("classic")  # without a label of its content
     remote.store(classic.order, classic.made)
     for cell in ("classic", "none"):
-        assert RegistryStore(remote, Layers()).earlier(image, {cell: digest(b"1")}) == {}
+        assert RegistryStore(remote, Layers()).find_earlier_versions(image, {cell: digest(b"1")}) == {}
     del repository.blobs[digest(b"two")]
-    assert RegistryStore(remote, Layers()).earlier(image, {"a": digest(b"1")}) == {}
+    assert RegistryStore(remote, Layers()).find_earlier_versions(image, {"a": digest(b"1")}) == {}
     assert remote.registry(image).digest(reference.rpartition(":")[2])
 
 
@@ -623,7 +623,7 @@ def test_image_built_on_an_earlier_one_is_not_taken_over(remote, repository, ear
     reference, _ = earlier
     derived = make_image("a", layers=(b"one", b"two", b"three"))
     config = json.loads(repository.blobs[digest_of_config(repository, reference)])
-    inherited = labelled(derived.made, config["config"]["Labels"])
+    inherited = label_image(derived.made, config["config"]["Labels"])
     raw = json.loads((inherited.layout / "blobs/sha256" / inherited.digest[7:]).read_bytes())
     blobs = inherited.layout / "blobs/sha256"
     old = json.loads((blobs / raw["config"]["digest"][7:]).read_bytes())
@@ -632,7 +632,7 @@ def test_image_built_on_an_earlier_one_is_not_taken_over(remote, repository, ear
     raw["config"] |= {"digest": digest(changed), "size": len(changed)}
     repository.blobs |= {digest(changed): changed, digest(b"three"): b"three"}
     repository.put(reference.rpartition(":")[2], json.dumps(raw).encode(), MANIFEST)
-    assert RegistryStore(remote, Layers()).earlier(image, {"a": digest(b"1")}) == {}
+    assert RegistryStore(remote, Layers()).find_earlier_versions(image, {"a": digest(b"1")}) == {}
 
 
 def digest_of_config(repository, reference):
@@ -643,7 +643,7 @@ def digest_of_config(repository, reference):
 
 def test_earlier_image_that_was_deleted_is_reported(remote, repository, earlier, image, tmp_path):
     reference, _ = earlier
-    assert remote.earlier(image, {"a": digest(b"1")}) == {"a": reference}
+    assert remote.find_earlier_versions(image, {"a": digest(b"1")}) == {"a": reference}
     repository.manifests.clear()
     with pytest.raises(UnknownImageError, match="is no longer in its registry"):
-        remote.without_layers(reference, tmp_path / "taken")
+        remote.load_without_layers(reference, tmp_path / "taken")

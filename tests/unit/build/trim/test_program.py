@@ -14,7 +14,7 @@ RAW = fat(entry(target=80, payload=bytes(64)), entry(target=90))
 @pytest.fixture
 def run(tmp_path):
     """Call it with arguments to run the program with an isolated Python that has no installed packages."""
-    (file,) = program.put(tmp_path).iterdir()
+    (file,) = program.write_program(tmp_path).iterdir()
 
     def call(*words):
         command = [sys.executable, "-I", "-S", file, *words]
@@ -48,7 +48,7 @@ def test_errors_fail_the_build(run, tmp_path):
 
 
 def test_program_is_reproducible(tmp_path):
-    one, other = program.put(tmp_path), program.put(tmp_path)
+    one, other = program.write_program(tmp_path), program.write_program(tmp_path)
     assert one != other
     assert one.name == other.name
     (file,) = one.iterdir()

@@ -3,7 +3,7 @@
 import pytest
 
 from imagematrix.audit.binaries.fatbin import CUBIN, PTX, FatbinEntry
-from imagematrix.build.trim.rules import Rules, capabilities
+from imagematrix.build.trim.rules import Rules, parse_capabilities
 from imagematrix.errors import UsageError
 
 LTO = 8
@@ -71,12 +71,12 @@ def test_intermediate_code_is_always_kept():
 
 
 def test_matrix_targets_become_capabilities():
-    assert capabilities(["9.0a", "8.6"]) == ("8.6", "9.0")
-    assert capabilities(["10.0f"]) == ("10.0", "10.3")
-    assert capabilities(["12.0", "12.0a"]) == ("12.0",)
+    assert parse_capabilities(["9.0a", "8.6"]) == ("8.6", "9.0")
+    assert parse_capabilities(["10.0f"]) == ("10.0", "10.3")
+    assert parse_capabilities(["12.0", "12.0a"]) == ("12.0",)
 
 
 @pytest.mark.parametrize("word", ["90", "sm_90", "9.1", "9,0", "", "native"])
 def test_invalid_capability_is_rejected(word):
     with pytest.raises(UsageError, match="invalid compute capability"):
-        capabilities([word])
+        parse_capabilities([word])

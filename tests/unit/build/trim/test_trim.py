@@ -16,7 +16,7 @@ import pytest
 from fatbins import entry, fat, library
 
 from imagematrix.build.trim import files as trim_files
-from imagematrix.build.trim.examine import TrimStatus
+from imagematrix.build.trim.examination import TrimStatus
 from imagematrix.build.trim.rules import Rules
 from imagematrix.build.trim.trim import trim
 from imagematrix.errors import UsageError
@@ -304,8 +304,10 @@ def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     put(tmp_path / "b.fatbin")
     name = "x-1.dist-info/RECORD"
     put(tmp_path / name, record({"a.fatbin": RAW, "b.fatbin": RAW}, name))
-    replace = trim_files.replace
-    monkeypatch.setattr(trim_files, "replace", lambda names, *rest: replace(names, *rest) or _fail(names))
+    replace = trim_files.replace_files
+    monkeypatch.setattr(
+        trim_files, "replace_files", lambda names, *rest: replace(names, *rest) or _fail(names)
+    )
 
     def _fail(names):
         if names[0].target.name == "a.fatbin":
@@ -339,7 +341,7 @@ def test_record_is_updated_after_a_run_that_was_killed_before_it(tmp_path):
     path = put(tmp_path / name, record({"a.fatbin": RAW}, name))
     code = (
         "import os, sys; from pathlib import Path; from imagematrix.build.trim import trim, rules\n"
-        "trim._record = lambda *_: os._exit(9)\n"
+        "trim._update_record = lambda *_: os._exit(9)\n"
         "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
@@ -354,14 +356,14 @@ def test_error_before_a_record_is_copied_is_the_reported_error(tmp_path, monkeyp
     put(tmp_path / "env" / "a.fatbin")
     put(tmp_path / "env" / "b.fatbin")
     put(tmp_path / "env" / "x-1.dist-info" / "RECORD")
-    replace = trim_files.replace
+    replace = trim_files.replace_files
 
     def fail(names, *rest):
         if names[0].target.name == "b.fatbin":
             raise OSError(5, "Input/output error")
         replace(names, *rest)
 
-    monkeypatch.setattr(trim_files, "replace", fail)
+    monkeypatch.setattr(trim_files, "replace_files", fail)
     with pytest.raises(UsageError, match="Input/output error"):
         trim([tmp_path / "env"], HOPPER, output=tmp_path / "out")
 

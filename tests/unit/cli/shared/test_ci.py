@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.reports.outcome import DROPPED, OPEN, STATUSES, parse
+from imagematrix.build.reports.outcome import DROPPED, OPEN, STATUSES, parse_report
 from imagematrix.cli.shared import ci
 
 HOSTILE = "\x1b[0Ksection_end:1:x\r\x1b[0K\n::error::pwned\n##[error]x\n::endgroup::\n%0A::set-output"
@@ -15,7 +15,7 @@ HOSTILE = "\x1b[0Ksection_end:1:x\r\x1b[0K\n::error::pwned\n##[error]x\n::endgro
 
 def outcomes(*cells):
     whole = [{"image": "training", "version": "v1"} | cell for cell in cells]
-    return parse({"schema": "imagematrix.build/v1", "cells": whole}, "x").outcomes
+    return parse_report({"schema": "imagematrix.build/v1", "cells": whole}, "x").outcomes
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_ci_system_is_detected(monkeypatch, variables, expected):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert ci.system() == expected
+    assert ci.find_ci_system() == expected
 
 
 def commands(text):
@@ -49,7 +49,7 @@ def commands(text):
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
 def test_untrusted_text_contains_no_github_commands(text, headline):
-    output = ci.failed("github", "training:v1 a,b", headline, text)
+    output = ci.format_failure("github", "training:v1 a,b", headline, text)
     (group, end, error) = commands(output)
     assert group == ("group", None, "training:v1 a,b: failed")
     assert end == ("endgroup", None, "")
@@ -58,7 +58,7 @@ def test_untrusted_text_contains_no_github_commands(text, headline):
 
 
 def test_values_are_escaped_for_github():
-    output = ci.failed("github", "a", "50% of\ntwo", "text")
+    output = ci.format_failure("github", "a", "50% of\ntwo", "text")
     assert output.endswith("\n::error title=a::50%25 of%0Atwo")
 
 
@@ -67,7 +67,7 @@ SECTION = re.compile(r"section_(start|end):(\d+):(\w+)(\[collapsed=true\])?\r\x1
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
 def test_untrusted_text_opens_no_gitlab_sections(text, headline):
-    output = ci.failed("gitlab", "cpu-znver4", headline, text)
+    output = ci.format_failure("gitlab", "cpu-znver4", headline, text)
     start, end = SECTION.findall(output)
     assert (start[0], start[3], end[0], end[3]) == ("start", "[collapsed=true]", "end", "")
     assert start[2] == end[2]
@@ -82,18 +82,18 @@ def test_summary_lists_failures_first():
         {"cell": "d", "status": "excluded"},
         {"cell": "e", "status": "other-shard"},
     )
-    assert ci.table(result) == (
+    assert ci.format_table(result) == (
         "### imagematrix: 1 failed, 1 built, 1 up-to-date, 1 excluded\n\n"
         "| image | cell | | seconds |\n|---|---|---|--:|\n"
         "| training:v1 | c | failed | 1.0 |\n"
         "| training:v1 | a | built | 12.3 |\n"
         "| training:v1 | b | up-to-date |  |\n\n"
     )
-    assert ci.table(()) == "### imagematrix: no cells\n\n"
+    assert ci.format_table(()) == "### imagematrix: no cells\n\n"
 
 
 def test_cell_names_are_escaped_in_markdown():
-    table = ci.table(outcomes({"cell": "a|b<img src=x>`c`\n# d", "status": "built", "seconds": 1}))
+    table = ci.format_table(outcomes({"cell": "a|b<img src=x>`c`\n# d", "status": "built", "seconds": 1}))
     assert "<img" not in table
     assert len(table.splitlines()) == 6
     assert table.splitlines()[4].count("|") == 5
@@ -102,7 +102,7 @@ def test_cell_names_are_escaped_in_markdown():
 @pytest.mark.parametrize(("count", "length"), [(10_000, 40), (3, 500_000)])
 def test_summary_length_is_limited(count, length):
     cells = [{"cell": f"{number:0{length}}", "status": "built", "seconds": 1} for number in range(count)]
-    table = ci.table(outcomes(*cells))
+    table = ci.format_table(outcomes(*cells))
     assert len(table.encode()) < 300 * 1024
     left = int(re.search(r"and (\d+) more", table)[1])
     assert table.count("| built |") == count - left
@@ -127,8 +127,8 @@ def test_summary_is_appended_to_the_github_file(monkeypatch, tmp_path, capsys):
 def test_every_outcome_is_in_the_summary_and_in_the_report(cli, tmp_path, status):
     cell = {"image": "training", "version": "v1", "cell": "cpu-znver4", "status": status}
     (outcome,) = outcomes(cell)
-    assert f"### imagematrix: 1 {status}\n" in ci.table([outcome])
-    assert f"| cpu-znver4 | {status} |" in ci.table([outcome])
+    assert f"### imagematrix: 1 {status}\n" in ci.format_table([outcome])
+    assert f"| cpu-znver4 | {status} |" in ci.format_table([outcome])
     (tmp_path / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": [cell]}))
     assert f" {status} " in cli("report", tmp_path / "build.json").out
 
@@ -140,7 +140,7 @@ def test_tests_of_images_have_a_column_in_the_summary_and_in_the_report(cli, tmp
         {"cell": "b", "status": "tested", "test": {"outcome": "passed", "why": None}},
         {"cell": "c", "status": "built", "test": None},
     ]
-    table = ci.table(outcomes(*cells))
+    table = ci.format_table(outcomes(*cells))
     assert "| image | cell | | test | seconds |" in table
     assert "| b | tested | passed |" in table
     assert "| a | built | not tested here: " in table

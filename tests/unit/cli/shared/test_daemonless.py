@@ -102,7 +102,7 @@ def test_a_device_that_only_a_daemon_could_open_is_an_error(run, monkeypatch, ca
     from imagematrix.launcher.docker.devices import DeviceProblem
 
     problem = DeviceProblem(path="/dev/nvidia0", what="permission denied", remedy="ask root", doubt=True)
-    monkeypatch.setattr(daemonless, "check", lambda paths: (problem,) if paths else ())
+    monkeypatch.setattr(daemonless, "check_device_nodes", lambda paths: (problem,) if paths else ())
     assert run("--engine oci reg:5000/training:v1") == (5, [])
     assert "/dev/nvidia0: permission denied" in capfd.readouterr().err
 

@@ -9,9 +9,9 @@ import pytest
 from choosing import Make
 from double import Double
 
-from imagematrix.build.executor.testing import ImageTestError, ImageTestOutcome, ImageTestResult
-from imagematrix.build.plan.backend import StoppedError
-from imagematrix.build.plan.given import parse
+from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
+from imagematrix.build.plan.build_inputs import parse_build_inputs
+from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.cli.shared import inputs
 from imagematrix.cli.shared.image_tests import ContainerTester
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
@@ -101,7 +101,7 @@ def item(planned, project):
 def started(monkeypatch):
     """The container that is started, and a list of how; this machine has no GPU."""
     monkeypatch.setattr(system, "remote", lambda: None)
-    monkeypatch.setattr(inputs, "node_of", lambda *_: (Make.host(driver=None), None))
+    monkeypatch.setattr(inputs, "load_node", lambda *_: (Make.host(driver=None), None))
     monkeypatch.setattr(transport, "client", lambda: None)
     found = SimpleNamespace(container=Container(), hows=[], error=None)
 
@@ -111,7 +111,7 @@ def started(monkeypatch):
         found.hows.append((selection.selected, how))
         return found.container
 
-    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(launch, "start_container", start)
     return found
 
 
@@ -119,14 +119,14 @@ def started(monkeypatch):
 def tester(engine, tmp_path):
     (tmp_path / "token").write_text("secret")
     return ContainerTester(
-        engine, Notes(), parse([f"id=token,src={tmp_path}/token"]), pushed=False, again=False
+        engine, Notes(), parse_build_inputs([f"id=token,src={tmp_path}/token"]), pushed=False, again=False
     )
 
 
 def test_container_has_the_command_and_nothing_else(tester, item, started, engine):
     log = io.StringIO()
     started.container.said = b"fine\n"
-    assert tester.made(item, variant(), ANY, ANY, log).outcome == "passed"
+    assert tester.test_built(item, variant(), ANY, ANY, log).outcome == "passed"
     assert engine.loads == 1
     ((image, how),) = started.hows
     assert image == "sha256:loaded"
@@ -140,7 +140,7 @@ def test_container_has_the_command_and_nothing_else(tester, item, started, engin
 def test_failure_has_the_end_of_the_output(tester, item, started):
     started.container = Container(3, b"x" * 5000 + b"\nlast\n")
     with pytest.raises(ImageTestError, match="exit code 3: check me") as caught:
-        tester.stored(item, variant(reference="training:v1-a"), io.StringIO())
+        tester.test_stored(item, variant(reference="training:v1-a"), io.StringIO())
     assert "\nlast\n" in str(caught.value)
     assert len(str(caught.value)) < 2500
     assert "the image stays" in caught.value.remedy
@@ -152,24 +152,26 @@ def test_failure_has_the_end_of_the_output(tester, item, started):
 )
 def test_what_cannot_be_tested_here_says_why(tester, item, started, error, outcome):
     started.error = error
-    result = tester.stored(item, variant(), io.StringIO())
+    result = tester.test_stored(item, variant(), io.StringIO())
     assert (result.outcome, result.why) == ("not-tested", outcome)
 
 
 def test_command_that_cannot_be_started_fails_unless_the_engine_is_gone(tester, item, started, engine):
     started.error = EngineError("no such program")
     with pytest.raises(ImageTestError, match="cannot be started: no such program"):
-        tester.stored(item, variant(), io.StringIO())
+        tester.test_stored(item, variant(), io.StringIO())
     engine.gone = True
     with pytest.raises(EngineError, match="the engine is gone"):
-        tester.stored(item, variant(), io.StringIO())
+        tester.test_stored(item, variant(), io.StringIO())
 
 
 def test_variant_that_does_not_fit_is_not_even_loaded(tester, item, started, engine):
-    result = tester.made(item, variant(march="x", cpu_flags=frozenset({"nobody"})), ANY, ANY, io.StringIO())
+    result = tester.test_built(
+        item, variant(march="x", cpu_flags=frozenset({"nobody"})), ANY, ANY, io.StringIO()
+    )
     assert result.outcome == "not-tested"
     assert "nobody" in result.why
-    gpu = tester.made(item, Make.variant(), ANY, ANY, io.StringIO())
+    gpu = tester.test_built(item, Make.variant(), ANY, ANY, io.StringIO())
     assert gpu.outcome == "not-tested"
     assert not started.hows
     assert not engine.loads
@@ -179,8 +181,8 @@ def test_engine_elsewhere_and_a_machine_that_cannot_be_probed_test_nothing(
     engine, item, started, monkeypatch
 ):
     def tested():
-        tester = ContainerTester(engine, Notes(), parse(), pushed=False, again=False)
-        result = tester.stored(item, variant(), io.StringIO())
+        tester = ContainerTester(engine, Notes(), parse_build_inputs(), pushed=False, again=False)
+        result = tester.test_stored(item, variant(), io.StringIO())
         assert result
         return result.outcome, result.why
 
@@ -190,15 +192,15 @@ def test_engine_elsewhere_and_a_machine_that_cannot_be_probed_test_nothing(
     monkeypatch.setattr(system, "remote", lambda: "far")
     assert tested() == ("not-tested", "the engine runs on far, not here")
     monkeypatch.setattr(system, "remote", lambda: None)
-    monkeypatch.setattr(inputs, "node_of", unreadable)
+    monkeypatch.setattr(inputs, "load_node", unreadable)
     assert tested() == ("not-tested", "it cannot be probed")
     assert not started.hows
 
 
 def test_missing_secret_fails(engine, item, started):
-    tester = ContainerTester(engine, Notes(), parse(), pushed=False, again=False)
+    tester = ContainerTester(engine, Notes(), parse_build_inputs(), pushed=False, again=False)
     with pytest.raises(UsageError, match="the secret token is missing"):
-        tester.stored(item, variant(), io.StringIO())
+        tester.test_stored(item, variant(), io.StringIO())
     assert not started.hows
 
 
@@ -208,7 +210,7 @@ def test_stopped_test_is_killed_and_no_other_starts(tester, item, started):
 
     def run():
         try:
-            tester.stored(item, variant(), io.StringIO())
+            tester.test_stored(item, variant(), io.StringIO())
         except StoppedError as error:
             errors.append(error)
 
@@ -221,26 +223,26 @@ def test_stopped_test_is_killed_and_no_other_starts(tester, item, started):
     assert len(errors) == 1
     assert started.container.calls[0] == "kill"
     with pytest.raises(StoppedError):
-        tester.stored(item, variant(), io.StringIO())
+        tester.test_stored(item, variant(), io.StringIO())
     assert len(started.hows) == 1
 
 
 def test_changed_test_is_due_and_an_unknown_one_is_not(engine, item, planned):
     notes = Notes()
-    tester = ContainerTester(engine, notes, parse(), pushed=False, again=False)
-    assert not tester.due(item)
-    assert tester.known(item).outcome == "not-tested"
-    assert "--retest" in tester.known(item).why
-    assert ContainerTester(engine, notes, parse(), pushed=False, again=True).due(item)
+    tester = ContainerTester(engine, notes, parse_build_inputs(), pushed=False, again=False)
+    assert not tester.is_due(item)
+    assert tester.find_known_result(item).outcome == "not-tested"
+    assert "--retest" in tester.find_known_result(item).why
+    assert ContainerTester(engine, notes, parse_build_inputs(), pushed=False, again=True).is_due(item)
     tester.note(item, ImageTestResult(outcome=ImageTestOutcome.PASSED))
-    assert (tester.due(item), tester.known(item).outcome) == (False, "passed")
+    assert (tester.is_due(item), tester.find_known_result(item).outcome) == (False, "passed")
     (changed,) = planned(("version: v1", "version: v1\n    test: other"), only=CPU).items
     assert changed.reference == item.reference
-    assert tester.due(changed)
-    assert tester.known(changed).outcome == "not-tested"
+    assert tester.is_due(changed)
+    assert tester.find_known_result(changed).outcome == "not-tested"
     (without,) = planned(only=CPU).items
-    assert not tester.due(without)
-    assert tester.known(without) is None
-    assert tester.made(without, variant(), ANY, ANY, io.StringIO()) is None
+    assert not tester.is_due(without)
+    assert tester.find_known_result(without) is None
+    assert tester.test_built(without, variant(), ANY, ANY, io.StringIO()) is None
     tester.note(without, None)
-    assert tester.due(item), "it was stored without a test"
+    assert tester.is_due(item), "it was stored without a test"

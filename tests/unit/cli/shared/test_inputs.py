@@ -221,7 +221,7 @@ def test_gpu_variable_on_a_host_without_gpus_is_an_error(cli, profiles, catalog_
     words = ("select", "training:v1", "--catalog", catalog_file)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert cli(*words, "--host", profiles["laptop"]).code == 0
-    monkeypatch.setattr("imagematrix.cli.shared.inputs.host_of", lambda *_: Host.load(profiles["laptop"]))
+    monkeypatch.setattr("imagematrix.cli.shared.inputs.load_host", lambda *_: Host.load(profiles["laptop"]))
     for options in ((), ("--gpus", "all")):
         result = cli(*words, *options)
         assert (result.code, result.out) == (3, "")
@@ -252,7 +252,9 @@ def test_gpu_variable_applies_only_to_this_machine(cli, profiles, catalog_file, 
     words = ("select", "training:v1", "--catalog", catalog_file, "--json")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert len(json.loads(cli(*words, "--host", profiles["rome-a100"]).out)["gpus"]) == 8
-    monkeypatch.setattr("imagematrix.cli.shared.inputs.host_of", lambda *_: Host.load(profiles["rome-a100"]))
+    monkeypatch.setattr(
+        "imagematrix.cli.shared.inputs.load_host", lambda *_: Host.load(profiles["rome-a100"])
+    )
     assert len(json.loads(cli(*words).out)["gpus"]) == 1
     assert len(json.loads(cli(*words, "--gpus", "1").out)["gpus"]) == 1
     result = cli(*words, "--gpus", "2")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.build.plan.lock import beside
-from imagematrix.cli.shared.message_commands import remember, repeated
+from imagematrix.build.plan.lock import locate_lock
+from imagematrix.cli.shared.message_commands import remember_parameters, repeat_options
 
 
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    remember({})
+    remember_parameters({})
 
 
 def quoted(text):
@@ -25,7 +25,7 @@ def quoted(text):
 def test_a_remedy_names_the_matrix_that_was_given(cli, tmp_path, name):
     cli("init", tmp_path)
     file = (tmp_path / "matrix.yaml").rename(tmp_path / name)
-    beside(file).mkdir()
+    locate_lock(file).mkdir()
     result = cli("render", "-f", file, "-o", file.with_name("out"))
     assert result.code == 2
     assert quoted(result.err) == ["imagematrix", "lock", "-f", str(file)]
@@ -39,9 +39,9 @@ def test_a_remedy_names_no_matrix_that_is_read_anyway(cli, tmp_path, monkeypatch
 
 
 def test_explain_gets_the_catalog_and_the_host_of_the_question():
-    remember({"image": "t:v1", "catalog": "a b.json", "host": "node.json", "where": ["python=3"]})
+    remember_parameters({"image": "t:v1", "catalog": "a b.json", "host": "node.json", "where": ["python=3"]})
     text = "see with `imagematrix explain t:v1` what each rule needs, or run `imagematrix doctor`"
-    explain, doctor = (shlex.split(words) for words in repeated(text).split("`")[1::2])
+    explain, doctor = (shlex.split(words) for words in repeat_options(text).split("`")[1::2])
     assert explain[1:] == ["explain", "t:v1", "--catalog", "a b.json", "--host", "node.json"]
     assert "--host" in doctor
 
@@ -61,13 +61,13 @@ def test_explain_gets_the_catalog_and_the_host_of_the_question():
     ],
 )
 def test_other_commands_stay_as_they_are(text):
-    remember({"host": "node.json"})
-    assert repeated(text) == text
+    remember_parameters({"host": "node.json"})
+    assert repeat_options(text) == text
 
 
 def test_a_name_cannot_leave_its_word_or_its_line():
-    remember({"file": "a\n`rm -rf`; b"})
-    text = repeated("run `imagematrix lock`")
+    remember_parameters({"file": "a\n`rm -rf`; b"})
+    text = repeat_options("run `imagematrix lock`")
     assert "\n" not in text
-    remember({})
-    assert repeated("run `imagematrix lock`") == "run `imagematrix lock`"
+    remember_parameters({})
+    assert repeat_options("run `imagematrix lock`") == "run `imagematrix lock`"

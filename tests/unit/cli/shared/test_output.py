@@ -27,7 +27,7 @@ def is_safe(text):
 
 
 def test_hostile_text_in_messages_is_escaped(capsys):
-    output.info(HOSTILE)
+    output.print_info(HOSTILE)
     output.warn(HOSTILE, HOSTILE)
     output.print_error(ImagematrixError(HOSTILE, remedy=HOSTILE))
     lines = capsys.readouterr().err.splitlines()
@@ -36,20 +36,20 @@ def test_hostile_text_in_messages_is_escaped(capsys):
 
 
 def test_own_colours_are_kept(capsys, monkeypatch):
-    monkeypatch.setattr(output, "_coloured", lambda _: True)
+    monkeypatch.setattr(output, "_is_coloured", lambda _: True)
     output.warn(HOSTILE)
     begin = "\x1b[33mimagematrix:\x1b[0m "
     result = capsys.readouterr().err
     assert result.startswith(begin)
     assert is_safe(result.removeprefix(begin))
-    output.info_raw("\x1b[0Ksection")
+    output.print_info_raw("\x1b[0Ksection")
     assert capsys.readouterr().err == "\x1b[0Ksection\n"
 
 
 def test_hostile_text_in_tables_is_escaped(capsys):
     output.print_text(HOSTILE)
-    output.table(("one", "two"), [(HOSTILE, "x"), (("two", "lines\n::x"), "\t")])
-    output.console(sys.stdout).print(HOSTILE)
+    output.print_table(("one", "two"), [(HOSTILE, "x"), (("two", "lines\n::x"), "\t")])
+    output.make_console(sys.stdout).print(HOSTILE)
     out = capsys.readouterr().out
     assert not OBEYED & set(out)
     assert out.count("\N{REPLACEMENT CHARACTER}") >= 3
@@ -94,14 +94,14 @@ CELLS = st.one_of(TEXT.map(escape), TEXT.map(lambda text: f"[green]{escape(text)
 def test_a_wide_table_is_the_same_without_rich(rows):
     columns = ("one", "two words", "")
     ours, richs = io.StringIO(), io.StringIO()
-    output.table(columns, rows, stream=ours)
-    output._print_folded(columns, rows, output.console(richs))
+    output.print_table(columns, rows, stream=ours)
+    output._print_folded(columns, rows, output.make_console(richs))
     assert ours.getvalue() == richs.getvalue()
 
 
 def test_a_table_is_folded_where_the_terminal_is_too_narrow():
     rows = [("a b " * 300, "x")]
     written = io.StringIO()
-    output.table(("one", "two"), rows, stream=written)
+    output.print_table(("one", "two"), rows, stream=written)
     assert len(written.getvalue().splitlines()) > 3
-    assert output._unfolded(("one", "two"), rows, output.console(io.StringIO())) is None
+    assert output._format_unfolded(("one", "two"), rows, output.make_console(io.StringIO())) is None

@@ -7,7 +7,7 @@ from imagematrix.common.record import replace
 from imagematrix.errors import SignatureError
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.launcher.docker.options import split
+from imagematrix.launcher.docker.options import parse_run_args
 from imagematrix.launcher.gpu_claims.usage import Consumer
 
 WEB = Consumer(kind="container", name="web")
@@ -51,13 +51,13 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
         monkeypatch.setattr("imagematrix.images.engine.system.info", dict)
         monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
-        monkeypatch.setattr("imagematrix.launcher.docker.request.require", lambda _: None)
-        monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey", lambda *_: next(usages))
-        monkeypatch.setattr("imagematrix.launcher.gpu_claims.claim.POLL_S", 0.01)
-        monkeypatch.setattr(run_docker, "node_of", node_of)
-        monkeypatch.setattr(run_docker, "catalog_of", lambda *_: catalog)
+        monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
+        monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: next(usages))
+        monkeypatch.setattr("imagematrix.launcher.gpu_claims.gpu_claim.POLL_S", 0.01)
+        monkeypatch.setattr(run_docker, "load_node", node_of)
+        monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
         monkeypatch.setattr(run_docker, "_run", lambda launch, *_: started.append(launch.reference) or 0)
-        run_docker.start(split(line.split()), "training:v1")
+        run_docker.run_with_docker(parse_run_args(line.split()), "training:v1")
         return started
 
     return start
@@ -74,7 +74,9 @@ def test_a_gpu_that_is_lost_during_the_wait_is_left_out(run, monkeypatch):
     second = replace(first, index=1, minor=1, uuid="GPU-1", pci_bus_id=None)
     lost = replace(HOST, gpus=(replace(first, state="lost"), second))
     nodes = []
-    monkeypatch.setattr("imagematrix.launcher.docker.plan.nodes", lambda _, gpus: nodes.append(gpus) or ())
+    monkeypatch.setattr(
+        "imagematrix.launcher.docker.plan.list_device_nodes", lambda _, gpus: nodes.append(gpus) or ()
+    )
     hosts = [replace(HOST, gpus=(first, second)), lost]
     used: dict[str, tuple[Consumer, ...]] = dict.fromkeys(("nvidia0", "nvidia1"), (WEB,))
     assert run("--gpus 1 --wait 10s training:v1", OLD, hosts, [used, {"nvidia1": (WEB,)}, {}])

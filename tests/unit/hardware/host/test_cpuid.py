@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.cli.shared.inputs import node_of
+from imagematrix.cli.shared.inputs import load_node
 from imagematrix.hardware.host import cpuid
 from imagematrix.hardware.host import probe as probing
 from imagematrix.hardware.host.host import Host
@@ -221,7 +221,7 @@ def test_this_machine_is_described_alike_by_select_and_by_its_saved_probe(hosts,
     loader(tmp_path, monkeypatch, *hosts.diagnostics({0x6: SIERRA_FOREST}).splitlines()[:-1])
     host = probe(nvml=False)
     assert "cmpccxadd" in host.cpu.flags
-    assert Host.from_json(host.to_json()) == host == node_of(None, None, None, None)[0]
+    assert Host.from_json(host.to_json()) == host == load_node(None, None, None, None)[0]
 
 
 MARCHES = sorted(march for march in marches.names() if marches.arch(march) == "x86_64")

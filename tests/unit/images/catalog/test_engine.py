@@ -136,7 +136,7 @@ def test_image_that_took_the_name_of_its_variant_is_refused(engine):
         for read in (
             lambda: confirm("training:v1", None, [reference]),
             lambda: confirm(None, None, [reference]),
-            lambda: store.present("training", "v1"),
+            lambda: store.list_variants("training", "v1"),
         ):
             with pytest.raises(AuditError, match=message) as caught:
                 read()
@@ -149,7 +149,7 @@ def test_variant_with_its_name_is_confirmed(engine):
     reference = add_image(engine)
     confirm("training:v1", None, [reference, "training:gone"])
     with EngineStore() as store:
-        assert [one.reference for one in store.present("training", "v1")] == [reference]
+        assert [one.reference for one in store.list_variants("training", "v1")] == [reference]
 
 
 def test_catalog_is_read_with_one_request(engine):
@@ -189,7 +189,7 @@ def test_images_of_docker_hub_are_found_as_docker_lists_them(engine, image, list
     assert (variant.reference, variant.digest) == (reference, DIGEST)
     engine.images[0]["Labels"][labels.INPUTS] = "{}"
     with EngineStore() as store:
-        assert [one.reference for one in store.present(image, "v1")] == [reference]
+        assert [one.reference for one in store.list_variants(image, "v1")] == [reference]
 
 
 def test_digest_is_the_manifest_s_or_the_image_id(engine):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imagematrix.build.plan.backend import BuildSources, Order
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.integrations.export.bake import LIMIT, bake
@@ -29,7 +29,7 @@ needs_buildx = pytest.mark.skipif(
 
 
 def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-0123", **labels):
-    return Order(
+    return BuildRequest(
         reference=reference,
         dockerfile=dockerfile,
         sources=BuildSources(context=Path("templates/training"), platform="linux/amd64"),

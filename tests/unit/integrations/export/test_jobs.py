@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.matrix.load import load
+from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.matrix import Cell, Image
 from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import Against, plan
-from imagematrix.build.plan.shard import Shard, narrowed
+from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.shard import Shard, select_shard
 from imagematrix.errors import UsageError
 from imagematrix.integrations.export.github import LIMIT as GITHUB_LIMIT
 from imagematrix.integrations.export.github import github
@@ -31,7 +31,7 @@ def cells(count, tmp_path="."):
 
 
 def buildable(path, expression=None):
-    planned = plan(load(path), Against(), expression=expression)
+    planned = plan(load_matrix(path), PlanContext(), expression=expression)
     return [item.cell for item in planned.with_status(PlanStatus.BUILD)]
 
 
@@ -49,10 +49,10 @@ def test_jobs_respect_the_limit_and_none_is_idle(count, wanted, limit):
 @pytest.mark.parametrize("changes", [[], [TWO_IMAGES], [PLATFORMS]])
 def test_jobs_together_build_every_cell_once(project, wanted, changes):
     path = project(*changes, template="FROM {{ base }}\n")
-    matrix = load(path)
+    matrix = load_matrix(path)
     built = []
     for job in jobs(buildable(path), GITHUB_LIMIT, expression="", wanted=wanted):
-        planned = narrowed(plan(matrix, Against(), expression=job.only), job.shard, {})
+        planned = select_shard(plan(matrix, PlanContext(), expression=job.only), job.shard, {})
         part = planned.with_status(PlanStatus.BUILD)
         assert {item.cell.platform for item in part} <= set(job.platforms)
         built += [(item.cell.image.name, item.cell.id) for item in part]
@@ -72,10 +72,10 @@ def test_shards_of_a_filtered_matrix_keep_the_filter(project):
 @pytest.mark.parametrize("expression", ["image=base", "image=training,cuda=none", "image!=base", "image=*"])
 def test_jobs_build_only_the_selected_images(project, wanted, expression):
     path = project(TWO_IMAGES, template="FROM {{ base }}\n")
-    matrix = load(path)
+    matrix = load_matrix(path)
     built = []
     for job in jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=wanted):
-        part = narrowed(plan(matrix, Against(), expression=job.only), job.shard, {})
+        part = select_shard(plan(matrix, PlanContext(), expression=job.only), job.shard, {})
         built += [(item.cell.image.name, item.cell.id) for item in part.with_status(PlanStatus.BUILD)]
     assert sorted(built) == sorted((cell.image.name, cell.id) for cell in buildable(path, expression))
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from imagematrix.cli.dispatch import run
+from imagematrix.cli.dispatch import run_command
 from imagematrix.errors import UsageError
 from imagematrix.integrations.resolver.mirror import write
 
@@ -53,7 +53,7 @@ def test_only_whole_registries_have_mirrors(tmp_path, upstream):
 def test_invalid_registries_and_addresses_are_rejected(tmp_path, capsys):
     folder = tmp_path / "certs.d"
     for words in (["--upstream", ".."], ["--upstream", NAME, "--listen", ":5050"]):
-        assert run(["resolver", *words, "--containerd", str(folder)]) == UsageError.exit_code
+        assert run_command(["resolver", *words, "--containerd", str(folder)]) == UsageError.exit_code
     assert [line.partition(":")[2] for line in capsys.readouterr().err.splitlines() if "invalid" in line] == [
         " invalid image reference '../repository': expected a name such as registry:5000/ml/training:v1",
         " invalid address ':5050': expected ADDRESS:PORT, such as 127.0.0.1:5050",
@@ -63,5 +63,5 @@ def test_invalid_registries_and_addresses_are_rejected(tmp_path, capsys):
 
 def test_mirror_command_prints_the_path_and_exits(tmp_path, capsys):
     words = ["resolver", "--upstream", NAME, "--containerd", str(tmp_path)]
-    assert run(words) == 0
+    assert run_command(words) == 0
     assert capsys.readouterr().out == f"{tmp_path / NAME / 'hosts.toml'}\n"

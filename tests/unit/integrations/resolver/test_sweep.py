@@ -10,7 +10,7 @@ from distribution import digest
 from double import Double, response
 from resolving import SimulatedNode
 
-from imagematrix.cli.dispatch import run
+from imagematrix.cli.dispatch import run_command
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine import transport
 from imagematrix.images.engine.endpoint import address
@@ -124,7 +124,7 @@ def test_sweep_sends_the_token_of_the_resolver(front, published, held, tmp_path,
     assert caught.value.remedy == "pass it with --token-file"
     file = tmp_path / "token"
     file.write_text("secret\n")
-    assert run(["resolver", "--sweep", "--listen", node.address, "--token-file", str(file)]) == 0
+    assert run_command(["resolver", "--sweep", "--listen", node.address, "--token-file", str(file)]) == 0
     assert capsys.readouterr().out == f"{name}\n"
     assert images.names == {}
     assert published.digests
@@ -193,7 +193,7 @@ def test_names_in_a_registry_are_removed_from_containerd(front, published, conta
     }
     file = containerd({**keeps, f"{name}:v1-cpu": old})
 
-    assert run(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
+    assert run_command(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
 
     assert capsys.readouterr().out == f"{name}:v1-cpu\n"
     assert [line.split()[0] for line in file.read_text().splitlines()] == list(keeps)
@@ -205,7 +205,7 @@ def test_name_that_containerd_does_not_remove_is_reported(front, published, cont
     name = f"{REGISTRY}/ml/training:v1-class.stuck"
     containerd({name: digest(b"old")})
 
-    assert run(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
+    assert run_command(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
 
     assert capsys.readouterr().err == f"{name} was not removed: ctr: it is stuck\n"
     assert published.digests
@@ -214,15 +214,15 @@ def test_name_that_containerd_does_not_remove_is_reported(front, published, cont
 def test_missing_or_failing_containerd_client_is_reported(monkeypatch, tmp_path, capsys):
     words = ["resolver", "--sweep", *NAMESPACE]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert run(words) == 8
+    assert run_command(words) == 8
     assert "ctr not found" in capsys.readouterr().err
     (tmp_path / "ctr").write_text("#!/bin/sh\necho 'ctr: no such socket' >&2; exit 1\n")
     (tmp_path / "ctr").chmod(0o755)
-    assert run(words) == 8
+    assert run_command(words) == 8
     assert "no such socket\n  check that containerd is running" in capsys.readouterr().err
     (tmp_path / "ctr").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     monkeypatch.setattr(sweeping, "TIMEOUT_S", 0.1)
-    assert run(words) == 8
+    assert run_command(words) == 8
     assert "did not answer" in capsys.readouterr().err
 
 
@@ -235,5 +235,5 @@ def test_missing_or_failing_containerd_client_is_reported(monkeypatch, tmp_path,
     ],
 )
 def test_namespace_requires_other_options(words, message, capsys):
-    assert run(["resolver", *words]) == 2
+    assert run_command(["resolver", *words]) == 2
     assert message in capsys.readouterr().err

@@ -256,7 +256,7 @@ def node_config(monkeypatch, profiles, folder, capfd):
 
     def call(*words, profile="genoa-h200"):
         options = ("--host", str(profiles[profile]), "--node", "n1", "--program", PROGRAM)
-        code = dispatch.run(["slurm", "node-config", *options, *map(str, words)])
+        code = dispatch.run_command(["slurm", "node-config", *options, *map(str, words)])
         return code, *capfd.readouterr()
 
     return call

@@ -121,7 +121,7 @@ def test_the_archive_contains_all_imported_modules(installed):
     runtime, claim, nvml = imported(
         installed,
         start,
-        ["imagematrix.integrations.swarm.runtime", "imagematrix.launcher.gpu_claims.claim", "pynvml"],
+        ["imagematrix.integrations.swarm.runtime", "imagematrix.launcher.gpu_claims.gpu_claim", "pynvml"],
     )
     assert "CompiledModules object" in runtime
     assert "CompiledModules object" in claim

@@ -24,7 +24,7 @@ DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
 @pytest.fixture
 def nodes(monkeypatch):
     """Let every device node exist."""
-    monkeypatch.setattr(runtime, "nodes", lambda _, gpus: ["/dev/null"] * len(gpus))
+    monkeypatch.setattr(runtime, "list_device_nodes", lambda _, gpus: ["/dev/null"] * len(gpus))
 
 
 @pytest.fixture
@@ -67,7 +67,9 @@ def usage(tmp_path):
 
     def read():
         with Locks(str(tmp_path / "locks")) as locks:
-            return {key: [one.name for one in using] for key, using in grants.grants(locks).items()}
+            return {
+                key: [one.name for one in using] for key, using in grants.compute_grant_usage(locks).items()
+            }
 
     return read
 
@@ -134,14 +136,16 @@ def test_a_gpu_of_a_container_that_starts_without_a_lease(start, engine):
 
 def test_a_gpu_that_a_container_of_another_engine_has(start, monkeypatch):
     found = {"Id": "c9", "Name": "far", "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia0"}]}}
-    monkeypatch.setattr("imagematrix.launcher.gpu_claims.other_engines.containers", lambda *_, **__: [found])
+    monkeypatch.setattr(
+        "imagematrix.launcher.gpu_claims.other_engines.find_other_containers", lambda *_, **__: [found]
+    )
     with pytest.raises(GpusBusyError, match="in use by container far"):
         start(f"{GPU}GPU-a")
 
 
 def test_a_gpu_that_a_process_has_open(start, monkeypatch):
     usage = {"nvidia0": (Consumer(kind="process", name="train", pid=7),)}
-    monkeypatch.setattr(processes, "with_open_nodes", lambda _: usage)
+    monkeypatch.setattr(processes, "compute_open_node_usage", lambda _: usage)
     monkeypatch.setattr(runtime, "query_nvml", lambda: Nvml(gpus=()))
     with pytest.raises(GpusBusyError, match=r"in use by process train \(pid 7\)"):
         start(f"{GPU}GPU-a")
@@ -149,7 +153,7 @@ def test_a_gpu_that_a_process_has_open(start, monkeypatch):
 
 def test_without_a_driver_no_process_has_a_gpu(start, monkeypatch):
     monkeypatch.setattr(node, "present", lambda host, _: replace(host, driver=None))
-    monkeypatch.setattr(processes, "with_open_nodes", lambda _: pytest.fail("looked for processes"))
+    monkeypatch.setattr(processes, "compute_open_node_usage", lambda _: pytest.fail("looked for processes"))
     assert variables(start(f"{GPU}GPU-a"))["IMAGEMATRIX_GPUS"] == "GPU-a"
 
 

@@ -3,7 +3,7 @@
 import pytest
 from double import Double
 
-from imagematrix.cli.swarm.run import Waiting
+from imagematrix.cli.swarm.run import JobWait
 from imagematrix.integrations.swarm.reservation import Reservation
 from imagematrix.integrations.swarm.service import SwarmService
 from imagematrix.integrations.swarm.tasks import Task
@@ -44,5 +44,5 @@ def test_each_line_of_several_tasks_begins_with_the_name_of_its_task(capfdbinary
     service = SwarmService(
         name="job", image="i", command=(), job=True, replicas=replicas, reservation=Reservation()
     )
-    assert Waiting(manager=Manager(), service=service, identifier="id", remove=False).run(Client()) == 0
+    assert JobWait(manager=Manager(), service=service, identifier="id", remove=False).run(Client()) == 0
     assert capfdbinary.readouterr().out == expected

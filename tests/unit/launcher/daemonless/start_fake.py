@@ -14,7 +14,7 @@ from typing import Any
 
 from imagematrix.errors import ImagematrixError
 from imagematrix.images.local_store.folder import ImageStore, StoredImage
-from imagematrix.launcher.daemonless import keeper, namespace, runtime_process, start
+from imagematrix.launcher.daemonless import lease_holder, namespace, runtime_process, start
 from imagematrix.launcher.daemonless.container import ContainerSpec
 from imagematrix.launcher.daemonless.gate import HookGate, OwnGate
 from imagematrix.launcher.daemonless.runtime import RuntimeCommand
@@ -83,7 +83,7 @@ class Runtime:
     def require_possible(self, _):
         pass
 
-    def isolates(self, _):
+    def is_isolating(self, _):
         return GIVEN["isolates"]
 
     def gate(self):
@@ -117,13 +117,15 @@ class Runtime:
 def main():
     vars(runtime_process)["mounted"] = lambda *_, **__: IMAGE.root
     vars(namespace)["enter"] = lambda: None
-    vars(keeper)["RENEW_S"] = 0.1
+    vars(lease_holder)["RENEW_S"] = 0.1
     if GIVEN["enters"]:
         seen = itertools.chain(["mnt:[1]", "mnt:[1]"], itertools.repeat("mnt:[2]"))
-        vars(keeper)["mount_namespace"] = lambda _: next(seen)
+        vars(lease_holder)["mount_namespace"] = lambda _: next(seen)
     if GIVEN["hook"]:  # the shell stays outside of the container's
         told = WORK / "prepared"
-        vars(keeper)["mount_namespace"] = lambda pid: "mnt:[1]" if str(pid) == told.read_text() else "mnt:[2]"
+        vars(lease_holder)["mount_namespace"] = lambda pid: (
+            "mnt:[1]" if str(pid) == told.read_text() else "mnt:[2]"
+        )
     container = ContainerSpec(
         name="n",
         args=(GIVEN.get("program", "sh"),),
@@ -137,7 +139,7 @@ def main():
     )
     try:
         claim: Any = Claim()
-        return start.start(container, IMAGE, Runtime(), Store(WORK / "store"), claim)
+        return start.run_container(container, IMAGE, Runtime(), Store(WORK / "store"), claim)
     except ImagematrixError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code

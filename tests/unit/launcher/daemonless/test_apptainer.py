@@ -110,7 +110,7 @@ def test_what_is_shown_has_no_values():
 
 
 def test_a_process_is_not_among_those_of_the_node():
-    assert Apptainer("a").isolates(replace(SPEC, own_processes=False))
+    assert Apptainer("a").is_isolating(replace(SPEC, own_processes=False))
 
 
 def test_what_apptainer_mounts_by_itself_is_a_file(tmp_path):
@@ -152,14 +152,14 @@ def test_the_home_is_an_absolute_path(prepare, home, holds):
     ],
 )
 def test_the_settings_are_those_of_the_installation(program, file):
-    assert apptainer.settings_file(f"/{program}") == file
+    assert apptainer.locate_settings(f"/{program}") == file
 
 
 def test_a_link_to_the_program_leads_to_its_settings(tmp_path):
     (tmp_path / "opt/bin").mkdir(parents=True)
     (tmp_path / "opt/bin/apptainer").write_text("")
     (tmp_path / "apptainer").symlink_to("opt/bin/apptainer")
-    found = apptainer.settings_file(str(tmp_path / "apptainer"))
+    found = apptainer.locate_settings(str(tmp_path / "apptainer"))
     assert found == f"{os.path.realpath(tmp_path)}/opt/etc/apptainer/apptainer.conf"
 
 
@@ -198,11 +198,11 @@ def test_settings_that_keep_something_from_containers_are_errors(tmp_path, text,
 def test_a_driver_that_the_site_adds_is_found(tmp_path, text, setting):
     path = tmp_path / "apptainer.conf"
     path.write_text(text)
-    assert apptainer.adds_drivers(str(path)) == setting
+    assert apptainer.find_driver_setting(str(path)) == setting
 
 
 def test_settings_that_are_missing_are_the_defaults_and_unreadable_ones_an_error(tmp_path):
-    assert apptainer.adds_drivers(str(tmp_path / "none")) is None
+    assert apptainer.find_driver_setting(str(tmp_path / "none")) is None
     with pytest.raises(EngineError, match="cannot be read"):
         apptainer.require_settings(str(tmp_path))
 
@@ -213,13 +213,13 @@ def test_settings_are_required_before_a_launch(tmp_path, monkeypatch):
     monkeypatch.setattr("imagematrix.common.programs._search_path", lambda: str(tmp_path / "bin"))
     monkeypatch.setattr("imagematrix.common.settings.FILE", str(tmp_path / "site.toml"))
     with pytest.raises(EngineError, match="apptainer not found") as caught:
-        start.runtime_of("apptainer", None)
+        start.choose_runtime("apptainer", None)
     assert "apptainer.org" in caught.value.remedy
     program = tmp_path / "bin/apptainer"
     program.write_text("")
     program.chmod(0o755)
-    found = start.runtime_of("apptainer", "crun")
+    found = start.choose_runtime("apptainer", "crun")
     assert (found.name, found.program) == ("apptainer", str(program))
     (tmp_path / "etc/apptainer/apptainer.conf").write_text("mount dev = no")
     with pytest.raises(EngineError, match="mount dev = no, so"):
-        start.runtime_of("apptainer", None)
+        start.choose_runtime("apptainer", None)

@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.launcher.daemonless.options import OPTIONS, Bind, container_options, site_binds
-from imagematrix.launcher.docker.options import FLAGS, split
+from imagematrix.launcher.daemonless.options import OPTIONS, Bind, make_site_binds, parse_container_options
+from imagematrix.launcher.docker.options import FLAGS, parse_run_args
 
 
 @pytest.fixture
@@ -15,7 +15,9 @@ def options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(line, environment=()):
-        return container_options(split([*shlex.split(line), "IMAGE"]), dict(environment), "oci")
+        return parse_container_options(
+            parse_run_args([*shlex.split(line), "IMAGE"]), dict(environment), "oci"
+        )
 
     return call
 
@@ -110,5 +112,5 @@ def test_folders_of_the_site_are_mounted_where_they_exist(monkeypatch, tmp_path)
     here.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(here)
-    binds = site_binds(["~", ".", str(home), "/no/such/folder"])
+    binds = make_site_binds(["~", ".", str(home), "/no/such/folder"])
     assert [(bind.source, bind.target) for bind in binds] == [(str(path),) * 2 for path in (home, here)]

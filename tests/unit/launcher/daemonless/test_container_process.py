@@ -11,10 +11,10 @@ from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import container as runtime_container
 from imagematrix.launcher.daemonless import oci
 from imagematrix.launcher.daemonless.bubblewrap import Bubblewrap
-from imagematrix.launcher.daemonless.container import PATH, container, other_user
+from imagematrix.launcher.daemonless.container import PATH, find_other_user, make_container
 from imagematrix.launcher.daemonless.oci import OciRuntime
-from imagematrix.launcher.daemonless.options import Bind, container_options
-from imagematrix.launcher.docker.options import split
+from imagematrix.launcher.daemonless.options import Bind, parse_container_options
+from imagematrix.launcher.docker.options import parse_run_args
 from imagematrix.launcher.docker.plan import Launch
 
 IMAGE = {
@@ -36,9 +36,9 @@ def made(config, line="", command=(), **changes):
         command=tuple(command),
         **changes,
     )
-    options = container_options(split([*shlex.split(line), "IMAGE"]), {}, "oci")
+    options = parse_container_options(parse_run_args([*shlex.split(line), "IMAGE"]), {}, "oci")
     binds = (Bind(source="/scratch", target="/scratch"),)
-    return container(Fields(config, "config"), launch, options, binds, name="n", home="/root")
+    return make_container(Fields(config, "config"), launch, options, binds, name="n", home="/root")
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_text_that_no_process_can_get_is_refused(key, text):
     [(None, None), ("", None), ("0:0", None), ("root", None), ("1000", "1000"), ("app:app", "app:app")],
 )
 def test_a_user_of_the_image_that_is_not_root_is_told(user, other):
-    assert other_user(Fields({"User": user}, "config")) == other
+    assert find_other_user(Fields({"User": user}, "config")) == other
 
 
 def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
     given = made(IMAGE, f"-v {tmp_path}:/data:ro --read-only --name job -l team=a", mounts=("/tmp/mps",))
-    document = oci.config(given, "/at/root")
+    document = oci.make_config(given, "/at/root")
     bound = {item["destination"]: item for item in document["mounts"] if item["type"] == "bind"}
     assert {path for path in bound if path.startswith("/dev/nv")} == {"/dev/nvidia0", "/dev/nvidiactl"}
     assert bound["/data"]["options"] == ["rbind", "rro"]
@@ -126,7 +126,7 @@ def test_files_of_the_network_that_the_node_lacks_are_left_out(monkeypatch, tmp_
 def test_a_container_among_the_node_s_processes_has_its_proc():
     given = made(IMAGE)
     for own, kind in ((True, "proc"), (False, "bind")):
-        document = oci.config(replace(given, own_processes=own), "/at/root")
+        document = oci.make_config(replace(given, own_processes=own), "/at/root")
         (proc,) = [mount["type"] for mount in document["mounts"] if mount["destination"] == "/proc"]
         assert proc == kind
         assert ({"type": "pid"} in document["linux"]["namespaces"]) is own

@@ -9,7 +9,7 @@ import pytest
 
 from imagematrix.errors import EngineError
 from imagematrix.launcher.daemonless import gate
-from imagematrix.launcher.daemonless.gate import ALLOW, FREE, BubblewrapGate, HookGate, OwnGate, pipe
+from imagematrix.launcher.daemonless.gate import ALLOW, FREE, BubblewrapGate, HookGate, OwnGate, open_pipe
 
 
 @pytest.fixture(params=[OwnGate, BubblewrapGate, HookGate])
@@ -24,7 +24,7 @@ def any_gate(request):
 
 
 def test_descriptors_are_out_of_the_way_and_nobody_inherits_them(any_gate):
-    for descriptor in (any_gate.told, *any_gate.inherited, *pipe()):
+    for descriptor in (any_gate.told, *any_gate.inherited, *open_pipe()):
         assert descriptor >= FREE
         assert not os.get_inheritable(descriptor)
         if descriptor not in (any_gate.told, *any_gate.inherited):

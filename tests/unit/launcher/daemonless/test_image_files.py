@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.launcher.daemonless.inside import ImageFiles, InMountError, LinkLoopError
+from imagematrix.launcher.daemonless.path_resolution import ImageFiles, InMountError, LinkLoopError
 
 
 @pytest.fixture

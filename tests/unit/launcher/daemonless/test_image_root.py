@@ -13,7 +13,7 @@ def test_a_writable_image_has_its_changes_in_memory(kernel, stored, monkeypatch,
     made = kernel()
     (tmp_path / "files").mkdir()
     monkeypatch.setattr(image_root, "OWNER", os.geteuid())
-    root = image_root.mounted(stored(tmp_path / "files"), str(tmp_path), None, read_only=False)
+    root = image_root.mount_image(stored(tmp_path / "files"), str(tmp_path), None, read_only=False)
     assert root == str(tmp_path / "root")
     kinds = [call[3] for call in made.calls]
     assert kinds == [b"tmpfs", b"overlay"]
@@ -23,7 +23,7 @@ def test_a_writable_image_has_its_changes_in_memory(kernel, stored, monkeypatch,
 
 def test_a_read_only_image_is_used_as_it_is(kernel, stored, tmp_path):
     kernel()
-    root = image_root.mounted(stored(tmp_path), str(tmp_path), None, read_only=True)
+    root = image_root.mount_image(stored(tmp_path), str(tmp_path), None, read_only=True)
     assert root == str(tmp_path)
 
 
@@ -31,23 +31,23 @@ def test_a_folder_of_another_user_can_only_be_read(kernel, stored, monkeypatch, 
     kernel()
     monkeypatch.setattr(image_root, "OWNER", 12345)
     with pytest.raises(EngineError, match="belongs to another user") as caught:
-        image_root.mounted(stored(tmp_path), str(tmp_path), None, read_only=False)
+        image_root.mount_image(stored(tmp_path), str(tmp_path), None, read_only=False)
     assert "--read-only" in caught.value.remedy
 
 
 def test_a_kernel_that_mounts_nothing_is_an_error(kernel, stored, tmp_path):
     kernel(errno.EINVAL)
     with pytest.raises(EngineError, match=r"cannot mount .*: Invalid argument"):
-        image_root.mounted(stored(tmp_path), str(tmp_path), None, read_only=False)
+        image_root.mount_image(stored(tmp_path), str(tmp_path), None, read_only=False)
     with pytest.raises(EngineError, match="cannot mount an empty image"):
-        image_root.prepare(str(tmp_path))
+        image_root.mount_trial_root(str(tmp_path))
 
 
 def test_a_squashfs_is_mounted_by_the_program(kernel, stored, programs, tmp_path, monkeypatch):
     calls = kernel().calls
-    monkeypatch.setattr(image_root, "fuse_works", lambda: True)
+    monkeypatch.setattr(image_root, "has_fuse", lambda: True)
     program = programs(squashfuse=f"echo $* > {tmp_path}/asked") / "squashfuse"
-    root = image_root.mounted(stored("/image", "squashfs"), str(tmp_path), str(program), read_only=True)
+    root = image_root.mount_image(stored("/image", "squashfs"), str(tmp_path), str(program), read_only=True)
     assert root == str(tmp_path / "lower")
     assert (tmp_path / "asked").read_text() == f"/image {root}\n"
     # It serves the files as long as they are mounted elsewhere than where it runs.
@@ -66,14 +66,14 @@ def test_a_squashfs_that_cannot_be_mounted_is_an_error(
     kernel, stored, programs, tmp_path, monkeypatch, scripts, works, message
 ):
     kernel()
-    monkeypatch.setattr(image_root, "fuse_works", lambda: works)
+    monkeypatch.setattr(image_root, "has_fuse", lambda: works)
     folder = programs(**scripts)
     program = next((f"{folder}/{name}" for name in scripts), None)
     with pytest.raises(EngineError, match=message):
-        image_root.mounted(stored("/image", "squashfs"), str(tmp_path), program, read_only=True)
+        image_root.mount_image(stored("/image", "squashfs"), str(tmp_path), program, read_only=True)
 
 
 def test_whether_images_can_be_mounted_is_whether_the_device_can_be_opened(monkeypatch):
     for answer in (True, False):
         monkeypatch.setattr(os, "access", lambda *_, answer=answer: answer)
-        assert image_root.fuse_works() is answer
+        assert image_root.has_fuse() is answer

@@ -8,7 +8,7 @@ import pytest
 
 from imagematrix.errors import EngineError
 from imagematrix.launcher.daemonless import launch_folder as module
-from imagematrix.launcher.daemonless.launch_folder import containers_folder, launch_folder
+from imagematrix.launcher.daemonless.launch_folder import find_containers_folder, make_launch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -19,20 +19,20 @@ def containers(monkeypatch, tmp_path):
 
 
 def test_containers_are_mounted_in_a_folder_of_the_user(containers):
-    assert containers_folder() == str(containers)
+    assert find_containers_folder() == str(containers)
     assert stat.S_IMODE(containers.stat().st_mode) == 0o700
-    assert containers_folder() == str(containers)
+    assert find_containers_folder() == str(containers)
 
 
 def test_a_name_that_is_taken_is_left_alone(containers, tmp_path):
     containers.parent.mkdir(mode=0o700)
     containers.symlink_to(tmp_path)
-    assert containers_folder() == f"{containers}.1"
+    assert find_containers_folder() == f"{containers}.1"
     containers.unlink()
     (containers.parent / "containers.1").rmdir()
     containers.parent.rmdir()
     containers.parent.write_text("")
-    assert containers_folder() == f"{tmp_path}/imagematrix.1/containers"
+    assert find_containers_folder() == f"{tmp_path}/imagematrix.1/containers"
     assert containers.parent.is_file()
 
 
@@ -44,7 +44,7 @@ def test_without_a_folder_of_the_session_it_is_in_tmp(monkeypatch, value):
         monkeypatch.setenv("XDG_RUNTIME_DIR", value)
     asked = []
     monkeypatch.setattr(module, "user_folder", lambda parent, name: asked.append((parent, name)) or "/own")
-    assert containers_folder() == "/own"
+    assert find_containers_folder() == "/own"
     assert asked == [("/tmp", f"imagematrix-{os.geteuid()}"), ("/own", "containers")]
 
 
@@ -54,48 +54,48 @@ def test_no_place_for_a_folder_is_an_error(monkeypatch, tmp_path):
 
     monkeypatch.setattr(module, "user_folder", refuse)
     with pytest.raises(EngineError, match=f"{tmp_path}: Permission denied") as caught:
-        containers_folder()
+        find_containers_folder()
     assert "XDG_RUNTIME_DIR" in caught.value.remedy
 
 
 def test_a_folder_lasts_as_long_as_its_launch(containers):
-    with launch_folder() as name:
+    with make_launch_folder() as name:
         path = Path(name)
         assert path.parent == containers
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         (path / "files").mkdir()
         (path / "environment").write_text("A=b")
         (path / "link").symlink_to("/proc")
-        with launch_folder() as another:
+        with make_launch_folder() as another:
             assert {name, another} == {str(one) for one in containers.iterdir()}
         assert (path / "environment").exists()
     assert not list(containers.iterdir())
 
 
 def test_a_folder_of_a_launch_that_was_killed_is_removed(containers):
-    containers_folder()
+    find_containers_folder()
     for name in ("launch-killed/files", "other", ".launch-new"):
         (containers / name).mkdir(parents=True)
     (containers / "launch-killed/environment").touch()
     (containers / "launch-file").touch()
     (containers / "launch-link").symlink_to("other")
-    with launch_folder() as path:
+    with make_launch_folder() as path:
         found = {one.name for one in containers.iterdir()}
     assert found == {Path(path).name, "other", ".launch-new", "launch-file", "launch-link"}
 
 
 def test_a_folder_with_more_than_a_launch_makes_is_left(containers):
-    with launch_folder() as path:
+    with make_launch_folder() as path:
         Path(path, "files/more").mkdir(parents=True)
     assert [str(one) for one in containers.iterdir()] == [path]
 
 
 def test_a_full_disk_is_an_error(monkeypatch):
-    parent = containers_folder()
+    parent = find_containers_folder()
 
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(EngineError, match=f"{parent}: No space left"), launch_folder():
+    with pytest.raises(EngineError, match=f"{parent}: No space left"), make_launch_folder():
         pass

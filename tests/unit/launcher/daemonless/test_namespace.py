@@ -14,7 +14,7 @@ def test_the_caller_is_root_in_its_namespace(kernel, monkeypatch):
     written: dict[str, str] = {}
     monkeypatch.setattr(namespace, "_write", written.__setitem__)
     calls = kernel().calls
-    namespace.enter()
+    namespace.enter_namespaces()
     assert written == {
         "setgroups": "deny",
         "uid_map": f"0 {os.geteuid()} 1",
@@ -41,7 +41,7 @@ def test_a_refused_namespace_has_the_remedy(kernel, monkeypatch, tmp_path, code,
         monkeypatch.setattr(namespace, constant, str(path))
     kernel(code)
     with pytest.raises(EngineError, match="may not create a user namespace") as caught:
-        namespace.enter()
+        namespace.enter_namespaces()
     assert remedy in caught.value.remedy
 
 
@@ -52,7 +52,7 @@ def test_a_map_that_cannot_be_written_is_the_same_error(kernel, monkeypatch):
     kernel()
     monkeypatch.setattr(namespace, "_write", refuse)
     with pytest.raises(EngineError, match="may not create a user namespace: Operation not permitted"):
-        namespace.enter()
+        namespace.enter_namespaces()
 
 
 def test_what_is_mounted_read_only_is_so_with_all_in_it(kernel, tmp_path):
@@ -60,21 +60,21 @@ def test_what_is_mounted_read_only_is_so_with_all_in_it(kernel, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for source, name in ((tmp_path, "folder"), (file, "copy")):
-        at = namespace.bound(str(source), str(tmp_path / name))
+        at = namespace.bind_read_only(str(source), str(tmp_path / name))
         assert Path(at).is_dir() == source.is_dir()
     assert [call[0] for call in made.calls] == ["mount", "syscall"] * 2
     number, _, _, recursive, (attribute, *_), _ = made.calls[1][1:]
     assert (number, recursive, attribute) == (442, 0x8000, 1)
     failing = kernel(errno.ENOSYS)
     with pytest.raises(OSError, match="not implemented"):
-        namespace.bound(str(file), str(tmp_path / "another"))
+        namespace.bind_read_only(str(file), str(tmp_path / "another"))
     assert failing.calls
 
 
 def test_a_mount_is_left_for_another_namespace(kernel):
     made = kernel()
     before = namespace.leave_mounts()
-    with namespace.in_mount_namespace(before):
+    with namespace.enter_mount_namespace(before):
         namespace.unmount("/a")
     assert [call[0] for call in made.calls] == ["unshare", "setns", "umount2", "setns"]
     with pytest.raises(OSError, match="Bad file"):
@@ -83,13 +83,13 @@ def test_a_mount_is_left_for_another_namespace(kernel):
     with pytest.raises(PermissionError):
         namespace.leave_mounts()
     another = os.open("/", os.O_RDONLY)
-    with pytest.raises(PermissionError), namespace.in_mount_namespace(another):
+    with pytest.raises(PermissionError), namespace.enter_mount_namespace(another):
         pass
 
 
 def test_a_folder_has_files_in_memory(kernel, tmp_path):
     made = kernel()
-    assert namespace.folder(str(tmp_path), "new") == f"{tmp_path}/new"
+    assert namespace.make_memory_folder(str(tmp_path), "new") == f"{tmp_path}/new"
     assert made.calls[0][1:4] == (b"tmpfs", os.fsencode(f"{tmp_path}/new"), b"tmpfs")
 
 

@@ -11,7 +11,7 @@ from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import namespace, places
 from imagematrix.launcher.daemonless.container import NETWORK
 from imagematrix.launcher.daemonless.options import Bind
-from imagematrix.launcher.daemonless.places import SYSTEM, fitted, read_only_sources
+from imagematrix.launcher.daemonless.places import SYSTEM, fit_container, mount_read_only_sources
 
 RESOLV = Bind(source="/etc/resolv.conf", target="/etc/resolv.conf", read_only=True)
 
@@ -27,7 +27,7 @@ def fit(bare, root, tmp_path):
             target if isinstance(target, Bind) else Bind(source=str(tmp_path / "source"), target=target)
             for target in targets
         )
-        found = fitted(replace(bare, binds=binds, **changes), str(root), files, folders)
+        found = fit_container(replace(bare, binds=binds, **changes), str(root), files, folders)
         return [bind.target for bind in found.binds]
 
     return call
@@ -217,16 +217,16 @@ def test_files_are_mounted_on_files_and_folders_on_folders(fit, root, tmp_path):
 def test_the_working_folder_is_made_where_links_lead(bare, root, tmp_path):
     (root / "link").symlink_to("/real")
     for _ in range(2):
-        found = fitted(replace(bare, folder="/link/../w/./x"), str(root))
+        found = fit_container(replace(bare, folder="/link/../w/./x"), str(root))
         assert found.folder == "/w/x"
-    assert fitted(replace(bare, folder="/link/x"), str(root)).folder == "/real/x"
+    assert fit_container(replace(bare, folder="/link/x"), str(root)).folder == "/real/x"
     assert (root / "real/x").is_dir()
     container = replace(bare, folder="/m/x", binds=(Bind(source=str(tmp_path), target="/m"),))
-    assert fitted(container, str(root)).folder == "/m/x"
+    assert fit_container(container, str(root)).folder == "/m/x"
     assert not list((root / "m").iterdir())
     (root / "text").touch()
     with pytest.raises(UsageError, match="cannot start in /text/x"):
-        fitted(replace(bare, folder="/text/x"), str(root))
+        fit_container(replace(bare, folder="/text/x"), str(root))
 
 
 def test_what_a_runtime_mounts_by_itself_is_no_link(fit, root, tmp_path):
@@ -274,19 +274,19 @@ def test_a_folder_that_cannot_be_made_is_an_error(fit, monkeypatch):
 
 
 def test_read_only_folders_are_mounted_so_before(bare, monkeypatch, tmp_path):
-    monkeypatch.setattr(namespace, "bound", lambda _, at: at)
+    monkeypatch.setattr(namespace, "bind_read_only", lambda _, at: at)
     binds = (
         Bind(source=str(tmp_path), target="/a"),
         Bind(source=str(tmp_path), target="/b", read_only=True),
         Bind(source="/etc/hosts", target="/etc/hosts", read_only=True),
     )
-    found = read_only_sources(replace(bare, binds=binds), "/at")
+    found = mount_read_only_sources(replace(bare, binds=binds), "/at")
     assert [bind.source for bind in found.binds] == [str(tmp_path), "/at/1", "/etc/hosts"]
 
 
 def test_an_empty_file_is_made_once(tmp_path):
-    places.create(str(tmp_path / "new"))
+    places.create_mount_point(str(tmp_path / "new"))
     assert (tmp_path / "new").read_bytes() == b""
     with pytest.raises(FileExistsError):
-        places.create(str(tmp_path / "new"))
+        places.create_mount_point(str(tmp_path / "new"))
     assert Path(tmp_path / "new").exists()

@@ -12,7 +12,7 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.launcher.daemonless import namespace, runtime_process
-from imagematrix.launcher.daemonless.gate import OwnGate, pipe
+from imagematrix.launcher.daemonless.gate import OwnGate, open_pipe
 from imagematrix.launcher.daemonless.runtime import ContainerStart, RuntimeCommand
 from imagematrix.launcher.daemonless.runtime_process import become_runtime
 from imagematrix.launcher.daemonless.streams import Streams
@@ -67,8 +67,8 @@ def launch(bare, stored, root, tmp_path, monkeypatch, kernel):
 
     monkeypatch.setattr(os, "execve", execute)
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(namespace, "enter", lambda: None)
-    monkeypatch.setattr(runtime_process, "mounted", lambda *_, **__: str(root))
+    monkeypatch.setattr(namespace, "enter_namespaces", lambda: None)
+    monkeypatch.setattr(runtime_process, "mount_image", lambda *_, **__: str(root))
     monkeypatch.setattr(runtime_process, "_take_streams", lambda *_, **__: None)
     monkeypatch.setattr(runtime_process, "_close_all_but", lambda kept: taken.append(sorted(kept)))
     monkeypatch.setattr(runtime_process, "RESET", (signal.SIGUSR1,))
@@ -139,13 +139,13 @@ def test_a_connection_of_a_batch_system_gets_the_first_number(launch, monkeypatc
 def test_what_names_no_connection_is_left_alone(bare, text, monkeypatch):
     monkeypatch.setenv("PMI_FD", text)
     container = replace(bare, environment={"PMI_FD": text})
-    assert runtime_process._connection(container) is None
+    assert runtime_process._duplicate_connection(container) is None
 
 
 def test_an_image_names_no_descriptor_to_pass(bare, monkeypatch):
     monkeypatch.delenv("PMI_FD", raising=False)
     reader, writer = os.pipe()
-    assert runtime_process._connection(replace(bare, environment={"PMI_FD": str(writer)})) is None
+    assert runtime_process._duplicate_connection(replace(bare, environment={"PMI_FD": str(writer)})) is None
     for descriptor in (reader, writer):
         os.close(descriptor)
 
@@ -167,7 +167,7 @@ def test_an_error_is_told_to_the_keeper(bare, stored, monkeypatch, raised, kind,
     left: list[int] = []
     monkeypatch.setattr(runtime_process, "_start", start)
     monkeypatch.setattr(os, "_exit", left.append)
-    reader, writer = pipe()
+    reader, writer = open_pipe()
     gate = OwnGate()
     runtime: Any = Runtime()
     launching = ContainerStart(

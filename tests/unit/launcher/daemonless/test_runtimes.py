@@ -14,8 +14,8 @@ from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import charliecloud
 from imagematrix.launcher.daemonless.bubblewrap import Bubblewrap
-from imagematrix.launcher.daemonless.charliecloud import Charliecloud, own_devices
-from imagematrix.launcher.daemonless.oci import OciRuntime, config
+from imagematrix.launcher.daemonless.charliecloud import Charliecloud, mount_devices
+from imagematrix.launcher.daemonless.oci import OciRuntime, make_config
 from imagematrix.launcher.daemonless.options import Bind
 from imagematrix.launcher.daemonless.runtime import Place
 
@@ -65,7 +65,7 @@ def place(tmp_path, monkeypatch):
 def prepare(place, kernel, monkeypatch):
     """Call it with a runtime and a container to get what is prepared."""
     kernel()
-    monkeypatch.setattr(charliecloud, "own_devices", lambda *_, **__: None)
+    monkeypatch.setattr(charliecloud, "mount_devices", lambda *_, **__: None)
     gates = []
 
     def call(runtime, container):
@@ -110,7 +110,7 @@ def test_an_oci_runtime_gets_a_bundle_with_a_hook(prepare, container, place, run
     prepared = prepare(runtime, container)
     document = json.loads(Path(place.at, "config.json").read_text())
     (hook,) = document.pop("hooks")["createRuntime"]
-    assert document == json.loads(json.dumps(config(container, place.root)))
+    assert document == json.loads(json.dumps(make_config(container, place.root)))
     assert f"SECRET={VALUE}" in document["process"]["env"]
     assert hook["args"][:2] == ["sh", "-c"]
     assert prepared.descriptors == runtime._gate.inherited
@@ -131,8 +131,8 @@ def test_an_oci_runtime_passes_descriptors_and_leaves_processes_to_the_keeper(co
     assert "--log" not in crun.shown(replace(container, own_processes=False))
     for runtime in isolating:
         for own in (True, False):
-            assert runtime.isolates(replace(container, own_processes=own)) is own
-    assert not OTHERS[1].isolates(container)
+            assert runtime.is_isolating(replace(container, own_processes=own)) is own
+    assert not OTHERS[1].is_isolating(container)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_charliecloud_takes_no_mount_with_a_colon(container, source, target):
 def test_a_dev_has_the_usual_devices_and_those_of_the_container(kernel, monkeypatch, tmp_path, terminal):
     calls = kernel().calls
     monkeypatch.setattr(os, "ttyname", lambda _: "/dev/pts/7")
-    own_devices(["/dev/nvidia0", "/dev/nvidia-caps/cap1"], str(tmp_path), terminal=terminal)
+    mount_devices(["/dev/nvidia0", "/dev/nvidia-caps/cap1"], str(tmp_path), terminal=terminal)
     mounted = {os.fsdecode(call[2]): os.fsdecode(call[1]) for call in calls}
     assert mounted.pop("/dev") == str(tmp_path)
     names = {path.removeprefix(str(tmp_path)): source for path, source in mounted.items()}

@@ -26,8 +26,8 @@ from imagematrix.launcher.daemonless.runtime import require_text
 def test_the_first_runtime_that_works_is_taken(programs, monkeypatch, tmp_path, installed, hybrid, found):
     programs(**dict.fromkeys((name.replace("-", "_") for name in installed), ""))
     monkeypatch.setattr(start, "HYBRID", str(tmp_path if hybrid else tmp_path / "none"))
-    assert start.runtime_of("oci", None).name == found
-    assert start.runtime_of("oci", "crun").name == "crun"
+    assert start.choose_runtime("oci", None).name == found
+    assert start.choose_runtime("oci", "crun").name == "crun"
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_the_first_runtime_that_works_is_taken(programs, monkeypatch, tmp_path, 
 )
 def test_a_process_keeps_its_user_s_number_where_a_runtime_lets_it(programs, installed, found, root):
     programs(**dict.fromkeys((name.replace("-", "_") for name in installed), ""))
-    runtime = start.runtime_of("oci", None, of_user=True)
+    runtime = start.choose_runtime("oci", None, of_user=True)
     assert (runtime.name, runtime.as_root) == (found, root)
     assert Path(runtime.program).name == found
-    assert start.runtime_of("oci", "runc", of_user=True).name == "runc"
-    assert start.runtime_of("oci", None).name == "runc"
+    assert start.choose_runtime("oci", "runc", of_user=True).name == "runc"
+    assert start.choose_runtime("oci", None).name == "runc"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_process_keeps_its_user_s_number_where_a_runtime_lets_it(programs, ins
 def test_a_missing_runtime_has_a_remedy(programs, engine, wanted, missing, package):
     programs()
     with pytest.raises(EngineError, match=f"{missing} not found") as caught:
-        start.runtime_of(engine, wanted)
+        start.choose_runtime(engine, wanted)
     assert f"`apt install {package}`" in caught.value.remedy
 
 
@@ -83,7 +83,7 @@ RUNC = OciRuntime("runc", "/usr/bin/runc")
 def test_a_terminal_needs_one(bare, stored, monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda _: False)
     with pytest.raises(UsageError, match="--tty: the input is no terminal"):
-        start.start(replace(bare, terminal=True), stored("/image"), RUNC, Store())
+        start.run_container(replace(bare, terminal=True), stored("/image"), RUNC, Store())
 
 
 @pytest.mark.parametrize("kind", ["folder", "squashfs"])
@@ -91,14 +91,14 @@ def test_an_image_that_was_removed_meanwhile_is_an_error(bare, stored, tmp_path,
     lease = tmp_path / "lease"
     lease.touch()
     with pytest.raises(UnknownImageError, match="was removed from /"):
-        start.start(bare, stored("/image", kind), RUNC, Store(lease))
+        start.run_container(bare, stored("/image", kind), RUNC, Store(lease))
     assert not lease.exists()
 
 
 def test_a_store_that_cannot_be_written_to_is_told(bare, stored):
     told: list[str] = []
     with pytest.raises(UnknownImageError):
-        start.start(bare, stored("/image"), RUNC, Store(), warn=told.append)
+        start.run_container(bare, stored("/image"), RUNC, Store(), warn=told.append)
     assert told == [
         "/store cannot be written to, so nothing protects the image there while the container runs"
     ]
@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_written_to_is_told(bare, stored):
 @pytest.mark.parametrize("changes", [{"folder": "/a\0b"}, {"args": ("a\0",)}, {"environment": {"A": "\0"}}])
 def test_a_null_byte_is_an_error(bare, stored, changes):
     with pytest.raises(UsageError, match="a null byte in "):
-        start.start(replace(bare, **changes), stored("/image"), RUNC, Store())
+        start.run_container(replace(bare, **changes), stored("/image"), RUNC, Store())
 
 
 def test_a_variable_without_a_name_is_an_error(bare):

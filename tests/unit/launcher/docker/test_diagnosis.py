@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.launcher.docker.diagnosis import Diagnosis, diagnose, program_failed
+from imagematrix.launcher.docker.diagnosis import Diagnosis, diagnose, is_program_failure
 from imagematrix.selection.rule import RuleResult
 
 # As programs, frameworks and tools print it.
@@ -140,8 +140,8 @@ def test_the_last_error_counts(selection):
 
 @pytest.mark.parametrize("code", [0, 125, 126, 127])
 def test_success_and_docker_s_own_codes_are_not_diagnosed(code):
-    assert not program_failed(code)
-    assert program_failed(1)
+    assert not is_program_failure(code)
+    assert is_program_failure(1)
 
 
 def test_the_applicable_of_two_rules_is_named(make):

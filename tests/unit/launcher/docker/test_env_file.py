@@ -3,7 +3,7 @@
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.launcher.docker.env_file import variables
+from imagematrix.launcher.docker.env_file import read_env_file
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from imagematrix.launcher.docker.env_file import variables
 )
 def test_lines_are_those_of_docker(tmp_path, raw, expected):
     (tmp_path / "env").write_bytes(raw)
-    assert variables(str(tmp_path / "env"), {"HOME": "/home"}) == expected
+    assert read_env_file(str(tmp_path / "env"), {"HOME": "/home"}) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_lines_are_those_of_docker(tmp_path, raw, expected):
 def test_what_docker_refuses_is_refused(tmp_path, raw):
     (tmp_path / "env").write_bytes(b"B=1\n" + raw)
     with pytest.raises(UsageError, match=r"--env-file .*/env: invalid variable '"):
-        variables(str(tmp_path / "env"), {})
+        read_env_file(str(tmp_path / "env"), {})
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_what_docker_refuses_is_refused(tmp_path, raw):
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name, reason):
     (tmp_path / "x").write_bytes(b"A=\xff\n")
     with pytest.raises(UsageError, match=rf"--env-file .* cannot be read: .*{reason}"):
-        variables(str(tmp_path / name), {})
+        read_env_file(str(tmp_path / name), {})

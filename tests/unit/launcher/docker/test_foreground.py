@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.launcher.docker.foreground import run
+from imagematrix.launcher.docker.foreground import run_in_foreground
 
 INTERRUPTS = (signal.SIGINT, signal.SIGQUIT)
-RUN = "import sys; from imagematrix.launcher.docker.foreground import run; sys.exit(run(sys.argv[1:]))"
+RUN = """
+import sys
+from imagematrix.launcher.docker.foreground import run_in_foreground
+sys.exit(run_in_foreground(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -38,17 +42,17 @@ def started(script):
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
 def test_the_exit_code_is_returned(code):
-    assert run(["sh", "-c", f"exit {code}"]) == code
+    assert run_in_foreground(["sh", "-c", f"exit {code}"]) == code
 
 
 def test_a_command_ended_by_a_signal():
-    assert run(["sh", "-c", "kill -KILL $$"]) == 128 + signal.SIGKILL
+    assert run_in_foreground(["sh", "-c", "kill -KILL $$"]) == 128 + signal.SIGKILL
 
 
 def test_a_missing_command():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with pytest.raises(FileNotFoundError):
-        run(["/no/such/program"])
+        run_in_foreground(["/no/such/program"])
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
@@ -66,7 +70,7 @@ def test_the_end_is_noticed_if_another_thread_takes_its_signal(monkeypatch):
     other = threading.Thread(target=over.wait)
     other.start()
     try:
-        assert run(["true"]) == 0
+        assert run_in_foreground(["true"]) == 0
     finally:
         over.set()
         other.join()
@@ -74,7 +78,7 @@ def test_the_end_is_noticed_if_another_thread_takes_its_signal(monkeypatch):
 
 def test_on_start_is_called():
     done = []
-    assert run(["true"], lambda: done.append("it runs")) == 0
+    assert run_in_foreground(["true"], lambda: done.append("it runs")) == 0
     assert done == ["it runs"]
 
 
@@ -171,7 +175,7 @@ def test_inheritable_descriptors_are_passed():
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     try:
-        assert run(["sh", "-c", f"echo through > /proc/self/fd/{writing}"]) == 0
+        assert run_in_foreground(["sh", "-c", f"echo through > /proc/self/fd/{writing}"]) == 0
         assert os.read(reading, 100) == b"through\n"
     finally:
         os.close(reading)
@@ -240,8 +244,8 @@ def test_a_signal_to_the_group_while_the_last_is_handled_arrives_once():
     slow = """\
 import time
 from imagematrix.launcher.docker import foreground
-started = foreground._Witness._started
-foreground._Witness._started = staticmethod(lambda: (time.sleep(0.4), started())[1])
+started = foreground._Witness._start_witness
+foreground._Witness._start_witness = staticmethod(lambda: (time.sleep(0.4), started())[1])
 """
     terminal = Terminal(counting(2), before=slow)
     terminal.until("ready")

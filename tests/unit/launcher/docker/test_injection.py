@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from imagematrix.launcher.docker.injection import second_driver, through_cdi
-from imagematrix.launcher.docker.options import split
-from imagematrix.launcher.docker.plan import docker_run, plan
+from imagematrix.launcher.docker.injection import find_second_driver, inject_through_cdi
+from imagematrix.launcher.docker.options import parse_run_args
+from imagematrix.launcher.docker.plan import format_docker_run, plan_launch
 
 DEFAULT = {"DefaultRuntime": "nvidia"}
 
 
 @pytest.fixture
 def launch(make):
-    return plan(make.selection(make.gpu(0), make.gpu(1), mode="host", wanted="all"))
+    return plan_launch(make.selection(make.gpu(0), make.gpu(1), mode="host", wanted="all"))
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def specs(tmp_path):
 
 @pytest.mark.parametrize("file", ["nvidia.json", "nvidia.yaml"])
 def test_gpus_are_cdi_devices_by_uuid(launch, specs, file):
-    result = through_cdi(launch, specs(file, "0", "1", "all", "GPU-0", "GPU-1"))
+    result = inject_through_cdi(launch, specs(file, "0", "1", "all", "GPU-0", "GPU-1"))
     assert result.injected == ("nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-1")
-    words = docker_run(result)
+    words = format_docker_run(result)
     assert words[2:6] == ["--device", "nvidia.com/gpu=GPU-0", "--device", "nvidia.com/gpu=GPU-1"]
     assert "--gpus" not in words
     assert result.environment["NVIDIA_VISIBLE_DEVICES"] == "void"  # or the default runtime might add all
@@ -59,19 +59,19 @@ def test_gpus_are_cdi_devices_by_their_nodes(launch, specs):
         "2:0": ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12"],
         "all": ["/dev/nvidia3", "/dev/nvidia4"],
     }
-    result = through_cdi(launch, specs("a.json", *nodes, nodes=nodes))
+    result = inject_through_cdi(launch, specs("a.json", *nodes, nodes=nodes))
     assert result.injected == ("nvidia.com/gpu=1", "nvidia.com/gpu=0")
 
 
 def test_a_number_alone_does_not_identify_a_gpu(launch, specs):
-    assert through_cdi(launch, specs("a.json", "0", "1")) == launch
+    assert inject_through_cdi(launch, specs("a.json", "0", "1")) == launch
 
 
 def test_a_mig_device_is_not_its_whole_gpu(make, specs):
     part = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"),))
-    launch = plan(make.selection(part, mode="host", wanted="all"))
+    launch = plan_launch(make.selection(part, mode="host", wanted="all"))
     assert launch.injected == ("MIG-1",)
-    assert through_cdi(launch, specs("a.json", "0", nodes={"0": ["/dev/nvidia3"]})) == launch
+    assert inject_through_cdi(launch, specs("a.json", "0", nodes={"0": ["/dev/nvidia3"]})) == launch
 
 
 def test_if_one_is_missing_the_runtime_injects_all(launch, specs):
@@ -81,8 +81,8 @@ def test_if_one_is_missing_the_runtime_injects_all(launch, specs):
         specs("a.json", "GPU-0"),
         specs("a.json", "GPU-0", "GPU-1", kind="x.y/gpu"),
     ):
-        assert through_cdi(launch, folders) == launch
-    assert "--gpus" in docker_run(launch)
+        assert inject_through_cdi(launch, folders) == launch
+    assert "--gpus" in format_docker_run(launch)
 
 
 def test_invalid_specifications_are_skipped(launch, specs, tmp_path):
@@ -97,17 +97,17 @@ def test_invalid_specifications_are_skipped(launch, specs, tmp_path):
     (tmp_path / "i.json").mkdir()
     (tmp_path / "j.json").write_text("[" * 5_000)
     (tmp_path / "k.yaml").write_text("date: 2026-99-99\n")
-    assert through_cdi(launch, folders).cdi
+    assert inject_through_cdi(launch, folders).cdi
 
 
 def test_specifications_are_read_with_declared_dependencies(launch, specs, monkeypatch):
     monkeypatch.setitem(sys.modules, "ruamel", None)
-    assert through_cdi(launch, specs("nvidia.yaml", "GPU-0", "GPU-1")).cdi
+    assert inject_through_cdi(launch, specs("nvidia.yaml", "GPU-0", "GPU-1")).cdi
 
 
 def test_a_launch_without_gpus_is_unchanged(make, specs):
-    alone = plan(make.selection(mode=None))
-    assert through_cdi(alone, specs("a.json")) == alone
+    alone = plan_launch(make.selection(mode=None))
+    assert inject_through_cdi(alone, specs("a.json")) == alone
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_launch_without_gpus_is_unchanged(make, specs):
 )
 def test_options_that_inject_a_second_driver(line, info, by, monkeypatch):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "5")
-    assert second_driver(split(line.split()), lambda: info) == by
+    assert find_second_driver(parse_run_args(line.split()), lambda: info) == by
 
 
 def test_the_engine_is_queried_only_if_needed():
-    assert second_driver(split(["--rm", "IMAGE"]), pytest.fail) is None
+    assert find_second_driver(parse_run_args(["--rm", "IMAGE"]), pytest.fail) is None

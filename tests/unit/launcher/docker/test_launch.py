@@ -18,11 +18,11 @@ from imagematrix.errors import AuditError, EngineError, GpusBusyError, UnknownIm
 from imagematrix.images.catalog import labels
 from imagematrix.launcher.docker import launch as module
 from imagematrix.launcher.docker.devices import DevicesError
-from imagematrix.launcher.docker.launch import arguments, launch
-from imagematrix.launcher.docker.plan import plan
+from imagematrix.launcher.docker.launch import launch, make_create_arguments
+from imagematrix.launcher.docker.plan import plan_launch
 from imagematrix.launcher.docker.share import Mps, Share
 from imagematrix.launcher.gpu_claims import pods
-from imagematrix.launcher.gpu_claims.locks import Locks, release
+from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 from imagematrix.launcher.gpu_claims.usage import Consumer
 
 
@@ -91,7 +91,7 @@ def container(*paths):
 
 @pytest.fixture
 def _nodes_work(monkeypatch):
-    monkeypatch.setattr(module, "require", lambda _: None)
+    monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
 
 
 @pytest.mark.usefixtures("_nodes_work")
@@ -174,19 +174,19 @@ def test_an_image_that_took_the_name_of_the_variant_is_not_started(make, other):
 
 @pytest.mark.parametrize("mounts", [None, [Mount("/data", "/data", type="bind")]])
 def test_mps_adds_its_pipes_and_the_host_ipc(make, mounts):
-    planned = plan(make.selection(make.gpu()), share=Share(mps=Mps(pipes="/run/mps")))
-    given = arguments(planned, {"mounts": mounts})
+    planned = plan_launch(make.selection(make.gpu()), share=Share(mps=Mps(pipes="/run/mps")))
+    given = make_create_arguments(planned, {"mounts": mounts})
     assert given["ipc_mode"] == "host"
     assert [mount["Target"] for mount in given["mounts"]] == ["/run/mps", *(["/data"] if mounts else [])]
-    assert arguments(planned, {"ipc_mode": "private"})["ipc_mode"] == "private"
+    assert make_create_arguments(planned, {"ipc_mode": "private"})["ipc_mode"] == "private"
 
 
 def test_cdi_devices_are_requested(make):
-    planned = plan(make.selection(make.gpu(), mode="host"))
-    (request,) = arguments(planned, {})["device_requests"]
+    planned = plan_launch(make.selection(make.gpu(), mode="host"))
+    (request,) = make_create_arguments(planned, {})["device_requests"]
     assert (request["Driver"], request["Capabilities"]) == ("", [["gpu"]])
     named = replace(planned, injected=("nvidia.com/gpu=0",), cdi=True)
-    (request,) = arguments(named, {})["device_requests"]
+    (request,) = make_create_arguments(named, {})["device_requests"]
     assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
 
 
@@ -202,8 +202,8 @@ def test_the_engine_comes_from_the_environment(make, monkeypatch):
     [({"A": "1"}, {"job": "7"}), (["A=1"], ["job=7"])],
 )
 def test_the_caller_s_options_are_merged(make, environment, labels):
-    planned = plan(make.selection(make.gpu()))
-    given = arguments(
+    planned = plan_launch(make.selection(make.gpu()))
+    given = make_create_arguments(
         planned, {"environment": environment, "labels": labels, "devices": ["/dev/fuse"], "command": ["x"]}
     )
     assert given["environment"] == {"NVIDIA_VISIBLE_DEVICES": "void", "A": "1"}
@@ -215,7 +215,7 @@ def test_the_caller_s_options_are_merged(make, environment, labels):
 
 
 def test_the_runtime_injects_gpus_into_images_without_a_driver(make):
-    given = arguments(plan(make.selection(make.gpu(), mode="host")), {})
+    given = make_create_arguments(plan_launch(make.selection(make.gpu(), mode="host")), {})
     (request,) = given["device_requests"]
     assert request["DeviceIDs"] == ["GPU-0"]
     assert request["Capabilities"] == [["gpu"]]
@@ -224,9 +224,9 @@ def test_the_runtime_injects_gpus_into_images_without_a_driver(make):
 
 
 def test_the_platform_of_a_cpu_variant_is_passed(make):
-    given = arguments(plan(make.selection(mode=None, platform="linux/amd64/v2")), {})
+    given = make_create_arguments(plan_launch(make.selection(mode=None, platform="linux/amd64/v2")), {})
     assert given["platform"] == "linux/amd64/v2"
-    assert "platform" not in arguments(plan(make.selection(mode=None)), {})
+    assert "platform" not in make_create_arguments(plan_launch(make.selection(mode=None)), {})
 
 
 def test_nodes_are_checked_first(make):
@@ -273,7 +273,7 @@ def test_the_gpu_of_a_container_that_is_just_starting_is_not_claimed(make):
 @pytest.mark.usefixtures("_nodes_work")
 def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch):
     pod = Consumer(kind="container", name="team/web-1 (main)")
-    monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
+    monkeypatch.setattr(pods, "compute_pod_usage", lambda _: {"nvidia3": (pod,)})
     engine = Engine()
     launch(make.selection(make.gpu(0), make.gpu(1)), gpus=1, client=engine)
     assert engine.requests[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
@@ -285,8 +285,8 @@ def test_a_launch_releases_its_lease(make, locks, failure):
     with contextlib.suppress(EngineError):
         launch(make.selection(make.gpu(0)), client=Engine(start=failure))
     with Locks(locks) as folder:
-        assert folder.holders() == {}
-        assert folder.names() == ["nvidia3", "turn"]
+        assert folder.find_holders() == {}
+        assert folder.list_names() == ["nvidia3", "turn"]
 
 
 @pytest.mark.parametrize("failure", [APIError("no such device"), KeyboardInterrupt()])
@@ -306,7 +306,7 @@ def test_gpus_in_the_caller_s_options_are_claimed(make, locks, mode):
         held = folder.take("nvidia4")
         with pytest.raises(GpusBusyError, match="GPU 1"):
             launch(selection, client=Engine(), devices=["/dev/nvidia4"])
-        release(held)
+        release_locks(held)
     engine = Engine()
     assert launch(selection, client=engine, devices=["/dev/nvidia4"]) is engine
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
-from imagematrix.launcher.docker.options import split
+from imagematrix.launcher.docker.options import parse_run_args
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ from imagematrix.launcher.docker.options import split
     ],
 )
 def test_docker_s_options_are_kept_verbatim(line, docker, command):
-    words = split(shlex.split(line))
+    words = parse_run_args(shlex.split(line))
     assert words.image == "IMAGE"
     assert list(words.docker) == shlex.split(docker)
     assert list(words.command) == shlex.split(command)
@@ -66,7 +66,7 @@ def test_docker_s_options_are_kept_verbatim(line, docker, command):
     ],
 )
 def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls, may_pull):
-    args = split(line.split())
+    args = parse_run_args(line.split())
     assert (args.pulls, args.may_pull) == (pulls, may_pull)
 
 
@@ -75,14 +75,14 @@ def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls, m
     [("IMAGE", False), ("-q IMAGE", True), ("-itq IMAGE", True), ("--quiet=false IMAGE", False)],
 )
 def test_a_pull_is_quiet_if_docker_s_is(line, quiet):
-    assert split(line.split()).quiet is quiet
+    assert parse_run_args(line.split()).quiet is quiet
 
 
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
 @pytest.mark.parametrize("name", ["host", "catalog", "gpus", "nvidia-smi"])
 def test_own_options_are_parsed(name, form):
     option = form.format(f"--{name}", "VALUE")
-    words = split(f"--rm {option} -e A IMAGE".split())
+    words = parse_run_args(f"--rm {option} -e A IMAGE".split())
     assert getattr(words, name.replace("-", "_")) == "VALUE"
     assert words.docker == ("--rm", "-e", "A")
 
@@ -90,13 +90,13 @@ def test_own_options_are_parsed(name, form):
 @pytest.mark.parametrize("name", ["allow-cpu", "measure", "mps"])
 def test_own_flags_are_parsed(name):
     field = name.replace("-", "_")
-    words = split(["-it", f"--{name}", "IMAGE", f"--{name}"])
+    words = parse_run_args(["-it", f"--{name}", "IMAGE", f"--{name}"])
     assert getattr(words, field) is True
     assert (words.docker, words.command) == (("-it",), (f"--{name}",))
-    assert getattr(split([f"--{name}", f"--{name}=false", "IMAGE"]), field) is False
-    assert getattr(split([f"--{name}=true", "IMAGE"]), field) is True
+    assert getattr(parse_run_args([f"--{name}", f"--{name}=false", "IMAGE"]), field) is False
+    assert getattr(parse_run_args([f"--{name}=true", "IMAGE"]), field) is True
     with pytest.raises(UsageError, match="expected true or false"):
-        split([f"--{name}=perhaps", "IMAGE"])
+        parse_run_args([f"--{name}=perhaps", "IMAGE"])
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_own_flags_are_parsed(name):
     ],
 )
 def test_forms_of_printing(line, shown):
-    assert split(line.split()).shown == shown
+    assert parse_run_args(line.split()).shown == shown
 
 
 def test_an_invalid_form_is_refused():
     with pytest.raises(UsageError, match="expected command or json"):
-        split(["--print", "xml", "IMAGE"])
+        parse_run_args(["--print", "xml", "IMAGE"])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_invalid_form_is_refused():
     ],
 )
 def test_a_share_of_memory(text, mib):
-    assert split(["--vram", text, "IMAGE"]).vram_mib == mib
+    assert parse_run_args(["--vram", text, "IMAGE"]).vram_mib == mib
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_share_of_memory(text, mib):
 )
 def test_invalid_amounts_of_memory(text):
     with pytest.raises(UsageError, match="such as 500M, 4g, 4G or 4Gi"):
-        split([f"--vram={text}", "IMAGE"])
+        parse_run_args([f"--vram={text}", "IMAGE"])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_invalid_amounts_of_memory(text):
 )
 def test_docker_s_syntax_of_gpus(text, gpus, capabilities):
     for words in (["--gpus", text, "IMAGE"], [f"--gpus={text}", "IMAGE"]):
-        result = split(words)
+        result = parse_run_args(words)
         assert (result.gpus, result.capabilities) == (gpus, capabilities)
 
 
@@ -183,19 +183,19 @@ def test_docker_s_syntax_of_gpus(text, gpus, capabilities):
 )
 def test_invalid_values_of_gpus(text):
     with pytest.raises(UsageError, match=r"^invalid --gpus "):
-        split(["--gpus", text, "IMAGE"])
+        parse_run_args(["--gpus", text, "IMAGE"])
 
 
 @pytest.mark.parametrize("text", ["25", "25%", "1", "100"])
 def test_a_thread_percentage_implies_mps(text):
-    result = split(["--mps-threads", text, "IMAGE"])
+    result = parse_run_args(["--mps-threads", text, "IMAGE"])
     assert (result.mps, result.mps_threads) == (True, int(text.rstrip("%")))
 
 
 @pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663", "9" * 5000])
 def test_invalid_percentages(text):
     with pytest.raises(UsageError, match="percentage from 1 to 100"):
-        split([f"--mps-threads={text}", "IMAGE"])
+        parse_run_args([f"--mps-threads={text}", "IMAGE"])
 
 
 @pytest.mark.parametrize(
@@ -218,41 +218,44 @@ def test_invalid_percentages(text):
     ],
 )
 def test_detached(line, detached):
-    assert split(line.split()).detached is detached
+    assert parse_run_args(line.split()).detached is detached
 
 
 def test_rm_and_privileged():
-    assert (split(["IMAGE", "--rm"]).removed, split(["-d", "IMAGE"]).privileged) == (False, False)
-    result = split(["--rm", "--privileged", "IMAGE"])
+    assert (parse_run_args(["IMAGE", "--rm"]).removed, parse_run_args(["-d", "IMAGE"]).privileged) == (
+        False,
+        False,
+    )
+    result = parse_run_args(["--rm", "--privileged", "IMAGE"])
     assert (result.removed, result.privileged) == (True, True)
-    result = split(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
+    result = parse_run_args(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
     assert (result.removed, result.privileged) == (False, False)
-    result = split(["--rm=0", "--privileged=F", "-itd=False", "IMAGE"])
+    result = parse_run_args(["--rm=0", "--privileged=F", "-itd=False", "IMAGE"])
     assert (result.removed, result.privileged, result.detached) == (False, False, False)
-    assert split(["--privileged=1", "IMAGE"]).privileged
+    assert parse_run_args(["--privileged=1", "IMAGE"]).privileged
 
 
 def test_values_of_docker_s_options():
     line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
-    result = split(line.split())
+    result = parse_run_args(line.split())
     assert result.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
     assert result.values("--user", "u") == ("5",)
     assert result.values("--runtime") == ()
 
 
 def test_conditions_on_axes_accumulate():
-    words = split(
+    words = parse_run_args(
         ["--where", "python=3.13", "--rm", "--where=cc!=gcc-14,python=3.9", "IMAGE", "--where", "x"]
     )
     assert words.where == {"python": ["3.13", "3.9"], "cc": ["!gcc-14"]}
     assert (words.docker, words.command) == (("--rm",), ("--where", "x"))
-    assert split(["IMAGE"]).where is None
+    assert parse_run_args(["IMAGE"]).where is None
     with pytest.raises(UsageError, match="invalid condition 'python': expected a condition"):
-        split(["--where", "python", "IMAGE"])
+        parse_run_args(["--where", "python", "IMAGE"])
 
 
 def test_the_last_occurrence_counts():
-    assert split(["--gpus", "1", "--gpus=0,2", "IMAGE"]).gpus == "0,2"
+    assert parse_run_args(["--gpus", "1", "--gpus=0,2", "IMAGE"]).gpus == "0,2"
 
 
 @pytest.mark.parametrize(
@@ -272,28 +275,28 @@ def test_the_last_occurrence_counts():
 )
 def test_missing_values_and_images(line, words):
     with pytest.raises(UsageError, match=words) as caught:
-        split(shlex.split(line))
+        parse_run_args(shlex.split(line))
     assert "imagematrix run [OPTIONS] IMAGE" in caught.value.remedy
 
 
 def test_an_unknown_flag_that_consumed_the_image():
     with pytest.raises(UsageError) as caught:
-        split(["--from-the-future", "IMAGE"])
+        parse_run_args(["--from-the-future", "IMAGE"])
     assert "write --from-the-future=true" in caught.value.remedy
     with pytest.raises(UsageError) as caught:
-        split(["--gpus", "IMAGE"])
+        parse_run_args(["--gpus", "IMAGE"])
     assert "=true" not in caught.value.remedy
 
 
 def test_help_needs_no_image():
-    assert split(["--help"]).help
-    assert split(["--help"]).image is None
-    assert split(["-it", "--help", "IMAGE"]).help
-    assert not split(["IMAGE", "--help"]).help
+    assert parse_run_args(["--help"]).help
+    assert parse_run_args(["--help"]).image is None
+    assert parse_run_args(["-it", "--help", "IMAGE"]).help
+    assert not parse_run_args(["IMAGE", "--help"]).help
 
 
 def test_a_dash_is_an_image():
-    assert split(["--rm", "-", "x"]).image == "-"
+    assert parse_run_args(["--rm", "-", "x"]).image == "-"
 
 
 usual = st.sampled_from(["-it", "-e", "--rm", "--name", "--gpus=1", "--", "-", "IMAGE", "a=b"])
@@ -303,7 +306,7 @@ words = st.lists(st.one_of(usual, st.text(max_size=5)))
 @given(words)
 def test_every_word_is_kept_unchanged(some):
     try:
-        result = split(some)
+        result = parse_run_args(some)
     except UsageError:
         return
     kept = [*result.docker, *([] if result.image is None else [result.image]), *result.command]
@@ -315,11 +318,11 @@ def test_every_word_is_kept_unchanged(some):
     ("text", "seconds"), [("0", 0), ("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)]
 )
 def test_times_to_wait(text, seconds):
-    assert split(["--wait", text, "--rm", "IMAGE"]).wait_s == seconds
-    assert split([f"--wait={text}", "IMAGE"]).docker == ()
+    assert parse_run_args(["--wait", text, "--rm", "IMAGE"]).wait_s == seconds
+    assert parse_run_args([f"--wait={text}", "IMAGE"]).docker == ()
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "ten", "10 m", "\u0663", "9" * 400, "9" * 5000])
 def test_invalid_times(text):
     with pytest.raises(UsageError, match="such as 90s, 10m or 2h"):
-        split([f"--wait={text}", "IMAGE"])
+        parse_run_args([f"--wait={text}", "IMAGE"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.launcher.docker.plan import docker_run, plan
+from imagematrix.launcher.docker.plan import format_docker_run, plan_launch
 from imagematrix.launcher.docker.share import Mps, Share
 
 PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -14,8 +14,8 @@ NODES = ("/dev/nvidia3", "/dev/nvidia4", "/dev/nvidiactl", "/dev/nvidia-uvm")
 
 @pytest.mark.parametrize("mode", ["exact", "compat"])
 def test_an_image_with_a_driver_gets_device_nodes_only(make, mode):
-    launch = plan(make.selection(make.gpu(0), make.gpu(1), mode=mode), ["train", "--lr", "1"])
-    assert docker_run(launch, ["--rm", "-v", "/data:/data"]) == [
+    launch = plan_launch(make.selection(make.gpu(0), make.gpu(1), mode=mode), ["train", "--lr", "1"])
+    assert format_docker_run(launch, ["--rm", "-v", "/data:/data"]) == [
         "docker", "run",
         "--device", "/dev/nvidia3", "--device", "/dev/nvidia4",
         "--device", "/dev/nvidiactl", "--device", "/dev/nvidia-uvm",
@@ -30,20 +30,20 @@ def test_an_image_with_a_driver_gets_device_nodes_only(make, mode):
 
 def test_labels_of_the_launch_come_last(make):
     """So neither labels of the image nor of the user's own options replace them."""
-    words = docker_run(plan(make.selection(make.gpu(0))), ["--label", "io.imagematrix.vram=1"])
+    words = format_docker_run(plan_launch(make.selection(make.gpu(0))), ["--label", "io.imagematrix.vram=1"])
     given = [word for word in words if word.startswith("io.imagematrix.vram=")]
     assert given == ["io.imagematrix.vram=1", "io.imagematrix.vram=whole"]
 
 
 def test_a_cpu_only_image_gets_no_device(make):
-    launch = plan(make.selection(mode=None))
-    assert docker_run(launch) == [
+    launch = plan_launch(make.selection(mode=None))
+    assert format_docker_run(launch) == [
         "docker", "run", "--env", "NVIDIA_VISIBLE_DEVICES=void",
         "--label", "io.imagematrix.selected=training:v1-x", "--label", "io.imagematrix.vram=whole",
         "training:v1-x",
     ]  # fmt: skip
     node = make.selection(make.gpu(), mode=None, wanted="none")
-    assert plan(node) == launch
+    assert plan_launch(node) == launch
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,22 @@ def test_only_names_with_the_same_meaning_for_the_runtime_are_injected(make, fir
     selection = make.selection(gpu(0, **first), gpu(1, **second), mode="host", wanted=wanted)
     if injected is None:
         with pytest.raises(ProbeError, match="unknown: NVIDIA's runtime could take another device"):
-            plan(selection)
+            plan_launch(selection)
     else:
-        assert plan(selection).injected == injected
+        assert plan_launch(selection).injected == injected
 
 
 def test_the_host_s_driver_is_injected_by_the_runtime(make):
-    launch = plan(make.selection(make.gpu(0), make.gpu(1), mode="host"))
+    launch = plan_launch(make.selection(make.gpu(0), make.gpu(1), mode="host"))
     assert (launch.devices, launch.injected) == ((), ("GPU-0", "GPU-1"))
     assert launch.environment == {"NVIDIA_DISABLE_REQUIRE": "true"}
-    words = docker_run(launch)
+    words = format_docker_run(launch)
     assert words[2:4] == ["--gpus", '"device=GPU-0,GPU-1"']  # docker parses it as CSV
     assert "--device" not in words
-    assert docker_run(plan(make.selection(make.gpu(0), mode="host")))[2:4] == ["--gpus", "device=GPU-0"]
+    assert format_docker_run(plan_launch(make.selection(make.gpu(0), mode="host")))[2:4] == [
+        "--gpus",
+        "device=GPU-0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,30 +89,30 @@ def test_the_host_s_driver_is_injected_by_the_runtime(make):
     [("linux/amd64", []), ("linux/amd64/v3", ["--platform", "linux/amd64/v3"])],
 )
 def test_the_platform_of_a_cpu_variant_is_passed(make, platform, words):
-    launch = plan(make.selection(mode=None, platform=platform))
+    launch = plan_launch(make.selection(mode=None, platform=platform))
     assert launch.platform == platform
-    assert docker_run(launch)[2:-7] == words
+    assert format_docker_run(launch)[2:-7] == words
 
 
 def test_gpus_narrow_the_selection(make):
     selection = make.selection(make.gpu(0), make.gpu(1))
-    assert plan(selection).devices == NODES
-    assert plan(selection, gpus="1").devices == (NODES[0], *NODES[2:])
-    second = plan(selection, gpus="device=1")
+    assert plan_launch(selection).devices == NODES
+    assert plan_launch(selection, gpus="1").devices == (NODES[0], *NODES[2:])
+    second = plan_launch(selection, gpus="device=1")
     assert second.devices == NODES[1:]
     assert second.labels["io.imagematrix.gpus"] == "GPU-1"
     with pytest.raises(UsageError, match="of the host's 2 GPUs"):
-        plan(selection, gpus="3")
+        plan_launch(selection, gpus="3")
 
 
 def test_only_the_chosen_gpus_are_passed(make):
-    launch = plan(make.selection(make.gpu(0), make.gpu(1), wanted="device=1"))
+    launch = plan_launch(make.selection(make.gpu(0), make.gpu(1), wanted="device=1"))
     assert launch.devices == NODES[1:]
 
 
 def test_mig_devices_are_passed_with_their_capabilities(make):
     gpu = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"), make.mig(2, uuid="MIG-2", capabilities=(426, 427))))
-    launch = plan(make.selection(gpu, wanted="MIG-2"))
+    launch = plan_launch(make.selection(gpu, wanted="MIG-2"))
     assert launch.devices == (
         "/dev/nvidia3",
         "/dev/nvidia-caps/nvidia-cap426",
@@ -119,40 +122,40 @@ def test_mig_devices_are_passed_with_their_capabilities(make):
     )
     assert launch.labels["io.imagematrix.gpus"] == "MIG-2"
     with pytest.raises(ProbeError, match=r"gpu3/mig/gi1$"):
-        plan(make.selection(gpu, wanted="MIG-1"))
+        plan_launch(make.selection(gpu, wanted="MIG-1"))
 
 
 def test_optional_nodes_are_passed_if_present(make):
     selection = make.selection(make.gpu(), devices=("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"))
-    assert plan(selection).devices[-2:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+    assert plan_launch(selection).devices[-2:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
 def test_an_empty_selection_is_refused(make):
     with pytest.raises(UsageError, match="nothing was selected"):
-        plan(make.selection(make.gpu(compute="7.0")))
+        plan_launch(make.selection(make.gpu(compute="7.0")))
 
 
 def test_the_launch_as_data(make, conforms):
     selection = make.selection(make.gpu(), make.gpu(1), devices=PRESENT)
-    document = conforms(plan(selection, ["train", "--steps", "5"], gpus=1).to_json(["--rm"]))
+    document = conforms(plan_launch(selection, ["train", "--steps", "5"], gpus=1).to_json(["--rm"]))
     assert document["devices"] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", *PRESENT]
     assert document["gpus"] == ["GPU-0"]
     assert document["docker"][:2] == ["docker", "run"]
     assert document["docker"][-4:] == ["training:v1-x", "train", "--steps", "5"]
     assert "--rm" in document["docker"]
-    conforms(plan(make.selection(mode=None)).to_json())
-    injected = plan(make.selection(make.gpu(), mode="host")).to_json()
+    conforms(plan_launch(make.selection(mode=None)).to_json())
+    injected = plan_launch(make.selection(make.gpu(), mode="host")).to_json()
     conforms(injected)
     assert (injected["gpus"], injected["injected"], injected["devices"]) == (["GPU-0"], ["GPU-0"], [])
 
 
 def test_a_share_is_in_environment_and_labels(make):
     share = Share(vram_mib=10_800)
-    planned = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
+    planned = plan_launch(make.selection(make.gpu(memory_mib=20_000)), share=share)
     assert planned.labels["io.imagematrix.vram"] == "10800"
     assert planned.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
     assert (planned.mounts, planned.ipc) == ((), None)
-    alone = plan(make.selection(mode=None), share=share)
+    alone = plan_launch(make.selection(mode=None), share=share)
     assert (alone.labels, alone.environment) == (
         {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10800"},
         {"NVIDIA_VISIBLE_DEVICES": "void"},
@@ -161,11 +164,11 @@ def test_a_share_is_in_environment_and_labels(make):
 
 def test_only_mps_adds_mounts(make, conforms):
     share = Share(mps=Mps(pipes="/run/mps"))
-    planned = plan(make.selection(make.gpu()), share=share)
+    planned = plan_launch(make.selection(make.gpu()), share=share)
     conforms(planned.to_json())
-    words = docker_run(planned, ["--ipc", "private"])
+    words = format_docker_run(planned, ["--ipc", "private"])
     assert words[words.index("--volume") + 1] == "/run/mps:/run/mps"
     assert [words[at + 1] for at, word in enumerate(words) if word == "--ipc"] == ["host", "private"]
     assert "CUDA_MPS_PIPE_DIRECTORY=/run/mps" in words
-    alone = plan(make.selection(mode=None), share=share)
+    alone = plan_launch(make.selection(mode=None), share=share)
     assert (alone.mounts, alone.ipc) == ((), None)

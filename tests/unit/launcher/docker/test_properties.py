@@ -10,8 +10,8 @@ from imagematrix.common.record import replace
 from imagematrix.errors import ImagematrixError
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.launcher.docker.options import split
-from imagematrix.launcher.docker.request import request
+from imagematrix.launcher.docker.options import parse_run_args
+from imagematrix.launcher.docker.request import make_request
 from imagematrix.selection.select import select
 
 WANTED = [None, "all", "none", "1", "2", "3", "1,compute>=8.0", "2,name=L40S", "device=0", "0,1"]
@@ -58,8 +58,8 @@ def answer(ask):
 
 def agree(host, catalog, wanted, *options):
     host = replace(host, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in host.gpus))
-    args = split(["--dry-run", "--host=FILE", *options, "IMAGE"])
-    started = answer(lambda: request(args, host, catalog, wanted, None).first()[0])
+    args = parse_run_args(["--dry-run", "--host=FILE", *options, "IMAGE"])
+    started = answer(lambda: make_request(args, host, catalog, wanted, None).plan_on_any()[0])
     assert started == answer(lambda: select(host, catalog, gpus=wanted, allow_cpu="--allow-cpu" in options))
 
 

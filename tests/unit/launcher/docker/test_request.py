@@ -11,8 +11,8 @@ from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.launcher.docker import request as module
 from imagematrix.launcher.docker.devices import DeviceProblem
-from imagematrix.launcher.docker.options import split
-from imagematrix.launcher.docker.request import remote_machine, request
+from imagematrix.launcher.docker.options import parse_run_args
+from imagematrix.launcher.docker.request import find_remote_machine, make_request
 from imagematrix.launcher.docker.share import Mps
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -41,14 +41,14 @@ def request_for(make):
     """Returns the request of a command line on a node with GPUs of these kinds."""
 
     def ask(line, *gpus, catalog=catalog("80", "90"), wanted=None):  # noqa: B008 - it is frozen
-        words = split(f"--host node.json --dry-run {line} IMAGE".split())
-        return request(words, make.host(*gpus), catalog, words.gpus or wanted, None)
+        words = parse_run_args(f"--host node.json --dry-run {line} IMAGE".split())
+        return make_request(words, make.host(*gpus), catalog, words.gpus or wanted, None)
 
     return ask
 
 
 def devices(request):
-    return [path for path in request.first()[1].devices if path[11:].isdecimal()]
+    return [path for path in request.plan_on_any()[1].devices if path[11:].isdecimal()]
 
 
 def test_conditions_select_among_the_image_s_own_axes(request_for, make):
@@ -69,11 +69,11 @@ def test_conditions_select_among_the_image_s_own_axes(request_for, make):
     for python, node in (("3.9", "/dev/nvidia3"), ("3.13", "/dev/nvidia4")):
         result = request_for(f"--gpus 1 --where python={python}", *gpus, catalog=own)
         assert devices(result) == [node]
-        assert result.first()[0].selected == f"t:v1-{python}"
+        assert result.plan_on_any()[0].selected == f"t:v1-{python}"
     both = replace(own, variants=tuple(replace(one, cubins=("80", "90")) for one in variants))
     result = request_for("--gpus 1", *gpus, catalog=both)
     with pytest.raises(UsageError, match="differ in python"):
-        result.first()
+        result.plan_on_any()
 
 
 def test_all_gpus_are_the_default(request_for, make):
@@ -86,7 +86,7 @@ def test_an_image_gets_those_gpus_that_it_fits(request_for, make):
     assert devices(result) == ["/dev/nvidia3", "/dev/nvidia5"]
     assert [[gpu.index for gpu in choice.gpus] for choice in result.choices] == [[0, 2], [1, 3]]
     with pytest.raises(NothingFits):
-        request_for("--gpus 3", *gpus).first()
+        request_for("--gpus 3", *gpus).plan_on_any()
 
 
 def test_a_share_is_of_one_gpu_by_default(request_for, make):
@@ -104,7 +104,7 @@ def test_a_share_needs_a_large_enough_gpu(request_for, make):
     unknown = make.gpu(0)
     assert devices(request_for("--vram 20Gi", unknown, large)) == ["/dev/nvidia3"]
     with pytest.raises(UsageError, match="exceeds the memory of a GPU"):
-        request_for("--vram 200Gi", small, large).first()
+        request_for("--vram 200Gi", small, large).plan_on_any()
 
 
 def test_mps_of_another_node_uses_the_defaults(request_for, make):
@@ -114,46 +114,48 @@ def test_mps_of_another_node_uses_the_defaults(request_for, make):
 
 def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    words = split(["--mps", "--host", "node.json", "IMAGE"])
+    words = parse_run_args(["--mps", "--host", "node.json", "IMAGE"])
     with pytest.raises(ProbeError, match="MPS daemon not found"):
-        request(words, make.host(make.gpu()), catalog("80"), None, None)
+        make_request(words, make.host(make.gpu()), catalog("80"), None, None)
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     line = "--gpus all,capabilities=utility"
-    launch = request_for(line, make.gpu(), catalog=bare).first()[1]
+    launch = request_for(line, make.gpu(), catalog=bare).plan_on_any()[1]
     assert launch.environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
-    assert "NVIDIA_DRIVER_CAPABILITIES" not in request_for(line, make.gpu()).first()[1].environment
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in request_for(line, make.gpu()).plan_on_any()[1].environment
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_printing_a_launch_needs_no_engine(request_for, make):
     remote = catalog("80", name="registry.example.com/training")
     assert (
-        request_for("", make.gpu(), catalog=remote).first()[1].reference.endswith(f"-sm80@sha256:{'0' * 64}")
+        request_for("", make.gpu(), catalog=remote)
+        .plan_on_any()[1]
+        .reference.endswith(f"-sm80@sha256:{'0' * 64}")
     )
-    words = split(["--print", "json", "IMAGE"])
+    words = parse_run_args(["--print", "json", "IMAGE"])
     bare = catalog("80", driver=UserModeDriver(mode="host"))
-    launch = request(words, make.host(make.gpu()), bare, None, None).first()[1]
+    launch = make_request(words, make.host(make.gpu()), bare, None, None).plan_on_any()[1]
     assert (launch.injected, launch.cdi) == (("GPU-0",), False)
-    assert remote_machine(words) is None
-    words = split(["--host", "node.json", "IMAGE"])
+    assert find_remote_machine(words) is None
+    words = parse_run_args(["--host", "node.json", "IMAGE"])
     with pytest.raises(EngineError):
-        remote_machine(words)
+        find_remote_machine(words)
     with pytest.raises(EngineError):
-        request(words, make.host(make.gpu()), remote, None, None).first()
+        make_request(words, make.host(make.gpu()), remote, None, None).plan_on_any()
 
 
 def test_doubts_about_a_launch(make, monkeypatch):
     def doubts(line, mps=None):
-        monkeypatch.setattr(module, "_mps", lambda _: mps)
+        monkeypatch.setattr(module, "_find_mps", lambda _: mps)
         monkeypatch.setattr("imagematrix.images.engine.system.info", lambda: {"DefaultRuntime": "nvidia"})
-        words = split(f"--host node.json --dry-run {line} IMAGE".split())
-        result = request(words, make.host(make.gpu()), catalog("80"), None, None)
-        monkeypatch.setattr(module, "check", lambda _: ())
-        return [doubt for doubt, _ in result.doubts(*result.first())]
+        words = parse_run_args(f"--host node.json --dry-run {line} IMAGE".split())
+        result = make_request(words, make.host(make.gpu()), catalog("80"), None, None)
+        monkeypatch.setattr(module, "check_device_nodes", lambda _: ())
+        return [doubt for doubt, _ in result.find_doubts(*result.plan_on_any())]
 
     assert doubts("-e NVIDIA_VISIBLE_DEVICES=none") == []
     assert "injects the node's as well" in doubts("-e NVIDIA_VISIBLE_DEVICES=all")[0]
@@ -163,20 +165,20 @@ def test_doubts_about_a_launch(make, monkeypatch):
 
 
 def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
-    words = split(["--host", "node.json", "--dry-run", "IMAGE"])
-    result = request(words, make.host(make.gpu()), catalog("80"), None, None)
+    words = parse_run_args(["--host", "node.json", "--dry-run", "IMAGE"])
+    result = make_request(words, make.host(make.gpu()), catalog("80"), None, None)
     kept = [
         DeviceProblem(path=path, what="permission denied", remedy="do", doubt=True)
         for path in ("/dev/nvidia3", "/dev/nvidiactl")
     ]
-    monkeypatch.setattr(module, "check", lambda _: kept)
+    monkeypatch.setattr(module, "check_device_nodes", lambda _: kept)
     doubt = "/dev/nvidia3, /dev/nvidiactl: permission denied; the engine may still have access"
     for user, as_root, expected in ((0, False, []), (1000, True, []), (1000, False, [doubt])):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         monkeypatch.setattr(
             "imagematrix.images.engine.endpoint.runs_as_root", lambda as_root=as_root: as_root
         )
-        assert [doubt for doubt, _ in result.doubts(*result.first())] == expected
+        assert [doubt for doubt, _ in result.find_doubts(*result.plan_on_any())] == expected
 
 
 @pytest.mark.parametrize(
@@ -189,22 +191,22 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     ],
 )
 def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, access, remote, doubts):
-    words = split(["--host", "node.json", "--dry-run", "IMAGE"])
-    result = request(words, make.host(make.gpu()), catalog("80"), None, remote)
-    monkeypatch.setattr(module, "check", lambda _: ())
-    monkeypatch.setattr(pods, "access", lambda: access)
-    monkeypatch.setattr("imagematrix.launcher.kubelet.sockets.root_dir", lambda: "/k")
-    assert [doubt for doubt, _ in result.doubts(*result.first())] == doubts
+    words = parse_run_args(["--host", "node.json", "--dry-run", "IMAGE"])
+    result = make_request(words, make.host(make.gpu()), catalog("80"), None, remote)
+    monkeypatch.setattr(module, "check_device_nodes", lambda _: ())
+    monkeypatch.setattr(pods, "check_access", lambda: access)
+    monkeypatch.setattr("imagematrix.launcher.kubelet.sockets.find_root_dir", lambda: "/k")
+    assert [doubt for doubt, _ in result.find_doubts(*result.plan_on_any())] == doubts
 
 
 @pytest.mark.parametrize(("remote", "expected"), [(None, 4), ("node7", 3)])
 def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
     pod = Consumer(kind="container", name="team/web-1 (main)")
-    monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
+    monkeypatch.setattr(pods, "compute_pod_usage", lambda _: {"nvidia3": (pod,)})
     monkeypatch.setattr("imagematrix.images.engine.containers.running_or_starting", lambda *_: [])
-    words = split(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
-    result = request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
-    with result.claim(result.first()[1], lambda _: None) as claimed:
+    words = parse_run_args(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
+    result = make_request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
+    with result.claim(result.plan_on_any()[1], lambda _: None) as claimed:
         assert [gpu.minor for gpu in claimed.gpus] == [expected]
 
 
@@ -218,14 +220,14 @@ def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected
 )
 def test_the_machine_of_the_engine(monkeypatch, line, machine, is_remote):
     monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: machine)
-    assert remote_machine(split(line.split())) == is_remote
+    assert find_remote_machine(parse_run_args(line.split())) == is_remote
 
 
 def test_a_remote_engine_needs_a_saved_host(monkeypatch):
     monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: "node7")
     for line in ("IMAGE", "--dry-run IMAGE"):
         with pytest.raises(UsageError, match="the engine runs on node7") as caught:
-            remote_machine(split(line.split()))
+            find_remote_machine(parse_run_args(line.split()))
         assert "on node7, then pass --host node.json" in caught.value.remedy
 
 
@@ -236,19 +238,21 @@ def claimed(make, monkeypatch):
     original = catalog("80")
     (newer,) = original.variants
     other = replace(newer, reference="training:v1-older", driver=older)
-    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey", lambda *_: {})
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: {})
     monkeypatch.setattr("imagematrix.images.engine.system.info", dict)
     monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
-    monkeypatch.setattr(module, "require", lambda _: None)
+    monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
 
     def start(before, after, version="550.163.01"):
-        words = split(["IMAGE"])
-        asked = request(words, make.host(*before), replace(original, variants=(newer, other)), None, None)
+        words = parse_run_args(["IMAGE"])
+        asked = make_request(
+            words, make.host(*before), replace(original, variants=(newer, other)), None, None
+        )
         now = make.host(*after)
         now = replace(now, driver=replace(now.driver, version=version))
-        chosen, launch = asked.first()
+        chosen, launch = asked.plan_on_any()
         with asked.claim(launch, lambda _: None) as taken:
-            return asked.on(taken, chosen, launch, now)[1]
+            return asked.plan_on_claimed(taken, chosen, launch, now)[1]
 
     return start
 
@@ -266,14 +270,14 @@ def test_the_engine_is_asked_again_only_after_a_wait(make, monkeypatch, taken, v
     monkeypatch.setattr("imagematrix.images.engine.system.info", lambda: asked.append("info") or {})
     monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: asked.append("image"))
     used = {} if taken is None else {f"nvidia{taken}": (Consumer(kind="container", name="web"),)}
-    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey", lambda *_: used)
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: used)
     host = make.host(make.gpu(0), make.gpu(1))
     now = replace(host, driver=replace(host.driver, version=version))
     bare = catalog("80", driver=UserModeDriver(mode="host"))
-    result = request(split(["--gpus", "1", "IMAGE"]), host, bare, "1", None)
-    chosen, launch = result.first()
+    result = make_request(parse_run_args(["--gpus", "1", "IMAGE"]), host, bare, "1", None)
+    chosen, launch = result.plan_on_any()
     with result.claim(launch, lambda _: None) as claimed:
-        chosen, launch = result.on(claimed, chosen, launch, now)
+        chosen, launch = result.plan_on_claimed(claimed, chosen, launch, now)
     assert asked == expected
     assert launch.injected == (("GPU-0",) if taken is None else ("GPU-1",))
     assert list(chosen.chosen_gpus) == list(claimed.gpus)

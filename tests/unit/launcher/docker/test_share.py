@@ -11,7 +11,7 @@ from mps import daemon
 
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.host.host import MigDevice
-from imagematrix.launcher.docker.share import Mps, Share, mps
+from imagematrix.launcher.docker.share import Mps, Share, find_mps
 
 
 def test_a_whole_gpu_needs_no_variables(make):
@@ -92,12 +92,12 @@ def pipes():
 
 def test_the_daemon_is_detected_by_its_socket(pipes):
     with daemon(pipes):
-        result = mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}, 30)
+        result = find_mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}, 30)
         assert result == Mps(pipes=str(pipes), user=os.getuid(), threads=30)
     with pytest.raises(
         ProbeError, match=r"control: Connection refused"
     ):  # it has ended, and its socket stays
-        mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
+        find_mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
 
 
 def test_another_program_s_socket_is_not_the_daemon_s(pipes):
@@ -105,13 +105,13 @@ def test_another_program_s_socket_is_not_the_daemon_s(pipes):
         daemon(pipes, "other") as process,
         pytest.raises(ProbeError, match=rf"belongs to process other \(pid {process.pid}, "),
     ):
-        mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
+        find_mps({"CUDA_MPS_PIPE_DIRECTORY": str(pipes)})
 
 
 def test_without_a_daemon(tmp_path):
     with pytest.raises(ProbeError, match=r"control: No such file") as caught:
-        mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+        find_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert "nvidia-cuda-mps-control -d" in caught.value.remedy
     os.mkfifo(tmp_path / "control")
     with pytest.raises(ProbeError, match=r"control: Connection refused"):
-        mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+        find_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})

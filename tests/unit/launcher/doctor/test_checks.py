@@ -8,9 +8,9 @@ import pytest
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
-from imagematrix.launcher.doctor.checks import CHECKS, examine, to_json
-from imagematrix.launcher.doctor.facts import EngineFacts, ImageFacts, NodeFacts
+from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
 from imagematrix.launcher.doctor.kernel import KernelFacts
+from imagematrix.launcher.doctor.node_facts import EngineFacts, ImageFacts, NodeFacts
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
 DRIVER = Driver(version="550.163.01", kind=None, source="test")
@@ -42,16 +42,18 @@ def mounted(*places, labels=None):
 
 def bad(facts):
     """Return the problems: check, severity, observation, remedy."""
-    return [(one.check, one.severity, one.saw, one.remedy) for one in examine(facts) if one.severity != "ok"]
+    return [
+        (one.check, one.severity, one.saw, one.remedy) for one in run_checks(facts) if one.severity != "ok"
+    ]
 
 
 def test_healthy_node_has_no_problems(conforms):
-    findings = examine(GOOD)
+    findings = run_checks(GOOD)
     assert {finding.severity for finding in findings} == {"ok"}
     assert [finding.check for finding in findings] == [
         "module", "library", "nvidia-uvm", "device-nodes", "docker-command", "engine", "locks",
     ]  # fmt: skip
-    document = to_json(findings)
+    document = make_doctor_document(findings)
     conforms(document)
     assert document["launches"] is True
 
@@ -59,7 +61,7 @@ def test_healthy_node_has_no_problems(conforms):
 def test_systemd_needs_links_to_device_nodes_by_number():
     by_systemd = replace(GOOD, engine=replace(GOOD.engine, cgroup_driver="systemd"))
     assert bad(by_systemd) == []
-    assert "finds the GPUs' device nodes" in [one.saw for one in examine(by_systemd)][-2]
+    assert "finds the GPUs' device nodes" in [one.saw for one in run_checks(by_systemd)][-2]
     unlinked = (("/dev/nvidia3", "/dev/char/195:3"), ("/dev/nvidiactl", "/dev/char/195:255"))
     ((check, severity, saw, remedy),) = bad(replace(by_systemd, unlinked=unlinked))
     assert (check, severity) == ("cgroup", "warning")
@@ -72,7 +74,7 @@ def test_systemd_needs_links_to_device_nodes_by_number():
 def test_a_node_without_gpus_runs_cpu_images():
     plain = replace(GOOD, host=host(driver=None, gpus=()), nvml=None, modules=None)
     assert bad(plain) == []
-    assert [finding.check for finding in examine(plain)] == ["module", "docker-command", "engine"]
+    assert [finding.check for finding in run_checks(plain)] == ["module", "docker-command", "engine"]
 
 
 @pytest.mark.parametrize(
@@ -203,12 +205,12 @@ def test_a_node_without_gpus_runs_cpu_images():
     ],
 )
 def test_problems_are_reported_with_a_remedy(changes, check, severity, saw, remedy, conforms):
-    findings = examine(replace(GOOD, **changes))
+    findings = run_checks(replace(GOOD, **changes))
     (result,) = [finding for finding in findings if finding.severity != "ok"]
     assert (result.check, result.severity) == (check, severity)
     assert saw in result.saw
     assert remedy in result.remedy
-    document = to_json(findings)
+    document = make_doctor_document(findings)
     conforms(document)
     assert document["launches"] is (severity == "warning")
 
@@ -337,7 +339,7 @@ def test_gpu_instance_without_a_compute_instance_is_reported():
 def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
     facts = kernel(switches=switches, fabric_manager=manager)
     facts = replace(facts, nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, fabric=fabric),)))
-    result = [one for one in examine(facts) if one.check == "fabric"]
+    result = [one for one in run_checks(facts) if one.check == "fabric"]
     assert [one.severity for one in result] == ([severity] if severity else [])
     if severity == "error":
         assert "802" in result[0].saw

@@ -13,14 +13,14 @@ from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.launcher.daemonless import image_root
 from imagematrix.launcher.doctor import daemonless
 from imagematrix.launcher.doctor.checks import CHECKS
-from imagematrix.launcher.doctor.daemonless import DaemonlessFacts, gather
-from imagematrix.launcher.doctor.facts import saved
+from imagematrix.launcher.doctor.daemonless import DaemonlessFacts, gather_daemonless_facts
+from imagematrix.launcher.doctor.node_facts import make_saved_facts
 
 HOST = Host(arch="x86_64", cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None))
 
 
 def findings(facts):
-    return list(CHECKS["without-daemon"](replace(saved(HOST), daemonless=facts)))
+    return list(CHECKS["without-daemon"](replace(make_saved_facts(HOST), daemonless=facts)))
 
 
 @pytest.fixture
@@ -32,16 +32,16 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "new" / "store"))
     monkeypatch.setattr(daemonless, "_mounts", lambda: None)
     monkeypatch.setattr(
-        daemonless, "runtime_of", lambda engine, wanted: SimpleNamespace(name=wanted or engine)
+        daemonless, "choose_runtime", lambda engine, wanted: SimpleNamespace(name=wanted or engine)
     )
     monkeypatch.setattr(daemonless, "find_program", lambda *names: None if "apptainer" in names else names[0])
-    monkeypatch.setattr(image_root, "fuse_works", lambda: True)
+    monkeypatch.setattr(image_root, "has_fuse", lambda: True)
     return tmp_path
 
 
 def test_a_node_that_has_everything_is_ok(node):
     store = str(node / "new" / "store")
-    found = gather()
+    found = gather_daemonless_facts()
     assert found == DaemonlessFacts(engine="docker", runtime="docker", store=store)
     assert findings(found) == [
         ("ok", f"containers can start without a daemon: docker, images in {store}", None)
@@ -54,16 +54,16 @@ def test_what_is_missing_stops_only_nodes_without_docker(monkeypatch):
         raise EngineError("no namespaces", remedy="allow them")
 
     monkeypatch.setattr(daemonless, "_mounts", refuse)
-    monkeypatch.setattr(image_root, "fuse_works", lambda: False)
+    monkeypatch.setattr(image_root, "has_fuse", lambda: False)
     problem = "no containers without a daemon: no namespaces"
-    assert findings(gather())[0][:2] == ("ok", problem)
+    assert findings(gather_daemonless_facts())[0][:2] == ("ok", problem)
     Path(site.FILE).write_text('engine = "oci"')
-    first, second = findings(gather())
+    first, second = findings(gather_daemonless_facts())
     assert first == ("error", problem, "allow them")
     assert second[0] == "warning"
     assert "/dev/fuse cannot be opened" in second[1]
     monkeypatch.setattr(daemonless, "find_program", lambda *_: None)
-    assert "squashfuse not found" in findings(gather())[1][1]
+    assert "squashfuse not found" in findings(gather_daemonless_facts())[1][1]
 
 
 @pytest.mark.usefixtures("node")
@@ -74,17 +74,17 @@ def test_a_driver_that_apptainer_adds_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(daemonless, "find_program", lambda *names: str(tmp_path / "bin" / names[0]))
     for text, warns in (("always use nv = no", False), ("always use nv = yes", True)):
         settings.write_text(text)
-        told = [one for one in findings(gather()) if one[0] == "warning"]
+        told = [one for one in findings(gather_daemonless_facts()) if one[0] == "warning"]
         assert [f"{settings}: always use nv = yes" in one[1] for one in told] == [True] * warns
     settings.unlink()
     settings.mkdir()
-    assert gather().driver_added is None
+    assert gather_daemonless_facts().driver_added is None
 
 
 @pytest.mark.usefixtures("node")
 def test_docker_is_not_missed_where_it_is_not_used():
     Path(site.FILE).write_text('engine = "oci"')
-    facts = replace(saved(HOST), daemonless=gather(), docker=None)
+    facts = replace(make_saved_facts(HOST), daemonless=gather_daemonless_facts(), docker=None)
     assert not list(CHECKS["docker-command"](facts))
     assert not list(CHECKS["engine"](facts))
 
@@ -93,7 +93,7 @@ def test_docker_is_not_missed_where_it_is_not_used():
 def test_a_damaged_site_s_file_and_a_store_of_others_are_findings(monkeypatch):
     Path(site.FILE).write_text("engine = 3")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    told = [one[1] for one in findings(gather())]
+    told = [one[1] for one in findings(gather_daemonless_facts())]
     assert any("expected a string" in text for text in told)
     assert any("this user may not write to" in text for text in told)
 
@@ -101,13 +101,13 @@ def test_a_damaged_site_s_file_and_a_store_of_others_are_findings(monkeypatch):
 @pytest.mark.parametrize("works", [True, False])
 def test_the_trial_is_in_another_process(monkeypatch, works, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("imagematrix.launcher.daemonless.namespace.enter", lambda: None)
+    monkeypatch.setattr("imagematrix.launcher.daemonless.namespace.enter_namespaces", lambda: None)
 
     def prepare(_):
         if not works:
             raise EngineError("refused")
 
-    monkeypatch.setattr(image_root, "prepare", prepare)
+    monkeypatch.setattr(image_root, "mount_trial_root", prepare)
     if works:
         assert daemonless._mounts() is None
     else:

@@ -12,9 +12,9 @@ from imagematrix.hardware.host import probe
 from imagematrix.hardware.host.host import Host
 from imagematrix.launcher.docker import devices
 from imagematrix.launcher.docker.devices import DeviceProblem
-from imagematrix.launcher.doctor import facts as module
+from imagematrix.launcher.doctor import node_facts as module
 from imagematrix.launcher.doctor.daemonless import DaemonlessFacts
-from imagematrix.launcher.doctor.facts import gather
+from imagematrix.launcher.doctor.node_facts import gather_facts
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.locks import Locks
 
@@ -93,7 +93,7 @@ def test_missing_engine_exits_with_8_if_nothing_else_starts_containers(
     on_node, monkeypatch, else_, code, severity
 ):
     found = DaemonlessFacts(runtime=else_, store="/store")
-    monkeypatch.setattr("imagematrix.launcher.doctor.daemonless.gather", lambda: found)
+    monkeypatch.setattr("imagematrix.launcher.doctor.daemonless.gather_daemonless_facts", lambda: found)
     result = on_node("laptop")
     assert result.code == code
     said = f"{severity}  engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n"
@@ -166,10 +166,10 @@ def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_pat
     assert engine.containers == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
-    result = gather(Host.load(profiles["rome-a100"]), None)
+    result = gather_facts(Host.load(profiles["rome-a100"]), None)
     assert "cannot use the GPU locks" in str(result.locks_error)
     assert "mkdir" in result.locks_error.remedy
-    assert gather(Host.load(profiles["laptop"]), None).locks_error is None
+    assert gather_facts(Host.load(profiles["laptop"]), None).locks_error is None
 
 
 def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Locks, "_create", full)
-    result = gather(Host.load(profiles["rome-a100"]), None)
+    result = gather_facts(Host.load(profiles["rome-a100"]), None)
     assert str(result.locks_error).endswith("No space left on device")
     assert result.locks_error.remedy.startswith("free space there")
 
@@ -190,9 +190,9 @@ def test_only_launches_by_docker_need_a_lock_folder_of_its_group(profiles, engin
     monkeypatch.setattr(os, "fchown", outside)
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     host = Host.load(profiles["rome-a100"])
-    assert "this user is not in it" in str(gather(host, None).locks_error)
+    assert "this user is not in it" in str(gather_facts(host, None).locks_error)
     monkeypatch.setenv("IMAGEMATRIX_ENGINE", "oci")
-    assert gather(host, None).locks_error is None
+    assert gather_facts(host, None).locks_error is None
 
 
 def outside(*_):
@@ -204,8 +204,8 @@ def test_a_kubelet_that_does_not_answer_is_reported(on_node, monkeypatch):
     def silent(_):
         raise EngineError("it does not answer")
 
-    monkeypatch.setattr(pods, "access", lambda: True)
-    monkeypatch.setattr(pods, "usage", silent)
+    monkeypatch.setattr(pods, "check_access", lambda: True)
+    monkeypatch.setattr(pods, "compute_pod_usage", silent)
     assert "error    kubelet         it does not answer\n" in on_node("rome-a100").out
 
 
@@ -215,8 +215,8 @@ def test_nodes_that_only_this_user_may_not_open_are_doubts(profiles, engine, mon
         DeviceProblem(path="/dev/nvidia0", what="permission denied", remedy="grant", doubt=True),
         DeviceProblem(path="/dev/nvidia-uvm", what="not found", remedy="create"),
     )
-    monkeypatch.setattr(devices, "check", lambda _: problems)
-    facts = gather(Host.load(profiles["rome-a100"]), None)
+    monkeypatch.setattr(devices, "check_device_nodes", lambda _: problems)
+    facts = gather_facts(Host.load(profiles["rome-a100"]), None)
     assert facts.doubts == (("/dev/nvidia0: permission denied", "grant"),)
     assert facts.problems == (("/dev/nvidia-uvm: not found", "create"),)
 
@@ -226,15 +226,15 @@ def test_loaded_modules_are_read(profiles, engine, monkeypatch, tmp_path):
     node = Host.load(profiles["laptop"])
     (tmp_path / "modules").write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n")
     monkeypatch.setattr(module, "MODULES", str(tmp_path / "modules"))
-    assert gather(node, None).modules == {"nvidia", "nvidia_uvm"}
+    assert gather_facts(node, None).modules == {"nvidia", "nvidia_uvm"}
     monkeypatch.setattr(module, "MODULES", str(tmp_path / "none"))
-    assert gather(node, None).modules is None
+    assert gather_facts(node, None).modules is None
 
 
 def test_device_nodes_without_a_dev_char_link_are_found(tmp_path):
     (tmp_path / "dev/char").mkdir(parents=True)
     (tmp_path / "dev/nvidia0").symlink_to("/dev/null")
     paths = ["/dev/nvidia0", "/dev/nvidia1"]
-    assert module._unlinked(paths, str(tmp_path)) == (("/dev/nvidia0", "/dev/char/1:3"),)
+    assert module._find_unlinked(paths, str(tmp_path)) == (("/dev/nvidia0", "/dev/char/1:3"),)
     (tmp_path / "dev/char/1:3").symlink_to("/dev/nvidia0")
-    assert module._unlinked(paths, str(tmp_path)) == ()
+    assert module._find_unlinked(paths, str(tmp_path)) == ()

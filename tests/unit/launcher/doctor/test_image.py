@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.launcher.doctor.image import libcudas
+from imagematrix.launcher.doctor.image import find_libcudas
 
 DOCKER = """\
 #!/bin/sh
@@ -38,7 +38,7 @@ def docker(tmp_path, monkeypatch):
 
 def test_each_libcuda_is_found_and_the_container_is_removed(docker):
     calls = docker(LIBRARY, "opt/libcuda.so.470.256.02", "opt/libcuda.so", "usr/bin/train")
-    assert libcudas("training:v1-x") == ("/opt/libcuda.so.470.256.02", f"/{LIBRARY}")
+    assert find_libcudas("training:v1-x") == ("/opt/libcuda.so.470.256.02", f"/{LIBRARY}")
     created, exported, removed = calls.read_text().splitlines()
     assert created == "create --pull=never --network=none training:v1-x true"
     assert (exported, removed) == ("export 123", "rm --force 123")
@@ -47,19 +47,19 @@ def test_each_libcuda_is_found_and_the_container_is_removed(docker):
 def test_an_absent_image_is_not_pulled(docker):
     docker(create="echo 'Error response from daemon: No such image: t:v1' >&2; exit 1")
     with pytest.raises(UnknownImageError, match="No such image: t:v1"):
-        libcudas("t:v1")
+        find_libcudas("t:v1")
 
 
 def test_a_failed_create_is_an_engine_error(docker):
     docker(create="echo 'Cannot connect' >&2; exit 1")
     with pytest.raises(EngineError, match="docker create failed: Cannot connect"):
-        libcudas("t:v1")
+        find_libcudas("t:v1")
 
 
 def test_a_failed_export_leaves_no_container(docker):
     calls = docker(LIBRARY, exported=1)
     with pytest.raises(EngineError, match="docker export failed"):
-        libcudas("t:v1")
+        find_libcudas("t:v1")
     assert calls.read_text().endswith("rm --force 123\n")
 
 
@@ -67,11 +67,11 @@ def test_a_truncated_export_is_an_engine_error(docker, tmp_path):
     docker(LIBRARY)
     (tmp_path / "files.tar").write_bytes(b"not an archive")
     with pytest.raises(EngineError, match="cannot read the files of t:v1"):
-        libcudas("t:v1")
+        find_libcudas("t:v1")
 
 
 def test_a_missing_command_has_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="cannot start `docker`") as caught:
-        libcudas("t:v1")
+        find_libcudas("t:v1")
     assert "docker-cli" in caught.value.remedy

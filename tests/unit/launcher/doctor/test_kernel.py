@@ -7,7 +7,7 @@ import pytest
 
 from imagematrix.hardware.host.host import Cpu, Gpu, Host
 from imagematrix.launcher.doctor import kernel
-from imagematrix.launcher.doctor.kernel import KernelFacts, read
+from imagematrix.launcher.doctor.kernel import KernelFacts, read_kernel_facts
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
 ADDRESS = "0000:41:00.0"
@@ -44,12 +44,12 @@ def put(tmp_path):
 
 
 def test_unreadable_files_give_empty_facts(tmp_path):
-    assert read(NODE, str(tmp_path)) == KernelFacts()
+    assert read_kernel_facts(NODE, str(tmp_path)) == KernelFacts()
 
 
 def test_kernel_log_is_parsed(monkeypatch, tmp_path):
-    monkeypatch.setattr(kernel, "_log", lambda _: iter(LOG))
-    result = read(NODE, str(tmp_path))
+    monkeypatch.setattr(kernel, "_read_log", lambda _: iter(LOG))
+    result = read_kernel_facts(NODE, str(tmp_path))
     assert result.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
     assert result.denied == (
         "/dev/nvidia0",
@@ -78,13 +78,13 @@ def test_overwritten_messages_are_skipped(monkeypatch):
 
     monkeypatch.setattr(os, "open", lambda *_: reading)
     monkeypatch.setattr(os, "read", next_one)
-    assert list(kernel._log(Path("kmsg"))) == ["one", "two \N{REPLACEMENT CHARACTER}"]
+    assert list(kernel._read_log(Path("kmsg"))) == ["one", "two \N{REPLACEMENT CHARACTER}"]
     os.close(writing)
 
 
 def test_log_that_ends_is_read(put, tmp_path):
     put("kmsg")
-    assert list(kernel._log(tmp_path / "kmsg")) == []
+    assert list(kernel._read_log(tmp_path / "kmsg")) == []
 
 
 def test_other_kernel_facts_are_read(put, tmp_path):
@@ -103,7 +103,7 @@ def test_other_kernel_facts_are_read(put, tmp_path):
     put("proc/77/comm", "nv-fabricmanage\n")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi2/ci0/access")
-    result = read(NODE, str(tmp_path))
+    result = read_kernel_facts(NODE, str(tmp_path))
     assert result.drivers == {ADDRESS: "nouveau"}
     assert result.switches == ("0000:c1:00.0",)
     assert (result.secure_boot, result.selinux, result.fabric_manager) == (True, True, True)
@@ -122,4 +122,4 @@ def test_stale_nodes_of_an_earlier_driver_are_found(put, tmp_path):
             os.mknod(tmp_path / "dev" / name, 0o20600, os.makedev(major, minor))
         except PermissionError:
             pytest.skip("this container may not make device nodes")
-    assert read(NODE, str(tmp_path)).stale == (("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)
+    assert read_kernel_facts(NODE, str(tmp_path)).stale == (("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)

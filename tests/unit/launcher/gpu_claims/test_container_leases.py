@@ -10,12 +10,12 @@ from imagematrix.common.record import replace
 from imagematrix.images.local_store.holder import Holder
 from imagematrix.launcher.gpu_claims.container_leases import (
     ContainerLease,
+    compute_lease_usage,
+    find_live_leases,
     hold_container_lease,
-    live_container_leases,
-    usage_by_containers,
 )
-from imagematrix.launcher.gpu_claims.locks import Locks, release
-from imagematrix.launcher.gpu_claims.survey import leases
+from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
+from imagematrix.launcher.gpu_claims.survey import compute_locked_usage
 
 LEASE = ContainerLease(keys=("nvidia1",))
 
@@ -36,32 +36,32 @@ def first():
 
 def test_a_container_keeps_its_gpus_when_its_keeper_is_dead(locks, first):
     name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
-    release(held)
-    ((lease, holder),) = live_container_leases(locks)
+    release_locks(held)
+    ((lease, holder),) = find_live_leases(locks)
     assert (lease, holder.pid) == (LEASE, first.pid)
-    (consumer,) = leases(locks)["nvidia1"]
+    (consumer,) = compute_locked_usage(locks)["nvidia1"]
     assert (consumer.kind, consumer.pid) == ("lease", first.pid)
     first.kill()
     first.wait()
-    assert live_container_leases(locks) == []
-    assert name not in locks.names()
+    assert find_live_leases(locks) == []
+    assert name not in locks.list_names()
 
 
 def test_a_file_stays_while_its_keeper_lives(locks, first):
     name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
     first.kill()
     first.wait()
-    assert live_container_leases(locks) == []
-    assert name in locks.names()
-    release(held)
+    assert find_live_leases(locks) == []
+    assert name in locks.list_names()
+    release_locks(held)
 
 
 def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
     name, held = hold_container_lease(locks, LEASE, replace(Holder.of(), boot="another"))
     os.utime(f"{locks.path}/{name}", (0, 0))
-    assert len(live_container_leases(locks)) == 1
-    release(held)
-    assert live_container_leases(locks) == []
+    assert len(find_live_leases(locks)) == 1
+    release_locks(held)
+    assert find_live_leases(locks) == []
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
 )
 def test_damaged_files_are_removed(locks, text):
     locks.write("container-x", text)
-    assert live_container_leases(locks) == []
-    assert "container-x" not in locks.names()
+    assert find_live_leases(locks) == []
+    assert "container-x" not in locks.list_names()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_damaged_files_are_removed(locks, text):
     ],
 )
 def test_who_else_may_have_a_gpu(lease, common, excludes):
-    assert lease.excludes(["nvidia1"], common=common) is excludes
+    assert lease.is_excluding(["nvidia1"], common=common) is excludes
 
 
 def test_a_share_is_used_with_its_size(first):
     share = replace(LEASE, vram_mib=100, share="share-1")
-    (consumer,) = usage_by_containers([(share, Holder.of(first.pid))])["nvidia1"]
+    (consumer,) = compute_lease_usage([(share, Holder.of(first.pid))])["nvidia1"]
     assert (consumer.vram_mib, consumer.marks) == (100, frozenset({"share-1"}))
     assert share.is_held((), {"nvidia1": (consumer,)})
     assert not share.is_held((), {})

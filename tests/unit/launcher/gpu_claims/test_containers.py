@@ -5,7 +5,7 @@ import os
 import pytest
 
 from imagematrix.launcher.gpu_claims import containers as module
-from imagematrix.launcher.gpu_claims.containers import usage
+from imagematrix.launcher.gpu_claims.containers import compute_container_usage
 from imagematrix.launcher.gpu_claims.usage import Consumer
 
 
@@ -117,29 +117,29 @@ def gpus(gpu):
     ],
 )
 def test_the_gpus_of_a_container(gpus, container, keys):
-    assert sorted(usage([container], gpus)) == keys
+    assert sorted(compute_container_usage([container], gpus)) == keys
 
 
 def test_a_folder_of_nodes_passes_those_in_it(gpus, monkeypatch, tmp_path):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "x").symlink_to("/dev/null")
     monkeypatch.setattr(module, "MAJOR", 1)  # of /dev/null, whose minor is 3
-    assert sorted(usage([devices(str(tmp_path))], gpus)) == ["nvidia3"]
+    assert sorted(compute_container_usage([devices(str(tmp_path))], gpus)) == ["nvidia3"]
 
 
 def test_a_rule_for_the_number_of_a_node(gpus, monkeypatch):
     """Whatever number a GPU's node has, such as that of /dev/null here."""
     monkeypatch.setattr(os, "stat", lambda _, stat=os.stat: stat("/dev/null"))
-    assert sorted(usage([rules("c 1:3 rw")], gpus)) == EVERY
-    assert sorted(usage([rules("c *:3 rw")], gpus)) == EVERY
-    assert usage([rules("c 1:4 rw", "c 2:3 rw")], gpus) == {}
+    assert sorted(compute_container_usage([rules("c 1:3 rw")], gpus)) == EVERY
+    assert sorted(compute_container_usage([rules("c *:3 rw")], gpus)) == EVERY
+    assert compute_container_usage([rules("c 1:4 rw", "c 2:3 rw")], gpus) == {}
 
 
 @pytest.mark.parametrize("address", ["0000:41:00.1", "virtual"])
 def test_a_gpu_at_an_unusual_address_is_not_taken_for_another(gpu, address):
     gpus = (gpu(0, pci_bus_id=address),)
-    assert usage([runtime("NVIDIA_VISIBLE_DEVICES=GPU-elsewhere")], gpus) == {}
-    assert sorted(usage([runtime("NVIDIA_VISIBLE_DEVICES=0000:41:00.1")], gpus)) == (
+    assert compute_container_usage([runtime("NVIDIA_VISIBLE_DEVICES=GPU-elsewhere")], gpus) == {}
+    assert sorted(compute_container_usage([runtime("NVIDIA_VISIBLE_DEVICES=0000:41:00.1")], gpus)) == (
         ["nvidia10"] if address[0] == "0" else []
     )
 
@@ -160,14 +160,14 @@ def test_numbers_count_the_gpus_that_the_runtime_sees(gpu, states, keys):
         gpu(index, state=state, **({"minor": None} if state == "no-module" else {}))
         for index, state in enumerate(states)
     )
-    assert sorted(usage([requests(DeviceIDs=["1"], Capabilities=[["gpu"]])], gpus)) == keys
+    assert sorted(compute_container_usage([requests(DeviceIDs=["1"], Capabilities=[["gpu"]])], gpus)) == keys
 
 
 def test_several_containers_can_use_the_same_gpu(gpus):
     web, job = (
         {"Name": name, "Config": {"Image": "x:1"}} | devices("/dev/nvidia10") for name in ("/web", "/job")
     )
-    assert usage([web, job], gpus) == {
+    assert compute_container_usage([web, job], gpus) == {
         "nvidia10": (
             Consumer(kind="container", name="web (x:1)"),
             Consumer(kind="container", name="job (x:1)"),

@@ -13,7 +13,7 @@ import pytest
 
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.launcher.gpu_claims import locks as module
-from imagematrix.launcher.gpu_claims.locks import Locks, folder, inherit, release
+from imagematrix.launcher.gpu_claims.locks import Locks, inherit_locks, locate_locks, release_locks
 
 HOLD = """
 import sys, time
@@ -25,8 +25,8 @@ with Locks(sys.argv[1]) as locks:
 """
 EXEC = """
 import os, sys
-from imagematrix.launcher.gpu_claims.locks import Locks, inherit
-inherit(Locks(sys.argv[1]).take("nvidia0"))
+from imagematrix.launcher.gpu_claims.locks import Locks, inherit_locks
+inherit_locks(Locks(sys.argv[1]).take("nvidia0"))
 print("held", flush=True)
 os.execvp("sleep", ["sleep", "60"])
 """
@@ -54,34 +54,34 @@ def test_a_lock_has_one_holder(locks):
     held = locks.take("nvidia0")
     assert locks.take("nvidia0") is None
     assert locks.take("nvidia1", "nvidia0") is None
-    assert locks.holders() == {"nvidia0": os.getpid()}  # the partial result is released
-    release(held)
-    assert locks.holders() == {}
+    assert locks.find_holders() == {"nvidia0": os.getpid()}  # the partial result is released
+    release_locks(held)
+    assert locks.find_holders() == {}
     again = locks.take("nvidia0", "nvidia1")
-    assert set(locks.holders()) == {"nvidia0", "nvidia1"}
-    release(again)
+    assert set(locks.find_holders()) == {"nvidia0", "nvidia1"}
+    release_locks(again)
 
 
 def test_a_name_is_created_once_with_its_lock_held(locks, folder):
     held = locks.hold("share-1", "4096 nvidia0")
-    assert locks.text_if_held("share-1") == "4096 nvidia0"
+    assert locks.read_held_text("share-1") == "4096 nvidia0"
     assert locks.take("share-1") is None
     with pytest.raises(ProbeError, match="share-1"):
         locks.hold("share-1", "1 nvidia0")
     locks.create("share-1")
-    release(held)
-    assert locks.text_if_held("share-1") is None
+    release_locks(held)
+    assert locks.read_held_text("share-1") is None
     assert Path(folder, "share-1").read_text() == "4096 nvidia0"
-    assert locks.names() == ["share-1"]
+    assert locks.list_names() == ["share-1"]
 
 
 def test_a_killed_process_leaves_no_lock(locks, folder, start):
     process = start(HOLD, folder, "nvidia0")
-    assert locks.holders() == {"nvidia0": process.pid}
+    assert locks.find_holders() == {"nvidia0": process.pid}
     assert locks.take("nvidia0") is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    release(locks.take("nvidia0"))
+    release_locks(locks.take("nvidia0"))
 
 
 def test_a_lock_survives_exec(locks, folder, start):
@@ -89,31 +89,31 @@ def test_a_lock_survives_exec(locks, folder, start):
     while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
         time.sleep(0.01)
     assert locks.take("nvidia0") is None
-    assert locks.holders() == {"nvidia0": process.pid}
+    assert locks.find_holders() == {"nvidia0": process.pid}
     process.send_signal(signal.SIGKILL)
     process.wait()
-    release(locks.take("nvidia0"))
+    release_locks(locks.take("nvidia0"))
 
 
 def test_children_inherit_only_on_request(locks):
     held = locks.take("nvidia0")
     with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
-        release(held)
-        release(locks.take("nvidia0"))
+        release_locks(held)
+        release_locks(locks.take("nvidia0"))
         held = locks.take("nvidia0")
-        inherit(held)
+        inherit_locks(held)
         with subprocess.Popen(["sleep", "60"], close_fds=False) as heir:
-            release(held)
+            release_locks(held)
             assert locks.take("nvidia0") is None
             heir.kill()
         child.kill()
-    release(locks.take("nvidia0"))
+    release_locks(locks.take("nvidia0"))
 
 
 def test_all_users_may_lock_and_only_owners_remove(locks, folder):
     old = os.umask(0o077)
     try:
-        release(locks.take("nvidia0"))
+        release_locks(locks.take("nvidia0"))
         with Locks(f"{folder}/other"):
             pass
     finally:
@@ -136,9 +136,9 @@ def test_a_lock_of_root_holds_for_another_user(locks, monkeypatch, folder):
             theirs.remove("nvidia0")
     finally:
         os.seteuid(0)
-    assert locks.names() == ["nvidia0", "nvidia1"]
+    assert locks.list_names() == ["nvidia0", "nvidia1"]
     assert locks.take("nvidia1") is None
-    release([*held, *second])
+    release_locks([*held, *second])
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -157,7 +157,7 @@ def test_only_regular_files_are_opened_as_locks(locks, folder, tmp_path, kind):
     assert not target.exists()
     with pytest.raises(ProbeError, match="nvidia0"):
         locks.take("nvidia1", "nvidia0")
-    assert locks.holders() == {}
+    assert locks.find_holders() == {}
 
 
 @pytest.fixture
@@ -202,8 +202,8 @@ def test_the_remedy_for_a_folder_without_room_keeps_what_is_in_it(mounted, optio
                 action()
             assert remedy in caught.value.remedy
             assert not {"remove", "rm", "mv"}.intersection(caught.value.remedy.split())
-        assert locks.names() == ["grant-1", "turn"]
-        with locks.turn(0.0):
+        assert locks.list_names() == ["grant-1", "turn"]
+        with locks.hold_mutex(0.0):
             pass
 
 
@@ -218,23 +218,23 @@ def test_the_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("IMAGEMATRIX_LOCKS", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     monkeypatch.setattr(module, "SHARED", f"{tmp_path}/imagematrix")
-    assert folder() == f"{tmp_path}/imagematrix"
+    assert locate_locks() == f"{tmp_path}/imagematrix"
     monkeypatch.setattr(module, "SHARED", "/nowhere/imagematrix")  # cannot be created
-    assert folder() == "/run/user/7/imagematrix"
+    assert locate_locks() == "/run/user/7/imagematrix"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert folder() == "/nowhere/imagematrix"
+    assert locate_locks() == "/nowhere/imagematrix"
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", "/mine")
-    assert folder() == "/mine"
+    assert locate_locks() == "/mine"
 
 
 def test_a_turn_has_one_holder_and_is_released(locks, folder, start, monkeypatch):
-    with locks.turn():
+    with locks.hold_mutex():
         assert locks.take("turn") is None
     process = start(HOLD, folder, "turn")
     monkeypatch.setattr(module, "TURN_S", 0.1)
     with (
         pytest.raises(GpusBusyError, match=rf"GPUs for 0\.1 seconds: process python.* \(pid {process.pid}, "),
-        locks.turn(),
+        locks.hold_mutex(),
     ):
         pass
 
@@ -244,13 +244,13 @@ def test_a_turn_takes_no_longer_than_the_launch_would_wait(locks, folder, start)
     begin = time.monotonic()
     with (
         pytest.raises(GpusBusyError, match=rf"for 0\.05 seconds: process python.* \(pid {process.pid}, "),
-        locks.turn(0.05),
+        locks.hold_mutex(0.05),
     ):
         pass
     assert time.monotonic() - begin < module.TURN_S / 2
     process.kill()
     process.wait()
-    with locks.turn(0.0):
+    with locks.hold_mutex(0.0):
         pass
 
 
@@ -258,7 +258,7 @@ def test_a_folder_for_a_group(tmp_path):
     old = os.umask(0)
     try:
         with Locks(f"{tmp_path}/locks", os.getgid()) as locks:
-            release(locks.take("nvidia0"))
+            release_locks(locks.take("nvidia0"))
     finally:
         os.umask(old)
     status = Path(tmp_path, "locks").stat()
@@ -299,7 +299,7 @@ def test_users_outside_the_group_cannot_hold_locks(tmp_path):
             above.chmod(0o755)
     path = f"{tmp_path}/locks"
     with Locks(path, 0) as locks:
-        release(locks.take("turn"))
+        release_locks(locks.take("turn"))
         code = f"open({path!r} + '/turn')"
         done = subprocess.run(
             ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code],
@@ -343,28 +343,28 @@ def test_a_folder_that_another_user_is_just_creating_is_waited_for(folder, monke
 
 
 def test_the_age_of_a_lock_file(locks, folder):
-    release(locks.hold("share-1", ""))
-    assert locks.age("share-1") < 60
+    release_locks(locks.hold("share-1", ""))
+    assert locks.measure_age("share-1") < 60
     for when in (0, time.time() + 10_000):
         os.utime(f"{folder}/share-1", (when, when))
-        assert locks.age("share-1") > 1000
-    assert locks.age("share-2") == float("inf")
+        assert locks.measure_age("share-1") > 1000
+    assert locks.measure_age("share-2") == float("inf")
 
 
 def test_without_proc_locks_no_holder_is_known(locks, monkeypatch):
     held = locks.take("nvidia0")
-    monkeypatch.setattr(module, "proc_lines", lambda _: [])  # there is no such file
-    assert locks.holders() == {}
-    release(held)
+    monkeypatch.setattr(module, "read_proc_lines", lambda _: [])  # there is no such file
+    assert locks.find_holders() == {}
+    release_locks(held)
 
 
 def test_many_quick_turns_do_not_time_out(locks, monkeypatch):
     monkeypatch.setattr(module, "TURN_S", 0.05)
     holders = iter([{"turn": 1}, {"turn": 2}, {"turn": 2}, {"turn": 3}])
-    monkeypatch.setattr(locks, "holders", lambda: next(holders))
+    monkeypatch.setattr(locks, "find_holders", lambda: next(holders))
     held = locks.take("turn")
-    waiting = threading.Timer(0.08, release, [held])
+    waiting = threading.Timer(0.08, release_locks, [held])
     waiting.start()
-    with locks.turn():
+    with locks.hold_mutex():
         assert locks.take("turn") is None
     waiting.join()

@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from imagematrix.launcher.gpu_claims import other_engines as module
-from imagematrix.launcher.gpu_claims.containers import usage
-from imagematrix.launcher.gpu_claims.other_engines import containers
+from imagematrix.launcher.gpu_claims.containers import compute_container_usage
+from imagematrix.launcher.gpu_claims.other_engines import find_other_containers
 
 WEB, JOB, POD = (letter * 64 for letter in "abc")
 ALL = "000001ffffffffff"
@@ -59,8 +59,10 @@ def start(proc, tmp_path):
 
 
 def found(proc, gpus, *listed, pods=False):
-    described = containers(gpus, lambda: listed, pods=pods, proc=str(proc))
-    return {key: [one.name for one in using] for key, using in usage(described, gpus).items()}
+    described = find_other_containers(gpus, lambda: listed, pods=pods, proc=str(proc))
+    return {
+        key: [one.name for one in using] for key, using in compute_container_usage(described, gpus).items()
+    }
 
 
 needs_nodes = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create device nodes")
@@ -129,16 +131,16 @@ def test_a_container_that_ended_meanwhile_is_left_out(proc, start, gpu):
         (proc / "20").rename(proc / "gone")
         return ()
 
-    assert containers((gpu(0),), listed, pods=False, proc=str(proc)) == []
+    assert find_other_containers((gpu(0),), listed, pods=False, proc=str(proc)) == []
 
 
 def test_the_engine_is_not_asked_without_such_containers(proc, gpu):
-    assert containers((gpu(0),), pytest.fail, pods=True, proc=str(proc)) == []
+    assert find_other_containers((gpu(0),), pytest.fail, pods=True, proc=str(proc)) == []
 
 
 def test_this_machine_s_processes_are_read(gpu):
     # Other containers may run on this machine with nodes of their own, but none has a node of this number.
-    running = containers((gpu(0, minor=240),), tuple, pods=True)
+    running = find_other_containers((gpu(0, minor=240),), tuple, pods=True)
     assert {"PathOnHost": "/dev/nvidia240"} not in [
         node for container in running for node in container["HostConfig"]["Devices"]
     ]

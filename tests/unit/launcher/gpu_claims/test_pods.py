@@ -15,7 +15,7 @@ from imagematrix.integrations.kubernetes.plugin.offer import GPU
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.kubelet import sockets
-from imagematrix.launcher.kubelet.messages import PODS, message
+from imagematrix.launcher.kubelet.messages import PODS, load_message
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def socket(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="imx") as folder:
         path = Path(folder) / "pod-resources" / "kubelet.sock"
         path.parent.mkdir()
-        monkeypatch.setattr(sockets, "root_dir", lambda: folder)
+        monkeypatch.setattr(sockets, "find_root_dir", lambda: folder)
         yield path
 
 
@@ -35,18 +35,18 @@ def listing(socket):
     devices: list[tuple[str, list[str]]] = []
 
     def answer(_request, _context):
-        container = message("ContainerResources")(
+        container = load_message("ContainerResources")(
             name="main",
             devices=[
-                message("ContainerDevices")(resource_name=name, device_ids=ids) for name, ids in devices
+                load_message("ContainerDevices")(resource_name=name, device_ids=ids) for name, ids in devices
             ],
         )
-        pod = message("PodResources")(name="web-1", namespace="team", containers=[container])
-        return message("ListPodResourcesResponse")(pod_resources=[pod])
+        pod = load_message("PodResources")(name="web-1", namespace="team", containers=[container])
+        return load_message("ListPodResourcesResponse")(pod_resources=[pod])
 
     handler = grpc.unary_unary_rpc_method_handler(
         answer,
-        request_deserializer=message("Empty").FromString,
+        request_deserializer=load_message("Empty").FromString,
         response_serializer=lambda answer: answer.SerializeToString(),
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PODS, {"List": handler}),))
@@ -106,30 +106,30 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
     result = cli("gpus", "--host", profiles["genoa-h200"])
     assert "grpc is not installed: GPU usage by pods unknown" in result.err
     with pytest.raises(EngineError, match="cannot ask kubelet") as caught:
-        pods.usage((gpu(),))
+        pods.compute_pod_usage((gpu(),))
     assert "`pip install .` in a checkout" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_usage_is_unknown_to_a_user_who_may_not_ask(cli, profiles, socket, monkeypatch):
     socket.touch()
-    monkeypatch.setattr(pods, "access", lambda: False)
+    monkeypatch.setattr(pods, "check_access", lambda: False)
     result = cli("gpus", "--host", profiles["genoa-h200"])
     assert "permission denied: GPU usage by pods unknown" in result.err
     assert " free " not in result.out
 
 
 def test_without_a_kubelet_there_is_nothing_to_ask(socket, gpu):
-    assert pods.access() is None
-    assert pods.usage((gpu(),)) == {}
+    assert pods.check_access() is None
+    assert pods.compute_pod_usage((gpu(),)) == {}
     assert not socket.exists()
 
 
 def test_a_kubelet_may_be_denied_to_this_user(socket, monkeypatch, gpu):
     socket.touch()
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert pods.access() is False
-    assert pods.usage((gpu(),)) == {}
+    assert pods.check_access() is False
+    assert pods.compute_pod_usage((gpu(),)) == {}
 
 
 def test_a_folder_that_is_not_readable_may_have_a_kubelet(monkeypatch, gpu):
@@ -137,13 +137,13 @@ def test_a_folder_that_is_not_readable_may_have_a_kubelet(monkeypatch, gpu):
         raise PermissionError
 
     monkeypatch.setattr(os, "stat", denied)
-    assert pods.access() is False
-    assert pods.usage((gpu(),)) == {}
+    assert pods.check_access() is False
+    assert pods.compute_pod_usage((gpu(),)) == {}
 
 
 def test_a_gpu_in_mig_mode_may_be_held_whole(listing, gpu):
     listing(("nvidia.com/gpu", ["GPU-0", "GPU-1", "GPU-2"]))
-    used = pods.usage((gpu(0, mig=[(1, 0), (2, 0)]), gpu(1, minor=None), gpu(3)))
+    used = pods.compute_pod_usage((gpu(0, mig=[(1, 0), (2, 0)]), gpu(1, minor=None), gpu(3)))
     assert sorted(used) == ["nvidia10-gi1-ci0", "nvidia10-gi2-ci0"]
 
 
@@ -162,7 +162,7 @@ def test_a_query_that_fails_is_an_error(socket, monkeypatch, gpu, program, messa
         "imagematrix.common.child_modules.child_command", lambda _: [sys.executable, "-c", program]
     )
     if message is None:
-        assert pods.usage((gpu(),)) == {}
+        assert pods.compute_pod_usage((gpu(),)) == {}
         return
     with pytest.raises(EngineError, match=message):
-        pods.usage((gpu(),))
+        pods.compute_pod_usage((gpu(),))

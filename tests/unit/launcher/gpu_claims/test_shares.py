@@ -14,12 +14,12 @@ import pytest
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.host.host import MigDevice
-from imagematrix.launcher.gpu_claims import claim as module
 from imagematrix.launcher.gpu_claims import containers, survey
+from imagematrix.launcher.gpu_claims import gpu_claim as module
 from imagematrix.launcher.gpu_claims import processes as running
-from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
 from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
-from imagematrix.launcher.gpu_claims.shares import parse_mib, remaining
+from imagematrix.launcher.gpu_claims.shares import compute_remaining, parse_mib
 from imagematrix.launcher.gpu_claims.usage import Consumer
 
 TOTAL = 10_000
@@ -29,9 +29,9 @@ import contextlib, json, sys, time
 from pathlib import Path
 from imagematrix.hardware.host.host import Gpu
 from imagematrix.launcher.gpu_claims import containers
-from imagematrix.launcher.gpu_claims.claim import claim
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
 from imagematrix.hardware.gpu_request.choice import Choice
-from imagematrix.launcher.gpu_claims.usage import combined
+from imagematrix.launcher.gpu_claims.usage import merge_usages
 
 locks, table, number, vram, hold = *sys.argv[1:4], *map(int, sys.argv[4:])
 gpus = tuple(Gpu(index=index, minor=index, memory_mib={TOTAL}) for index in range(8))
@@ -42,11 +42,11 @@ def look(_attended):
     for path in Path(table).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):
             running.append(json.loads(path.read_text()))
-    return containers.usage(running, gpus)
+    return containers.compute_container_usage(running, gpus)
 
 
 place = Path(table, f"{{number}}.json")
-with claim([Choice(gpus=gpus, count=1)], look, vram_mib=vram, wait_s=120, path=locks) as taken:
+with claim_gpus([Choice(gpus=gpus, count=1)], look, vram_mib=vram, wait_s=120, path=locks) as taken:
     nodes = [{{"PathOnHost": f"/dev/nvidia{{gpu.minor}}"}} for gpu in taken.gpus]
     config = {{"Image": "x", "Labels": dict(taken.labels)}}
     container = {{"Id": number, "Config": config, "HostConfig": {{"Devices": nodes}}}}
@@ -143,23 +143,23 @@ def test_parse_mib(text, mib):
     ],
 )
 def test_remaining(card, consumers, expected):
-    assert remaining(card(), consumers) == expected
-    assert remaining(card(memory_mib=None), consumers) is None
+    assert compute_remaining(card(), consumers) == expected
+    assert compute_remaining(card(memory_mib=None), consumers) is None
 
 
 def test_the_mps_server_is_not_counted_for_shares_that_use_mps(card):
     server = process(name="nvidia-cuda-mps")
-    assert remaining(card(), [server, lease(4000, "share-a")]) is None
-    assert remaining(card(), [server, lease(4000, "share-a")], mps=True) == 6000
-    assert remaining(card(), [server, process()], mps=True) is None
-    assert remaining(card(), [container(None, "nvidia-cuda-mps")], mps=True) is None
+    assert compute_remaining(card(), [server, lease(4000, "share-a")]) is None
+    assert compute_remaining(card(), [server, lease(4000, "share-a")], mps=True) == 6000
+    assert compute_remaining(card(), [server, process()], mps=True) is None
+    assert compute_remaining(card(), [container(None, "nvidia-cuda-mps")], mps=True) is None
 
 
 def test_the_share_that_a_container_declares(card):
     def consumer(**labels):
         config = {"Image": "x:1", "Labels": labels}
         devices = [{"PathOnHost": "/dev/nvidia10"}]
-        usage = containers.usage(
+        usage = containers.compute_container_usage(
             [{"Id": ID, "Name": "/job", "Config": config, "HostConfig": {"Devices": devices}}], (card(),)
         )
         ((job,),) = usage.values()
@@ -187,12 +187,12 @@ def test_the_container_of_a_process_is_read_from_its_cgroup(tmp_path, line):
     (tmp_path / "7/fd").mkdir(parents=True)
     (tmp_path / "7/fd/3").symlink_to("/dev/full")
     (tmp_path / "7/cgroup").write_text(f"3:cpu:/\n{line}\n")
-    (use,) = running.with_open_devices({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
+    (use,) = running.compute_open_device_usage({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
         "nvidia10"
     ]
     assert ID in use.marks
     (tmp_path / "7/cgroup").write_text("0::/user.slice/user-1000.slice/session-2.scope\n")
-    (use,) = running.with_open_devices({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
+    (use,) = running.compute_open_device_usage({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
         "nvidia10"
     ]
     assert use.marks == frozenset()
@@ -200,17 +200,17 @@ def test_the_container_of_a_process_is_read_from_its_cgroup(tmp_path, line):
 
 def test_shares_fill_one_gpu_before_the_next(card, folder):
     gpus = tuple(card(index) for index in range(3))
-    taken = [claim([Choice(gpus=gpus, count=1)], free, vram_mib=4000, path=folder) for _ in range(5)]
+    taken = [claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=4000, path=folder) for _ in range(5)]
     assert [indices(share) for share in taken] == [[0], [0], [1], [1], [2]]
-    with claim([Choice(gpus=gpus, count=1)], free, vram_mib=1500, path=folder) as small:
+    with claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=1500, path=folder) as small:
         assert indices(small) == [0]  # the least memory is left there
-    with claim([Choice(gpus=gpus, count=2)], free, vram_mib=2000, path=folder) as both:
+    with claim_gpus([Choice(gpus=gpus, count=2)], free, vram_mib=2000, path=folder) as both:
         assert indices(both) == [0, 1]
     taken[4].__exit__()
-    with claim([Choice(gpus=gpus, count=1)], free, path=folder) as whole:
+    with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as whole:
         assert indices(whole) == [2]
     with pytest.raises(GpusBusyError) as caught:
-        claim([Choice(gpus=gpus, count=2)], free, vram_mib=4000, path=folder)
+        claim_gpus([Choice(gpus=gpus, count=2)], free, vram_mib=4000, path=folder)
     text = str(caught.value)
     assert text.startswith(
         "requested 2 GPUs with 4000 MiB free, 1 free: GPU 0 (L40S) has 2000 MiB free, shared with"
@@ -218,52 +218,52 @@ def test_shares_fill_one_gpu_before_the_next(card, folder):
     assert text.count("share of 4000 MiB") == 4
     for share in taken[:4]:
         share.__exit__()
-    with claim([Choice(gpus=gpus, count=3)], free, path=folder) as whole:
+    with claim_gpus([Choice(gpus=gpus, count=3)], free, path=folder) as whole:
         assert indices(whole) == [0, 1, 2]
 
 
 def test_a_launch_that_needs_a_whole_gpu_sees_the_shares(card, folder, locks):
-    with claim([Choice(gpus=(card(),), count=1)], free, vram_mib=4096, path=folder) as taken:
-        (name,) = (name for name in locks.names() if name.startswith("share-"))
+    with claim_gpus([Choice(gpus=(card(),), count=1)], free, vram_mib=4096, path=folder) as taken:
+        (name,) = (name for name in locks.list_names() if name.startswith("share-"))
         assert taken.labels == {"io.imagematrix.vram": "4096", "io.imagematrix.lease": name}
-        (use,) = survey.leases(locks)["nvidia10"]
+        (use,) = survey.compute_locked_usage(locks)["nvidia10"]
         assert (use.kind, use.pid, use.vram_mib, use.marks) == ("lease", os.getpid(), 4096, {name})
         with pytest.raises(GpusBusyError, match=rf"lease .* \(pid {os.getpid()}, .*share of 4096 MiB\)"):
-            claim([Choice(gpus=(card(),), count=1)], free, path=folder)
-    assert survey.leases(locks) == {}
-    assert locks.names() == ["nvidia10", "turn"]
-    with claim([Choice(gpus=(card(),), count=1)], free, path=folder) as whole:
+            claim_gpus([Choice(gpus=(card(),), count=1)], free, path=folder)
+    assert survey.compute_locked_usage(locks) == {}
+    assert locks.list_names() == ["nvidia10", "turn"]
+    with claim_gpus([Choice(gpus=(card(),), count=1)], free, path=folder) as whole:
         assert whole.labels == {}
         with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\) is in use by "):
-            claim([Choice(gpus=(card(),), count=1)], free, vram_mib=1, path=folder)
+            claim_gpus([Choice(gpus=(card(),), count=1)], free, vram_mib=1, path=folder)
 
 
 def test_a_share_that_can_never_fit_fails_immediately(card, folder):
     gpus = (card(0), card(1, memory_mib=20_000), card(2, memory_mib=None))
-    with claim([Choice(gpus=gpus, count=1)], free, vram_mib=15_000, path=folder) as taken:
+    with claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=15_000, path=folder) as taken:
         assert indices(taken) == [1]
     with pytest.raises(ProbeError, match=r"cannot share GPU 2 \(L40S\): memory size unknown"):
-        claim([Choice(gpus=gpus, count=2)], free, vram_mib=15_000, wait_s=60, path=folder)
+        claim_gpus([Choice(gpus=gpus, count=2)], free, vram_mib=15_000, wait_s=60, path=folder)
     with pytest.raises(UsageError, match="requested 3 GPUs with 15000 MiB, 1 present: GPU 0"):
-        claim([Choice(gpus=gpus, count=3)], free, vram_mib=15_000, wait_s=60, path=folder)
+        claim_gpus([Choice(gpus=gpus, count=3)], free, vram_mib=15_000, wait_s=60, path=folder)
     with pytest.raises(UsageError):
-        claim([Choice(gpus=gpus[:1], count=1)], free, vram_mib=10_001, wait_s=60, path=folder)
+        claim_gpus([Choice(gpus=gpus[:1], count=1)], free, vram_mib=10_001, wait_s=60, path=folder)
 
 
 def test_mig_devices_are_shared_individually(part, gpu, folder):
     devices = (part(1), part(2))
     first, second, third = (
-        claim([Choice(gpus=devices, count=1)], free, vram_mib=2000, path=folder) for _ in range(3)
+        claim_gpus([Choice(gpus=devices, count=1)], free, vram_mib=2000, path=folder) for _ in range(3)
     )
     assert [taken.gpus[0].mig[0].gpu_instance for taken in (first, second, third)] == [1, 1, 2]
     with pytest.raises(GpusBusyError, match="requested 2 MIG devices with 2000 MiB free, 1 free"):
-        claim([Choice(gpus=devices, count=2)], free, vram_mib=2000, path=folder)
+        claim_gpus([Choice(gpus=devices, count=2)], free, vram_mib=2000, path=folder)
     first.__exit__()
-    with claim([Choice(gpus=devices, count=2)], free, vram_mib=2000, path=folder) as both:
+    with claim_gpus([Choice(gpus=devices, count=2)], free, vram_mib=2000, path=folder) as both:
         (whole,) = both.gpus
         assert [device.gpu_instance for device in whole.mig] == [1, 2]
     with pytest.raises(ProbeError, match="memory size unknown"):
-        claim(
+        claim_gpus(
             [Choice(gpus=(gpu(0, mig=((1, 0), (2, 0)), memory_mib=TOTAL),), count=1)],
             free,
             vram_mib=1,
@@ -275,34 +275,34 @@ def test_mig_devices_are_shared_individually(part, gpu, folder):
 
 def test_several_devices_of_a_gpu_form_one_gpu_of_the_claim(part, folder):
     devices = (part(1), part(2), part(3))
-    with claim(
+    with claim_gpus(
         [Choice(gpus=devices, count=1)], lambda _: {"nvidia10-gi1-ci0": (container(None),)}, path=folder
     ) as taken:
         assert [device.gpu_instance for device in taken.gpus[0].mig] == [2]
         with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\):2:0 is in use by"):
-            claim([Choice(gpus=devices, count=3)], free, path=folder)
-        with claim([Choice(gpus=devices, count=2)], free, path=folder) as others:
+            claim_gpus([Choice(gpus=devices, count=3)], free, path=folder)
+        with claim_gpus([Choice(gpus=devices, count=2)], free, path=folder) as others:
             (whole,) = others.gpus
             assert [device.gpu_instance for device in whole.mig] == [1, 3]
 
 
 def test_a_malformed_lease_is_ignored_or_counts_for_the_whole_gpu(locks, folder, card):
     held = [*locks.hold("share-a", ""), *locks.hold("share-b", "much nvidia10")]
-    (use,) = survey.leases(locks)["nvidia10"]
+    (use,) = survey.compute_locked_usage(locks)["nvidia10"]
     assert use.vram_mib is None
     with pytest.raises(GpusBusyError, match="lease"):
-        claim([Choice(gpus=(card(),), count=1)], free, vram_mib=1, path=folder)
+        claim_gpus([Choice(gpus=(card(),), count=1)], free, vram_mib=1, path=folder)
     for descriptor in held:
         os.close(descriptor)
     Path(folder, "share-c").mkdir()
-    assert survey.leases(locks) == {}
-    assert locks.names() == ["nvidia10", "share-c", "turn"]
+    assert survey.compute_locked_usage(locks) == {}
+    assert locks.list_names() == ["nvidia10", "share-c", "turn"]
 
 
 def test_a_lease_of_an_invisible_process_counts(locks, monkeypatch):
     held = locks.hold("share-a", "4000 nvidia10 nvidia11")
-    monkeypatch.setattr(locks, "holders", dict)
-    usage = survey.leases(locks)
+    monkeypatch.setattr(locks, "find_holders", dict)
+    usage = survey.compute_locked_usage(locks)
     assert set(usage) == {"nvidia10", "nvidia11"}
     assert str(usage["nvidia10"][0]) == "lease unknown (share of 4000 MiB)"
     os.close(*held)
@@ -312,27 +312,27 @@ def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks
     """New shares keep coming, and still one GPU drains for a launch that waits for a whole one."""
     monkeypatch.setattr(module, "POLL_S", 0.01)
     gpus = (card(0), card(1))
-    claims = [claim([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder) for _ in range(5)]
+    claims = [claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder) for _ in range(5)]
     assert [indices(share) for share in claims] == [[0], [0], [0], [1], [1]]
     got = []
 
     def wait():
-        with claim([Choice(gpus=gpus, count=1)], free, wait_s=60, path=folder) as whole:
+        with claim_gpus([Choice(gpus=gpus, count=1)], free, wait_s=60, path=folder) as whole:
             got.append(indices(whole))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not any(name.startswith("wait-") for name in locks.names()):
+    while not any(name.startswith("wait-") for name in locks.list_names()):
         time.sleep(0.001)
     with pytest.raises(GpusBusyError, match=r"1 free: GPU 0 .* shared with .*; 1 launch ahead"):
-        claim([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder)
+        claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder)
     claims.pop(0).__exit__()
     # GPU 0 is now as empty as GPU 1, and first in order: others may join GPU 1.
-    claims.append(claim([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder))
+    claims.append(claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder))
     assert indices(claims[-1]) == [1]
     claims.pop(0).__exit__()
     with pytest.raises(GpusBusyError):
-        claim([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder)
+        claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder)
     claims.pop(0).__exit__()
     thread.join()
     assert got == [[0]]
@@ -344,8 +344,8 @@ def test_a_ticket_for_a_gpu_in_mig_mode_reserves_all_its_devices(part, folder, l
     queue = Queue(locks)
     queue.join(Ticket(count=1, gpus=(("nvidia10-gi1-ci0", "nvidia10-gi2-ci0"),)))
     with pytest.raises(GpusBusyError, match="2 free: 1 launch ahead"):
-        claim([Choice(gpus=(part(1), part(2)), count=1)], free, path=folder)
-    with claim([Choice(gpus=(part(1), part(2), part(3)), count=1)], free, path=folder) as taken:
+        claim_gpus([Choice(gpus=(part(1), part(2)), count=1)], free, path=folder)
+    with claim_gpus([Choice(gpus=(part(1), part(2), part(3)), count=1)], free, path=folder) as taken:
         assert taken.gpus[0].mig[0].gpu_instance == 3
     queue.leave()
 

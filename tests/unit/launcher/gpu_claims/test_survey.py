@@ -11,7 +11,14 @@ from imagematrix.hardware.host import nvml, signs
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, Process
 from imagematrix.hardware.host.signs import Signs
 from imagematrix.launcher.gpu_claims import processes, survey
-from imagematrix.launcher.gpu_claims.usage import Consumer, Usage, combined, consumers, keys, overlap
+from imagematrix.launcher.gpu_claims.usage import (
+    Consumer,
+    Usage,
+    find_consumers,
+    has_overlap,
+    list_lock_names,
+    merge_usages,
+)
 
 ME = os.getpid()
 
@@ -31,7 +38,7 @@ def opener():
 
 
 def test_processes_that_compute():
-    usage, covered = processes.computing(
+    usage, covered = processes.compute_process_usage(
         nvml_of(processes=(Process(pid=ME), Process(pid=ME, gpu_instance=2, compute_instance=0)))
     )
     assert set(usage) == {"nvidia10", "nvidia10-gi2-ci0"}
@@ -44,27 +51,27 @@ def test_processes_that_compute():
 
 @pytest.mark.parametrize("facts", [{"processes": None}, {"minor": None, "processes": (Process(pid=1),)}])
 def test_gpus_that_nvml_does_not_cover(facts):
-    assert processes.computing(nvml_of(**facts)) == ({}, frozenset())
+    assert processes.compute_process_usage(nvml_of(**facts)) == ({}, frozenset())
 
 
 def test_an_ended_process_is_described_as_far_as_possible(tmp_path):
-    assert str(processes.describe(7, str(tmp_path))) == "process unknown (pid 7)"
+    assert str(processes.describe_process(7, str(tmp_path))) == "process unknown (pid 7)"
     (tmp_path / "7").mkdir()
     (tmp_path / "7/comm").write_text("train\n")
     try:
         os.chown(tmp_path / "7", 54321, 54321)
     except PermissionError:
         pytest.skip("only root can change the owner")
-    assert str(processes.describe(7, str(tmp_path))) == "process train (pid 7, 54321)"
+    assert str(processes.describe_process(7, str(tmp_path))) == "process train (pid 7, 54321)"
 
 
 def test_processes_with_an_open_node(opener):
     number = Path("/dev/full").stat().st_rdev
-    usage = processes.with_open_devices({number: "nvidia10"})
+    usage = processes.compute_open_device_usage({number: "nvidia10"})
     assert opener.pid in {process.pid for process in usage["nvidia10"]}
     assert ME not in {process.pid for process in usage["nvidia10"]}
-    assert processes.with_open_devices({os.makedev(511, 77): "nvidia10"}) == {}
-    assert processes.with_open_nodes([250]) == {}
+    assert processes.compute_open_device_usage({os.makedev(511, 77): "nvidia10"}) == {}
+    assert processes.compute_open_node_usage([250]) == {}
 
 
 def test_monitoring_processes_do_not_count(tmp_path):
@@ -75,7 +82,7 @@ def test_monitoring_processes_do_not_count(tmp_path):
         (tmp_path / pid / "comm").write_text(f"{name}\n")
     (tmp_path / "9").mkdir()
     (tmp_path / "self").mkdir()
-    usage = processes.with_open_devices({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))
+    usage = processes.compute_open_device_usage({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))
     assert [process.pid for process in usage["nvidia10"]] == [8]
 
 
@@ -85,7 +92,7 @@ def test_a_survey_combines_all_sources(gpu):
         "Config": {"Image": "x"},
         "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia10"}]},
     }
-    usage = survey.survey((gpu(0),), lambda: [container], lambda: nvml_of(processes=(Process(pid=ME),)))
+    usage = survey.survey_usage((gpu(0),), lambda: [container], lambda: nvml_of(processes=(Process(pid=ME),)))
     assert [consumer.kind for consumer in usage["nvidia10"]] == ["process", "container"]
 
 
@@ -93,16 +100,16 @@ def test_open_nodes_are_scanned_if_nvml_lists_no_processes(gpu, monkeypatch):
     scanned = []
     monkeypatch.setattr(
         processes,
-        "with_open_nodes",
+        "compute_open_node_usage",
         lambda minors: scanned.append(set(minors)) or {"nvidia11": (Consumer(kind="process", name="x"),)},
     )
     both = (gpu(0), gpu(1), gpu(2, minor=None))
-    usage = survey.survey(both, list, lambda: nvml_of(processes=()))
+    usage = survey.survey_usage(both, list, lambda: nvml_of(processes=()))
     assert set(usage) == {"nvidia11"}
-    survey.survey(both, list, lambda: Nvml(error=18, message="mismatch"))
+    survey.survey_usage(both, list, lambda: Nvml(error=18, message="mismatch"))
     assert scanned == [{11}, {10, 11}]
-    assert survey.survey(both, list, lambda: None) == {}  # no driver, no process
-    survey.survey(both[:1], list, lambda: nvml_of(processes=()))
+    assert survey.survey_usage(both, list, lambda: None) == {}  # no driver, no process
+    survey.survey_usage(both[:1], list, lambda: nvml_of(processes=()))
     assert len(scanned) == 2
 
 
@@ -117,21 +124,23 @@ def test_nvml_is_queried_only_if_a_driver_is_loaded(monkeypatch):
 
 def test_leases(locks):
     held = locks.take("nvidia10", "wait-000000001")
-    usage = survey.leases(locks)
+    usage = survey.compute_locked_usage(locks)
     assert {key: [(lease.kind, lease.pid) for lease in leases] for key, leases in usage.items()} == {
         "nvidia10": [("lease", ME)]
     }
-    with locks.turn():
-        assert survey.leases(locks) == {}  # a launch that is choosing holds more than it will get
+    with locks.hold_mutex():
+        assert (
+            survey.compute_locked_usage(locks) == {}
+        )  # a launch that is choosing holds more than it will get
     for descriptor in held:
         os.close(descriptor)
-    assert survey.leases(locks) == {}
+    assert survey.compute_locked_usage(locks) == {}
 
 
 def test_keys(gpu):
-    assert keys(gpu(3)) == ("nvidia13",)
-    assert keys(gpu(3, mig=())) == ("nvidia13",)
-    assert keys(gpu(3, mig=((1, 0), (1, 1)))) == ("nvidia13-gi1-ci0", "nvidia13-gi1-ci1")
+    assert list_lock_names(gpu(3)) == ("nvidia13",)
+    assert list_lock_names(gpu(3, mig=())) == ("nvidia13",)
+    assert list_lock_names(gpu(3, mig=((1, 0), (1, 1)))) == ("nvidia13-gi1-ci0", "nvidia13-gi1-ci1")
 
 
 @pytest.mark.parametrize(
@@ -148,14 +157,14 @@ def test_keys(gpu):
     ],
 )
 def test_overlap(left, right, expected):
-    assert overlap(left, right) is expected
+    assert has_overlap(left, right) is expected
 
 
 def test_usage_is_combined_without_duplicates():
     web, job = Consumer(kind="container", name="web"), Consumer(kind="container", name="job")
-    usage = combined({"nvidia1": (web,)}, {"nvidia1": (web, job), "nvidia2": (job,)}, {})
+    usage = merge_usages({"nvidia1": (web,)}, {"nvidia1": (web, job), "nvidia2": (job,)}, {})
     assert usage == {"nvidia1": (web, job), "nvidia2": (job,)}
-    assert consumers(usage, ["nvidia1", "nvidia2"]) == (web, job)
+    assert find_consumers(usage, ["nvidia1", "nvidia2"]) == (web, job)
 
 
 class TestQuickly:
@@ -168,7 +177,9 @@ class TestQuickly:
         def have(*marks):
             openers = tuple(Consumer(kind="process", name="train", marks=frozenset(own)) for own in marks)
             usage = {"nvidia10": openers} if openers else {}
-            monkeypatch.setattr(processes, "with_open_nodes", lambda minors: usage if minors == {10} else {})
+            monkeypatch.setattr(
+                processes, "compute_open_node_usage", lambda minors: usage if minors == {10} else {}
+            )
 
         return have
 

@@ -50,7 +50,7 @@ def nodes(monkeypatch):
 @pytest.mark.usefixtures("nodes")
 def test_processes_of_pods_do_not_count(proc, tmp_path, gpu, cgroup, counts):
     proc(7, cgroup)
-    used = survey.opened_outside_pods((gpu(0),), str(tmp_path))
+    used = survey.survey_open_outside_pods((gpu(0),), str(tmp_path))
     assert {key: [one.pid for one in using] for key, using in used.items()} == (
         {"nvidia10": [7]} if counts else {}
     )
@@ -61,7 +61,7 @@ def node(monkeypatch, tmp_path):
     """A node without leases, processes and containers; a test sets what it has."""
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-    monkeypatch.setattr(processes, "with_open_nodes", lambda *_: {})
+    monkeypatch.setattr(processes, "compute_open_node_usage", lambda *_: {})
     monkeypatch.setattr(survey, "query_nvml", lambda: pytest.fail("asked NVML"))
     return tmp_path
 
@@ -108,7 +108,7 @@ def test_leases_count(node, gpu, locks, monkeypatch):
 
 def test_nvml_is_asked_if_a_process_outside_of_pods_has_a_gpu_open(node, gpu, monkeypatch):
     idle = Consumer(kind="process", name="Xorg", pid=7)
-    monkeypatch.setattr(processes, "with_open_nodes", lambda *_: {"nvidia10": (idle,)})
+    monkeypatch.setattr(processes, "compute_open_node_usage", lambda *_: {"nvidia10": (idle,)})
     monkeypatch.setattr(survey, "query_nvml", lambda: None)  # no process computes
     assert survey.survey_outside_pods((gpu(0),)) == {}
     assert node

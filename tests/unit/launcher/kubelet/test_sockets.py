@@ -39,33 +39,33 @@ def test_the_kernel_shows_the_folder_in_which_a_kubelet_listens():
         listener.bind(str(resources / "123"))
         listener.listen()
         (resources / "123").rename(resources / "kubelet.sock")  # as kubelet does
-        assert folder in sockets._listening(sockets.TABLE)
-        assert sockets.root_dir() != folder  # it has no pods
+        assert folder in sockets._find_listening(sockets.TABLE)
+        assert sockets.find_root_dir() != folder  # it has no pods
 
 
 def test_the_root_directory_is_where_a_kubelet_listens(table, root):
     others = ("", "@/dbus", "relative", "/run/docker.sock", f"{root}/plugins/kubelet.sock", "/x\0y")
-    assert sockets.root_dir(table(*others, f"{root}/pod-resources/123")) == str(root)
-    assert sockets.pods(str(root)) == f"{root}/pod-resources/kubelet.sock"
+    assert sockets.find_root_dir(table(*others, f"{root}/pod-resources/123")) == str(root)
+    assert sockets.locate_pods_socket(str(root)) == f"{root}/pod-resources/kubelet.sock"
 
 
 def test_without_a_kubelet_it_is_the_default(table, tmp_path):
-    assert sockets.root_dir(table("/run/docker.sock")) == "/var/lib/kubelet"
-    assert sockets.root_dir(str(tmp_path / "none")) == "/var/lib/kubelet"
+    assert sockets.find_root_dir(table("/run/docker.sock")) == "/var/lib/kubelet"
+    assert sockets.find_root_dir(str(tmp_path / "none")) == "/var/lib/kubelet"
 
 
 def test_folders_that_are_not_a_kubelet_s_do_not_count(table, root):
     listed = table(f"{root}/pod-resources/123")
     (root / "pods").rmdir()
-    assert sockets.root_dir(listed) == sockets.ROOT_DIR
+    assert sockets.find_root_dir(listed) == sockets.ROOT_DIR
     (root / "pod-resources").rmdir()
-    assert sockets.root_dir(listed) == sockets.ROOT_DIR
+    assert sockets.find_root_dir(listed) == sockets.ROOT_DIR
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's folder")
 def test_another_user_s_folder_does_not_count(table, root):
     os.chown(root / "pod-resources", 12345, 12345)
-    assert sockets.root_dir(table(f"{root}/pod-resources/123")) == sockets.ROOT_DIR
+    assert sockets.find_root_dir(table(f"{root}/pod-resources/123")) == sockets.ROOT_DIR
 
 
 def test_a_folder_that_this_user_may_not_enter_counts(table, root, monkeypatch):
@@ -75,4 +75,4 @@ def test_a_folder_that_this_user_may_not_enter_counts(table, root, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "stat", denied)
-    assert sockets.root_dir(listed) == str(root)
+    assert sockets.find_root_dir(listed) == str(root)

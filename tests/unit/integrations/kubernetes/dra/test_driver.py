@@ -26,11 +26,11 @@ from imagematrix.integrations.kubernetes.dra.claims import ClaimError
 from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger
 from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
-from imagematrix.launcher.docker.devices import DevicesError, absent
-from imagematrix.launcher.gpu_claims.survey import node_leases
+from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
+from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
-from imagematrix.launcher.kubelet.messages import message
-from imagematrix.launcher.kubelet.sockets import answering
+from imagematrix.launcher.kubelet.messages import load_message
+from imagematrix.launcher.kubelet.sockets import find_answering_socket
 
 TIMES = DriverTimes(probe=0.02, usage=0.02, stop=1)
 PROCESS = Consumer(kind="process", name="python3", pid=7, user="ann")
@@ -176,7 +176,7 @@ class Node:
         return self.used
 
     def require(self, paths):
-        problems = absent(path for path in paths if path in self.missing)
+        problems = find_absent_nodes(path for path in paths if path in self.missing)
         if problems:
             raise DevicesError(problems)
 
@@ -212,9 +212,9 @@ class Node:
             ask = channel.unary_unary(
                 method,
                 request_serializer=lambda one: one.SerializeToString(),
-                response_deserializer=message(answer).FromString,
+                response_deserializer=load_message(answer).FromString,
             )
-            return await ask(message(request)(**fields), timeout=10)
+            return await ask(load_message(request)(**fields), timeout=10)
 
     async def register(self):
         """Do what kubelet does with a socket in its folder; return what it learns."""
@@ -234,7 +234,9 @@ class Node:
     async def _claims(self, method, references):
         """Return the answer for each claim, by UID."""
         info = await self.register()
-        claims = [message("Claim")(namespace=one.namespace, name=one.name, uid=one.uid) for one in references]
+        claims = [
+            load_message("Claim")(namespace=one.namespace, name=one.name, uid=one.uid) for one in references
+        ]
         answer = await self.call(
             info.endpoint,
             f"/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{method}",
@@ -568,7 +570,7 @@ def test_a_driver_that_starts_again_neither_loses_nor_doubles_a_claim(node, play
     async def scenario(driver):
         async with driver():
             before = await node.prepare(Claims.reference(1))
-        node.used = node_leases()  # as any survey of the node shows it
+        node.used = survey_node_leases()  # as any survey of the node shows it
         async with driver():
             await until(lambda: len(node.cluster.published) == 8)
             after = await node.prepare(Claims.reference(1))
@@ -660,7 +662,7 @@ def test_the_command_serves_until_a_signal(node, tmp_path, profiles):
     assert "Traceback" not in errors
     assert [*(node.root / "plugins_registry").iterdir()] == []
     assert node.specs == {Claims.uid(1): ["/dev/nvidia0"]}
-    assert [str(one) for one in node_leases()["nvidia0"]] == ["container default/claim-1 (claim)"]
+    assert [str(one) for one in survey_node_leases()["nvidia0"]] == ["container default/claim-1 (claim)"]
 
 
 @pytest.mark.parametrize("words", [("dra-driver", "--node-name", NODE), ("device-plugin",)])
@@ -699,17 +701,17 @@ def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):
     path = kubelet_root / "x.sock"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
-    assert answering([str(path), f"{path}.none"]) is None
+    assert find_answering_socket([str(path), f"{path}.none"]) is None
 
 
 def test_messages_are_encoded_as_kubelet_reads_them():
-    device = message("PreparedDevice")(
+    device = load_message("PreparedDevice")(
         request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["c"], share_id="s"
     )
-    answer = message("NodePrepareResourcesResponse")(
+    answer = load_message("NodePrepareResourcesResponse")(
         claims=[
-            message("PreparedClaim")(
-                key="u", value=message("NodePrepareResourceResponse")(devices=[device], error="e")
+            load_message("PreparedClaim")(
+                key="u", value=load_message("NodePrepareResourceResponse")(devices=[device], error="e")
             )
         ]
     )
@@ -719,5 +721,5 @@ def test_messages_are_encoded_as_kubelet_reads_them():
     value = b"\x0a" + bytes([len(inner)]) + inner + b"\x12\x01e"
     entry = b"\x0a\x01u\x12" + bytes([len(value)]) + value
     assert answer.SerializeToString() == b"\x0a" + bytes([len(entry)]) + entry
-    claim = message("Claim").FromString(b"\x0a\x02ns\x12\x03uid\x1a\x04name")
+    claim = load_message("Claim").FromString(b"\x0a\x02ns\x12\x03uid\x1a\x04name")
     assert (claim.namespace, claim.uid, claim.name) == ("ns", "uid", "name")

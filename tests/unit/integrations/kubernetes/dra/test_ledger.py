@@ -24,11 +24,11 @@ from imagematrix.integrations.kubernetes.dra import cdi
 from imagematrix.integrations.kubernetes.dra.claims import ClaimError
 from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, used
 from imagematrix.integrations.kubernetes.dra.slices import named
-from imagematrix.launcher.docker.devices import nodes
+from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims import grants
-from imagematrix.launcher.gpu_claims.claim import claim
-from imagematrix.launcher.gpu_claims.survey import node_leases
-from imagematrix.launcher.gpu_claims.usage import Consumer, consumers, keys
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.survey import survey_node_leases
+from imagematrix.launcher.gpu_claims.usage import Consumer, find_consumers, list_lock_names
 
 # Of schema.json in https://github.com/cncf-tags/container-device-interface, with what we use of it.
 SCHEMA = {
@@ -83,7 +83,7 @@ def give(ledger, claims, host, number, *gpus, usage=None):
 
 def held(number_of_gpu):
     """Return the names of what holds a GPU in the lock folder."""
-    return [str(one) for one in consumers(node_leases(), [f"nvidia{number_of_gpu}"])]
+    return [str(one) for one in find_consumers(survey_node_leases(), [f"nvidia{number_of_gpu}"])]
 
 
 def test_a_claim_gets_device_nodes_and_nothing_else(ledger, claims, hosts, cdi_root):
@@ -177,13 +177,13 @@ def test_a_launch_and_a_claim_take_no_gpu_from_each_other(ledger, claims, hosts,
     host = hosts["genoa-h200"]
     first = Choice(gpus=host.gpus[:1], count=1)
     with (
-        claim([first], lambda _: {}, path=str(locks)),
+        claim_gpus([first], lambda _: {}, path=str(locks)),
         pytest.raises(GpusBusyError, match="in use by a lease"),
     ):
         give(ledger, claims, host, 1, host.gpus[0])
     give(ledger, claims, host, 1, host.gpus[0])
     with pytest.raises(GpusBusyError, match="claim-1"):
-        claim([first], lambda _: {}, path=str(locks))
+        claim_gpus([first], lambda _: {}, path=str(locks))
 
 
 def restarted(cdi_root, host):
@@ -213,8 +213,8 @@ def test_a_spec_without_a_grant_still_holds_its_gpus(ledger, claims, hosts, cdi_
     shutil.rmtree(locks)
     ledger, notes = restarted(cdi_root, host)
     assert notes == []
-    assert consumers(node_leases(), keys(units[-1]))
-    assert not consumers(node_leases(), keys(units[0]))
+    assert find_consumers(survey_node_leases(), list_lock_names(units[-1]))
+    assert not find_consumers(survey_node_leases(), list_lock_names(units[0]))
     with pytest.raises(GpusBusyError):
         give(ledger, claims, host, 2, units[-1])
     assert give(ledger, claims, host, 2, units[0])
@@ -283,7 +283,7 @@ def test_on_a_full_disk_nothing_is_given(ledger, claims, hosts, cdi_root, monkey
             give(ledger, claims, host, 1, host.gpus[0])
     assert [*cdi_root.iterdir()] == []
     with monkeypatch.context() as patch:
-        patch.setattr(grants, "write", lambda *_: (_ for _ in ()).throw(ProbeError("full")))
+        patch.setattr(grants, "write_grant", lambda *_: (_ for _ in ()).throw(ProbeError("full")))
         with pytest.raises(ProbeError, match="full"):
             give(ledger, claims, host, 1, host.gpus[0])
     assert [*cdi_root.iterdir()] == []
@@ -377,7 +377,7 @@ class ClaimMachine(RuleBasedStateMachine):
     def be_killed_while_preparing(self, number, unit):
         if number in self.given or unit in self.taken(number):
             return
-        paths = nodes(HOST, [UNITS[unit]])
+        paths = list_device_nodes(HOST, [UNITS[unit]])
         write(cdi.file(self.cdi, Claims.uid(number)), cdi.spec({Claims.uid(number): paths}))
         self.given[number] = {unit}
         self.restart()
@@ -393,7 +393,7 @@ class ClaimMachine(RuleBasedStateMachine):
     def each_gpu_has_one_claim_and_each_spec_a_claim(self):
         specs = {uid: cdi.nodes(cdi.read(path)) for uid, path in cdi.prepared(self.cdi)}
         assert specs.keys() == {Claims.uid(number) for number in self.given}
-        usage = node_leases()
+        usage = survey_node_leases()
         for index, unit in enumerate(UNITS):
             own = (
                 {f"/dev/nvidia-caps/nvidia-cap{one}" for one in unit.mig[0].capabilities}
@@ -404,7 +404,9 @@ class ClaimMachine(RuleBasedStateMachine):
             assert holders == [
                 Claims.uid(number) for number in sorted(self.given) if index in self.given[number]
             ]
-            assert {mark for one in consumers(usage, keys(unit)) for mark in one.marks} == set(holders)
+            assert {
+                mark for one in find_consumers(usage, list_lock_names(unit)) for mark in one.marks
+            } == set(holders)
 
 
 TestClaims = ClaimMachine.TestCase

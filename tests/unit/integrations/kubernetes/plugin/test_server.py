@@ -21,7 +21,7 @@ from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.integrations.kubernetes.plugin.offer import GPU, VRAM, offer
 from imagematrix.integrations.kubernetes.plugin.server import Plugin, PluginSettings, Times
 from imagematrix.launcher.gpu_claims.usage import Consumer
-from imagematrix.launcher.kubelet.messages import message
+from imagematrix.launcher.kubelet.messages import load_message
 
 H200 = "imagematrix.io/gpu-h200"
 TIMES = Times(watch=0.02, pods=0.02, usage=0.02, probe=0.02, answer=2, settle=1.0)
@@ -57,7 +57,9 @@ class Kubelet:
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
                 method,
-                request_deserializer=message("RegisterRequest" if name == "Register" else "Empty").FromString,
+                request_deserializer=load_message(
+                    "RegisterRequest" if name == "Register" else "Empty"
+                ).FromString,
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
             for name, method in methods.items()
@@ -75,25 +77,25 @@ class Kubelet:
         self.registered[request.resource_name] = SimpleNamespace(
             endpoint=request.endpoint, packs=options.get_preferred_allocation_available
         )
-        return message("Empty")()
+        return load_message("Empty")()
 
     async def _list(self, _request, _context):
         devices = [
-            message("ContainerDevices")(resource_name=resource, device_ids=ids)
+            load_message("ContainerDevices")(resource_name=resource, device_ids=ids)
             for resource, ids in self.used.items()
         ]
-        container = message("ContainerResources")(name="main", devices=devices)
-        pod = message("PodResources")(name="pod", namespace="default", containers=[container])
-        return message("ListPodResourcesResponse")(pod_resources=[pod])
+        container = load_message("ContainerResources")(name="main", devices=devices)
+        pod = load_message("PodResources")(name="pod", namespace="default", containers=[container])
+        return load_message("ListPodResourcesResponse")(pod_resources=[pod])
 
     async def _call(self, endpoint, method, request, answer, **fields):
         async with grpc.aio.insecure_channel(f"unix:{self.folder / endpoint}") as channel:
             call = channel.unary_unary(
                 f"/v1beta1.DevicePlugin/{method}",
                 request_serializer=lambda one: one.SerializeToString(),
-                response_deserializer=message(answer).FromString,
+                response_deserializer=load_message(answer).FromString,
             )
-            return await call(message(request)(**fields), timeout=5)
+            return await call(load_message(request)(**fields), timeout=5)
 
     async def has(self, *resources):
         await until(lambda: self.registered.keys() >= set(resources))
@@ -107,8 +109,8 @@ class Kubelet:
             stream = channel.unary_stream(
                 "/v1beta1.DevicePlugin/ListAndWatch",
                 request_serializer=lambda one: one.SerializeToString(),
-                response_deserializer=message("ListAndWatchResponse").FromString,
-            )(message("Empty")(), timeout=20)
+                response_deserializer=load_message("ListAndWatchResponse").FromString,
+            )(load_message("Empty")(), timeout=20)
             answers = aiter(stream)
 
             async def healthy():
@@ -124,13 +126,13 @@ class Kubelet:
             "Allocate",
             "AllocateRequest",
             "AllocateResponse",
-            container_requests=[message("ContainerAllocateRequest")(devices_ids=ids)],
+            container_requests=[load_message("ContainerAllocateRequest")(devices_ids=ids)],
         )
         (container,) = answer.container_responses
         return container
 
     async def preferred(self, resource, available, count):
-        request = message("ContainerPreferredAllocationRequest")(
+        request = load_message("ContainerPreferredAllocationRequest")(
             available_deviceIDs=available, allocation_size=count
         )
         answer = await self._call(
@@ -789,19 +791,19 @@ def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
 
 
 def test_messages_are_encoded_as_kubelet_reads_them():
-    grant = message("ContainerAllocateResponse")(
-        envs=[message("Variable")(key="A", value="b")],
-        devices=[message("DeviceSpec")(container_path="/c", host_path="/h", permissions="rw")],
+    grant = load_message("ContainerAllocateResponse")(
+        envs=[load_message("Variable")(key="A", value="b")],
+        devices=[load_message("DeviceSpec")(container_path="/c", host_path="/h", permissions="rw")],
     )
-    request = message("RegisterRequest")(
+    request = load_message("RegisterRequest")(
         version="v1beta1",
         endpoint="e",
         resource_name="r/g",
-        options=message("DevicePluginOptions")(get_preferred_allocation_available=True),
+        options=load_message("DevicePluginOptions")(get_preferred_allocation_available=True),
     )
 
     # In protobuf's encoding, a field with a length starts with its number times 8 plus 2, and the length.
     assert grant.SerializeToString() == b"\x0a\x06\x0a\x01A\x12\x01b\x1a\x0c\x0a\x02/c\x12\x02/h\x1a\x02rw"
     assert request.SerializeToString() == b"\x0a\x07v1beta1\x12\x01e\x1a\x03r/g\x22\x02\x10\x01"
     topology = b"\x1a\x04\x0a\x02\x08\x01"  # a field of Device that is not described here
-    assert message("Device").FromString(b"\x0a\x01G\x12\x07Healthy" + topology).health == "Healthy"
+    assert load_message("Device").FromString(b"\x0a\x01G\x12\x07Healthy" + topology).health == "Healthy"

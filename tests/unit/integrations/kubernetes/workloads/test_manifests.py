@@ -10,7 +10,7 @@ import typer
 import yaml
 from scheduling import admitted
 
-from imagematrix.cli.app import app
+from imagematrix.cli.app import make_app
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
@@ -35,7 +35,7 @@ DIGEST = f"sha256:{'1' * 64}"
 BUILT_IN = ("job", "deployment", "daemonset")
 NEW = "580.65.06"
 NAMED = "reg.x/_t"
-PROGRAM: Any = typer.main.get_command(app(["kubernetes", "render"]))
+PROGRAM: Any = typer.main.get_command(make_app(["kubernetes", "render"]))
 RENDERING = PROGRAM.commands["kubernetes"].commands["render"]
 
 

@@ -1,0 +1,445 @@
+"""Making the image of one cell: build, audit, store. Work that cells share is done once."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from imagematrix.audit import doubts, proof
+from imagematrix.audit.claims import contradictions, of_layers, remedy
+from imagematrix.audit.images import entries
+from imagematrix.build.dockerfile.dockerfile import find_last_base
+from imagematrix.build.dockerfile.steps import Recipe
+from imagematrix.build.executor import labels
+from imagematrix.build.executor.compiler import Compilers
+from imagematrix.build.executor.image_difference import compare_with_stored, find_difference
+from imagematrix.build.executor.image_rewriter import label_image
+from imagematrix.build.executor.logs import open_log
+from imagematrix.build.executor.result import ENGINE, BuildStatus, Result
+from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
+from imagematrix.build.matrix import promised_variants
+from imagematrix.build.plan import driver
+from imagematrix.build.plan.driver import DriverFolder
+from imagematrix.build.plan.plan import PlanStatus
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, StoppedError
+from imagematrix.build.plan.remote_driver import RemoteDriver
+from imagematrix.build.trim import program
+from imagematrix.common import record
+from imagematrix.common.once import Once
+from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
+from imagematrix.images.catalog import labels as labels_of
+from imagematrix.images.oci import layout
+from imagematrix.images.oci.compression import libzstd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TextIO
+
+    from imagematrix.audit.images.layer import Layer
+    from imagematrix.audit.images.layers import Layers
+    from imagematrix.build.executor.image_tester import ImageTester, ImageTestResult
+    from imagematrix.build.plan.context import Snapshots
+    from imagematrix.build.plan.plan import Plan, Planned
+    from imagematrix.build.plan.protocols import Builder, BuiltImage, Store
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.oci.parts import SizedLayer
+
+
+__all__ = ["CellBuilder"]
+
+SHOWN = 3  # layers listed in a message
+LONGEST = 60  # characters of an instruction
+
+
+class CellBuilder:
+    """Makes the images of a plan; thread-safe. Use it as a context manager.
+
+    With `verify` it makes each image twice, even up-to-date ones.
+    """
+
+    def __init__(  # noqa: PLR0913 - the plan, builder and store, and the command's options
+        self,
+        items: Sequence[Planned],
+        plan: Plan,
+        snapshots: Snapshots,
+        builder: Builder,
+        store: Store,
+        layers: Layers,
+        tester: ImageTester | None,
+        *,
+        verify: bool,
+        jobs: int,
+    ) -> None:
+        self._items = items
+        self._needed = {need for item in items for need in item.needs}
+        self._to_build = [item for item in items if verify or item.status is PlanStatus.BUILD]
+        self._bases = plan.bases
+        self._given = plan.given
+        self._snapshots = snapshots
+        self._builder = builder
+        self._store = store
+        self._verify = verify
+        self._compilers = Compilers(self._to_build, self._export)
+        self._made: dict[str, BuiltImage] = {}
+        self._together = frozenset(item.reference for item in items)
+        self._beginnings = find_shared_prefixes(
+            {item.reference: _make_recipe(item.dockerfile, item) for item in self._to_build},
+            {text: _make_recipe(text, item) for text, item in self._compilers.dockerfiles.items()},
+            parallelism=jobs if builder.reproducible else 1,
+        )
+        self._kept = contextlib.ExitStack()  # layouts that other images build on
+        self._layers = layers
+        self._tester = tester
+        self._pins: dict[str, str | None] = {}
+        self._missing: dict[str, UsageError] = {}  # bases that cannot be had
+        self._program: Path | None = None  # the folder with the program for builds that trim
+        self._drivers: Once[str, Path] = Once()  # the folders of drivers, by their digests
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def stop(self) -> None:
+        """Stop the builds, audits and tests that are running."""
+        self._builder.stop()
+        self._layers.stop()
+        if self._tester:
+            self._tester.stop()
+
+    def prepare(self) -> None:
+        """Pin the bases and copy the contexts; their cells report what is missing.
+
+        All contexts, and drivers that are not downloaded, are copied at the start, because their files may be
+        edited during the builds. Raises EngineError.
+        """
+        made = (item for item in self._items if self._verify or item.status is not PlanStatus.UP_TO_DATE)
+        for name in dict.fromkeys(name for item in made for name in item.bases):
+            try:
+                self._pins[name] = self._builder.pin_by_immovable_name(name, self._bases[name])
+            except UsageError as error:
+                self._missing[name] = error
+        trims = any(item.trims for item in self._to_build)
+        folder = self._snapshots.folder
+        self._program = program.write_program(folder) if trims else None
+        for item in self._to_build:
+            if isinstance(item.driver, DriverFolder):
+                with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
+                    self._copy_driver(item.driver)
+        for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
+            with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
+                self._snapshots.of(context)
+
+    def _export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
+        return self._builder.export(dockerfile, sources, self._beginnings[dockerfile])
+
+    def query_compilers(self) -> None:
+        """Query the CPU flags while the first images are built; their builds report the errors."""
+        for item in self._compilers.choose_representatives():
+            with contextlib.suppress(ImagematrixError, OSError):
+                self._compilers.flags(item, self._find_sources(item))
+
+    def export_bases(self) -> None:
+        """Export the bases of the images and read them; the builds report the errors.
+
+        Images are thus built while the layers of their bases are read.
+        """
+        firsts: dict[tuple[str | None, str], Planned] = {}
+        for item in self._to_build:
+            firsts.setdefault((find_last_base(item.dockerfile), item.cell.platform), item)
+        paths: list[Path] = []
+        for (base, _), item in firsts.items():
+            if base in item.bases:
+                with contextlib.suppress(ImagematrixError, OSError):
+                    paths += self._builder.export_base_layers(base, self._find_sources(item), self._together)
+        with contextlib.suppress(ImagematrixError, OSError, layout.HollowError):
+            self._read_layers(paths)
+
+    def make(
+        self,
+        item: Planned,
+        log: Path,
+        step: Callable[[str], None],
+        follow: Callable[[str], None],
+        release_slot: Callable[[], None],
+    ) -> Result:
+        """Make and store one image, or adopt it; `release_slot` is called when the next build may start.
+
+        `step` is told the current instruction, `follow` what is written to the `log`.
+
+        Raises ImagematrixError or OSError on failure.
+        """
+        if item.status is not PlanStatus.BUILD and not self._verify:
+            with open_log(log, follow) as file:
+                if item.status is PlanStatus.UP_TO_DATE:
+                    return self._test_stored(
+                        item, item.reference, item.labels, BuildStatus.TESTED, file, step
+                    )
+                if item.earlier:
+                    return self._reuse_earlier_version(item, item.earlier, file, step)
+                tested = self._test_stored(item, item.reference, item.labels, BuildStatus.ADOPTED, file, step)
+                return replace(self._adopt(item), test=tested.test)
+        sources = self._find_sources(item, step)
+        # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
+        promised = cache(
+            lambda: promised_variants.make_variant(
+                item.cell, self._compilers.flags(item, sources), item.reference
+            )
+        )
+        if not self._compilers.is_querying(item):
+            promised()  # unknown flags are better reported before the build
+        order = BuildRequest(
+            reference=item.reference,
+            dockerfile=item.dockerfile,
+            sources=sources,
+            sibling_references=self._together,
+            shared_prefixes=self._beginnings[item.reference],
+            compression=item.cell.image.compression,
+        )
+        with open_log(log, follow) as file:
+            try:
+                return self._build_and_store(item, order, promised, file, step, release_slot)
+            except layout.HollowError:  # the store lost a layer, or another store needs it
+                return self._build_and_store(
+                    item, replace(order, unshared=True), promised, file, step, release_slot
+                )
+
+    def _adopt(self, item: Planned) -> Result:
+        digest = self._store.adopt(item.reference)
+        compression = None if self._builder.reproducible else ENGINE
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
+
+    def _test_stored(
+        self,
+        item: Planned,
+        reference: str,
+        own: Mapping[str, str],
+        status: BuildStatus,
+        log: TextIO,
+        step: Callable[[str], None],
+    ) -> Result:
+        """Test an image that is stored under a reference, with its `own` labels."""
+        test = None
+        if self._tester and item.cell.image.test:
+            step("testing")
+            # What this build takes over from the engine is not in the store yet.
+            foreign = item.status is PlanStatus.ADOPT and not item.earlier
+            digest = None if foreign else self._store.inspect_image(reference).digest
+            entry = labels_of.read(own, reference=reference, digest=digest, size=None)
+            test = self._tester.test_stored(item, entry, log)
+        return Result(item=item, status=status, test=test)
+
+    def _reuse_earlier_version(
+        self, item: Planned, earlier: str, log: TextIO, step: Callable[[str], None]
+    ) -> Result:
+        """Store the image of an earlier version under the labels of this one, over the same layers."""
+        with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
+            folder = Path(name)
+            before = self._store.load_without_layers(earlier, folder / "layout")
+            assert before.layout is not None  # noqa: S101 - for the type checker
+            image = layout.LayoutImage(before.layout, before.digest)
+            own = image.configuration["config"]["Labels"]
+            if item.cell.image.budget is not None:
+                _require_within_budget(item.cell.image.budget, image.parts, compressed=True)
+            tested = self._test_stored(item, earlier, own, BuildStatus.ADOPTED, log, step)
+            entry = labels_of.read(own, reference=item.reference, digest=None, size=None)
+            order = BuildRequest(
+                reference=item.reference,
+                dockerfile=item.dockerfile,
+                sources=BuildSources(context=folder, platform=item.cell.platform),
+                labels=labels.compose_labels(item, entry),
+                sibling_references=self._together,
+                compression=item.cell.image.compression,
+            )
+            digest = self._store.store(order, label_image(before, order.labels))
+        return replace(tested, digest=digest, labels=order.labels)
+
+    def _build_and_store(
+        self,
+        item: Planned,
+        order: BuildRequest,
+        promised: Callable[[], Variant],
+        log: TextIO,
+        step: Callable[[str], None],
+        release_slot: Callable[[], None],
+    ) -> Result:
+        warnings: tuple[str, ...] = ()
+        test: ImageTestResult | None = None
+        # Nothing can be added to an image of the classic store: its build gets what the cell promises.
+        if not self._builder.reproducible:
+            order = replace(order, labels=labels.compose_labels(item, promised()))
+        with contextlib.ExitStack() as stack:
+            try:
+                made = stack.enter_context(self._builder.make(order, log, step))
+            except BuildError as error:
+                raise self._compilers.reason(item, error) from error
+            self._snapshots.require(item.cell.image.context)
+            if not self._verify:
+                release_slot()
+            if item.cell.image.budget is not None:
+                parts = self._builder.parts(made)
+                _require_within_budget(item.cell.image.budget, parts, compressed=made.layout is not None)
+            entry = promised()
+            if made.layout:
+                image = layout.LayoutImage(made.layout, made.digest)
+                entry, warnings = self._prove_entry(item, image, entry)
+                order = replace(order, labels=labels.compose_labels(item, entry))
+                made = label_image(made, order.labels)
+            if self._verify:
+                self._build_again(order, made, log)
+            if self._tester and item.cell.image.test and item.status is not PlanStatus.UP_TO_DATE:
+                step("testing")
+                test = self._tester.test_built(item, entry, order, made, log)
+            result = self._put(item, order, made)
+            if result.status is BuildStatus.VERIFIED:
+                warnings += self._compare_with_stored(item, made)
+            if order.reference in self._needed:  # images built on it may take it from its layout
+                self._kept.push(stack.pop_all())
+        self._made[order.reference] = made
+        kept = made.layout is not None and self._store.keeps_layers
+        return replace(
+            result,
+            reproducible=kept,
+            warnings=warnings,
+            compression=str(order.compression) if kept else ENGINE,
+            libzstd=libzstd() if kept and order.compression.type == "zstd" else None,
+            labels=order.labels,
+            imported_cache=made.imported,
+            test=test,
+        )
+
+    def _put(self, item: Planned, order: BuildRequest, made: BuiltImage) -> Result:
+        """Store a built image; an existing image that was only verified is unchanged."""
+        if item.status is PlanStatus.UP_TO_DATE:
+            return Result(item=item, status=BuildStatus.VERIFIED, digest=made.digest)
+        if item.status is PlanStatus.ADOPT and not item.earlier:
+            return self._adopt(item)
+        return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, made))
+
+    def _compare_with_stored(self, item: Planned, made: BuiltImage) -> tuple[str, ...]:
+        """Return the warnings if a verified image differs from the stored one; raise BuildError."""
+        assert made.layout is not None  # noqa: S101 - it was verified; for the type checker
+        image = layout.LayoutImage(made.layout, made.digest)
+        warning = compare_with_stored(self._store.inspect_image(item.reference), image)
+        return (warning,) if warning else ()
+
+    def _build_again(self, order: BuildRequest, made: BuiltImage, log: TextIO) -> None:
+        if made.layout is None:
+            raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
+        with self._builder.make(replace(order, no_cache=True), log, lambda _: None) as unlabelled:
+            again = label_image(unlabelled, order.labels)
+            assert again.layout is not None  # noqa: S101 - from the same builder; for the type checker
+            differs = find_difference(
+                layout.LayoutImage(made.layout, made.digest), layout.LayoutImage(again.layout, again.digest)
+            )
+        if differs:
+            raise BuildError(f"not reproducible: the second build differs: {differs}")
+
+    def _find_sources(self, item: Planned, step: Callable[[str], None] = lambda _: None) -> BuildSources:
+        for name in item.bases:
+            if name in self._missing:
+                raise self._missing[name]
+        found = {name: self._pins[name] for name in item.bases}
+        for name in item.needs:
+            found[name] = self._store.source(name, local=self._builder.local)
+            made = self._made.get(name)
+            if found[name] is None and not self._builder.local and made and made.layout:
+                found[name] = f"oci-layout://{made.layout}@{made.digest}"
+            if found[name] is None:  # BuildKit would take somebody else's image of this name from Docker Hub
+                message = f"the image that it builds on is not built yet: {name}"
+                raise BuildError(message, remedy="build it first, or in the same build")
+        images = {name: source for name, source in found.items() if source}
+        if item.trims:
+            images[program.CONTEXT] = str(self._program)
+        if item.driver:
+            images[driver.CONTEXT] = str(self._copy_driver(item.driver, step))
+        context = self._snapshots.of(item.cell.image.context)
+        return self._given.sources(item.cell, context, images)
+
+    def _copy_driver(
+        self, source: DriverFolder | RemoteDriver, step: Callable[[str], None] = lambda _: None
+    ) -> Path:
+        """Return the copy of a driver for builds, downloaded if needed; `step` is told of that."""
+
+        def copied() -> Path:
+            found = source.folder(step) if isinstance(source, RemoteDriver) else source
+            return driver.copy_driver(found, self._snapshots.folder)
+
+        return self._drivers(source.digest, copied)
+
+    def _prove_entry(
+        self, item: Planned, image: layout.LayoutImage, promised: Variant
+    ) -> tuple[Variant, tuple[str, ...]]:
+        """Return the catalog entry of an image as its bytes prove it, and warnings.
+
+        `promised` is the entry that its cell promises. Raises AuditError if the bytes contradict it, or if a
+        march is doubtful and `strict_march` is set.
+        """
+        layers = self._read_layers(image.layer_files)
+        audited = of_layers(layers, promised, item.cell.optional_code)
+        entries.require(audited.device_code, audited.unmatched)
+        entry = proof.with_code(audited, promised, trimmed=item.trims)
+        broken = contradictions(audited, entry)
+        if broken:
+            raise AuditError("; ".join(map(str, broken)), remedy=remedy(broken))
+        warnings = doubts.of_march(audited, entry)
+        if warnings and item.cell.image.strict_march:
+            raise AuditError("; ".join(warnings))
+        warnings += doubts.of_runtime(audited, entry)
+        entry = proof.with_flags(audited, entry)
+        proven = record.replace(entry, facts=proof.proven(audited, entry), libraries=audited.versions)
+        return proven, tuple(warnings)
+
+    def _read_layers(self, paths: Sequence[Path]) -> list[Layer]:
+        """Return the layers in these files; raise StoppedError after `stop`."""
+        # Largest first, so that the others are read meanwhile.
+        files = {f"sha256:{path.name}": path for path in sorted(paths, key=lambda path: -path.stat().st_size)}
+        try:
+            read = self._layers.all(tuple(files), lambda digest: layout.solid(files[digest]).open("rb"))
+        except CancelledError as error:
+            raise StoppedError("stopped") from error
+        layers = dict(zip(files, read, strict=True))
+        return [layers[f"sha256:{path.name}"] for path in paths]
+
+
+def _make_recipe(dockerfile: str, item: Planned) -> Recipe:
+    image = item.cell.image
+    return Recipe(
+        dockerfile=dockerfile,
+        platform=item.cell.platform,
+        context=str(image.context),
+        arguments=str(image.build_args),
+        images={driver.CONTEXT: item.driver.digest} if item.driver else {},
+    )
+
+
+def _require_within_budget(budget: int, parts: Sequence[SizedLayer], *, compressed: bool) -> None:
+    """Raise BuildError, which names the largest layers, if layers have more bytes than `budget`.
+
+    An engine with the classic image store has no compressed layers: their uncompressed sizes are compared.
+    """
+    total = sum(part.size for part in parts)
+    if total <= budget:
+        return
+    from rich.filesize import decimal
+
+    largest = sorted(parts, key=lambda part: -part.size)[:SHOWN]
+    layers = "; ".join(f"{decimal(part.size, precision=2)} {_shorten_command(part)}" for part in largest)
+    kind = "compressed" if compressed else "uncompressed, as the classic image store has no compressed layers"
+    raise BuildError(
+        f"the image has {decimal(total, precision=2)} ({kind}), "
+        f"more than its budget of {decimal(budget, precision=2)}; largest layers: {layers}",
+        remedy="make these layers smaller, or raise `budget` in matrix.yaml",
+    )
+
+
+def _shorten_command(part: SizedLayer) -> str:
+    words = part.made_by or part.digest
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"

@@ -1,0 +1,263 @@
+"""Clamped times in the layers of images in an OCI layout, each layer rewritten once, and labels after that.
+
+BuildKit can do both (`rewrite-timestamp`, `--label`). But it compresses all layers again for each image: a
+driver, or a gigabyte of packages, once for each cell that shares it. And it needs labels before the build,
+when nobody knows the CPU flags of the code, and what an audit of the image will prove. So BuildKit exports
+tars, which are compressed here once. The layers of a base stay byte for byte the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import tempfile
+import threading
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from imagematrix.common.once import Once
+from imagematrix.common.temp_folder import full_disk_remedy
+from imagematrix.errors import BuildError
+from imagematrix.images.catalog.labels import CONTENT, annotated, content
+from imagematrix.images.oci import deflate
+from imagematrix.images.oci.clamp import clamped
+from imagematrix.images.oci.compression import compressed
+from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.layout import solid
+from imagematrix.images.oci.manifest import ATTESTED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping
+    from typing import IO, Any
+
+    from imagematrix.build.plan.protocols import BuiltImage
+    from imagematrix.images.oci.compression import Compression
+
+__all__ = ["Rewriter", "RewrittenLayer", "label_image"]
+
+AT_ONCE = 2  # layers that are compressed: each uses several threads, and at high levels a gigabyte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenLayer:
+    """A layer of an image: its digest, its size in a registry, and its `diff_id`, the digest of its tar.
+
+    `exported` is the digest of the layer that BuildKit exported, before times were clamped.
+    """
+
+    exported: str
+    digest: str
+    size: int
+    diff_id: str
+
+
+class _BlobFolder:
+    """The blobs in a folder (blobs/sha256 of a layout)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, digest: str) -> Path:
+        return self._folder / digest.removeprefix("sha256:")
+
+    def read(self, digest: str) -> bytes:
+        return self.path(digest).read_bytes()
+
+    def size(self, digest: str) -> int:
+        return self.path(digest).stat().st_size
+
+    def json(self, digest: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.read(digest))
+        return document
+
+    def put(self, raw: bytes) -> str:
+        with self.new() as file:
+            file.write(raw)
+            return self.kept(file)
+
+    def put_json(self, value: object) -> str:
+        return self.put(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+    def put_image(self, digest: str, manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
+        """Write a changed image; return the new digests of configuration and image, by the old ones."""
+        before = manifest["config"]["digest"]
+        after = self.put_json(config)
+        manifest["config"] |= {"digest": after, "size": self.size(after)}
+        return {before: after, digest: self.put_json(manifest)}
+
+    def put_index(self, digest: str, names: Mapping[str, str]) -> str:
+        """Write the index of an image with attestations for a changed image, and return its new digest.
+
+        `names` are the new digests of the image and of its parts by the old ones, to which the attestations
+        refer.
+        """
+        names = dict(names)
+        index = self.json(digest)
+        image = _find_attested_image(index)
+        for entry in index["manifests"]:
+            if entry["digest"] != image:
+                manifest = self.json(entry["digest"])
+                for blob in (*manifest["layers"], manifest["config"], entry):
+                    names[blob["digest"]] = self.put(_replace_digests(self.read(blob["digest"]), names))
+                entry["annotations"][ATTESTED] = names[image]
+            entry["digest"] = names[entry["digest"]]
+            entry["size"] = self.size(entry["digest"])
+        return self.put_json(index)
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[IO[bytes]]:
+        """Yield a temporary file that `kept` renames; otherwise it is removed."""
+        folder = self._folder.parent
+        name = None
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                name = Path(file.name)
+                yield file
+        except BaseException as error:
+            if name:
+                name.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise BuildError(
+                    f"{folder}: {error.strerror}", remedy=full_disk_remedy(folder.parent)
+                ) from error
+            raise
+
+    def kept(self, file: IO[bytes]) -> str:
+        """Rename a written file to its digest, and return that."""
+        file.seek(0)
+        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
+        Path(file.name).rename(self.path(digest))
+        return digest
+
+
+class Rewriter:
+    """Clamps the times in images whose blobs are in the folder `blobs` (blobs/sha256 of a layout).
+
+    It writes the new blobs to the same folder. No time is after `latest`, in seconds since 1970. Thread-safe.
+    """
+
+    def __init__(self, blobs: Path, latest: int) -> None:
+        self._blobs = _BlobFolder(blobs)
+        self._latest = latest
+        self._layers: Once[tuple[str, Compression], RewrittenLayer] = Once()
+        self._free = threading.Semaphore(AT_ONCE)
+
+    def reuse_layer(self, layer: RewrittenLayer, compression: Compression) -> None:
+        """Reuse a layer that an earlier build wrote, without reading its bytes."""
+        self._layers((layer.exported, compression), lambda: layer)
+
+    def layer(self, exported: str, compression: Compression) -> RewrittenLayer:
+        """Rewrite a layer; raise BuildError. Raises HollowError if its bytes have been removed."""
+        return self._layers((exported, compression), partial(self._rewrite_layer, exported, compression))
+
+    def image(self, digest: str, kept: Container[str], compression: Compression) -> str:
+        """Rewrite the image with `digest` and return the new digest; raise BuildError.
+
+        The layers `kept`, those of its base, are not changed; the others get this `compression`. Raises
+        HollowError if a needed layer has been removed.
+        """
+        return self._rewrite_image(digest, kept, compression)[digest]
+
+    def index(self, digest: str, kept: Container[str], compression: Compression) -> tuple[str, str]:
+        """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
+
+        The attestations then refer to the new image.
+        """
+        image = _find_attested_image(self._blobs.json(digest))
+        names = self._rewrite_image(image, kept, compression)
+        return names[image], self._blobs.put_index(digest, names)
+
+    def _rewrite_image(self, digest: str, kept: Container[str], compression: Compression) -> dict[str, str]:
+        """Rewrite an image; return the new digests of its layers, its configuration and itself."""
+        manifest = self._blobs.json(digest)
+        config = self._blobs.json(manifest["config"]["digest"])
+        names = {}
+        for position, layer in enumerate(manifest["layers"]):
+            old = layer["digest"]
+            if old not in kept:
+                new = self.layer(old, compression)
+                names[old] = new.digest
+                kind = compression.media_type
+                manifest["layers"][position] = {"mediaType": kind, "digest": new.digest, "size": new.size}
+                config["rootfs"]["diff_ids"][position] = new.diff_id
+        of_base = sum(layer["digest"] in kept for layer in manifest["layers"])
+        if "history" in config:
+            config["history"] = list(_layer_history(config["history"], of_base))
+        return names | self._blobs.put_image(digest, manifest, config)
+
+    def _rewrite_layer(self, digest: str, compression: Compression) -> RewrittenLayer:
+        tar = hashlib.sha256()
+
+        def content(source: IO[bytes]) -> Iterator[bytes]:
+            for piece in clamped(Expanded(source), self._latest):
+                tar.update(piece)
+                yield piece
+
+        with (
+            self._free,
+            solid(self._blobs.path(digest)).open("rb") as source,
+            self._blobs.new() as target,
+        ):
+            try:
+                for piece in compressed(content(source), compression, deflate.threads()):
+                    target.write(piece)
+            except (ValueError, EOFError) as error:
+                raise BuildError(f"the layer {digest} cannot be read: {error}") from error
+            size = target.tell()
+            new = self._blobs.kept(target)
+        diff_id = f"sha256:{tar.hexdigest()}"
+        return RewrittenLayer(exported=digest, digest=new, size=size, diff_id=diff_id)
+
+
+def label_image(made: BuiltImage, own: Mapping[str, str]) -> BuiltImage:
+    """Return an image in a layout with the labels `own`; raise BuildError.
+
+    Some of them are also annotations of its manifest. Its layers stay, so this takes no second build. An
+    image without a layout is returned unchanged: its build got the labels.
+    """
+    if made.layout is None:
+        return made
+    blobs = _BlobFolder((made.layout / "blobs" / "sha256").resolve())
+    manifest = blobs.json(made.digest)
+    config = blobs.json(manifest["config"]["digest"])
+    inner = config.setdefault("config", {})
+    inner["Labels"] = {**(inner.get("Labels") or {}), **own}
+    inner["Labels"][CONTENT] = content(config)
+    annotations = annotated(own)
+    if annotations:
+        manifest["annotations"] = {**manifest.get("annotations", {}), **annotations}
+    names = blobs.put_image(made.digest, manifest, config)
+    attested = made.attested and blobs.put_index(made.attested, names)
+    return replace(made, digest=names[made.digest], attested=attested)
+
+
+def _find_attested_image(index: Mapping[str, Any]) -> str:
+    """Return the digest of the image in an index that has its attestations, too."""
+    (image,) = (
+        entry["digest"] for entry in index["manifests"] if ATTESTED not in entry.get("annotations", {})
+    )
+    return str(image)
+
+
+def _layer_history(history: Iterable[dict[str, Any]], of_base: int) -> Iterator[dict[str, Any]]:
+    """Yield the history of a base's layers, `of_base` in number, and then of the steps that made layers.
+
+    Releases of BuildKit word some of the others differently, such as EXPOSE, and the image's digest would
+    depend on it. Their results are in the configuration.
+    """
+    layers = 0
+    for entry in history:
+        if layers < of_base or not entry.get("empty_layer"):
+            yield entry
+        layers += not entry.get("empty_layer")
+
+
+def _replace_digests(raw: bytes, names: Mapping[str, str]) -> bytes:
+    """Return JSON with digests replaced by others of the same length."""
+    for old, new in names.items():
+        raw = raw.replace(old.removeprefix("sha256:").encode(), new.removeprefix("sha256:").encode())
+    return raw

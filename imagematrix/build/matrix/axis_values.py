@@ -1,0 +1,190 @@
+"""Which values axes can have, and which names are reserved."""
+
+from __future__ import annotations
+
+import re
+import string
+from fnmatch import fnmatchcase
+
+from imagematrix.common.suggestions import nearest
+from imagematrix.hardware.vendors import cuda, gpus, macros, marches, versions
+from imagematrix.images.catalog.catalog import VALUE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from imagematrix.build.matrix.matrix_facts import MatrixFacts
+
+__all__ = [
+    "COMPUTE",
+    "DRIVER",
+    "DRIVER_FROM",
+    "HOST_DRIVER",
+    "RESERVED",
+    "check_flag",
+    "check_value",
+    "find_unsafe_character",
+    "is_covered",
+    "is_glob",
+    "suggest_axis",
+]
+
+# Variables of templates other than axes and properties, and keywords of the matrix and of Jinja.
+RESERVED = frozenset(
+    {"image", "images", "version", "arch", "march_option", "cflags", "why", "loop", "self", "none", "true"}
+    | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
+    | {"archspec", "driver_cuda", "torch_backend"}
+)
+HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
+DRIVER_FROM = "driver_from"  # the property of a driver with the folder or the installer that has its files
+PLACEHOLDER = re.compile(r"\{(?:version|arch)\}")  # in `driver_from`
+PLATFORMS = ("linux/amd64", "linux/arm64")
+GLOB = re.compile(r"[!-~]{1,200}", re.ASCII)  # of files
+GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and SSH agents
+ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+# Build arguments with a meaning for BuildKit itself: the frontend, timestamps, proxies, attestations.
+BUILDKITS = re.compile(
+    r"BUILD(KIT|X)_.*|SOURCE_DATE_EPOCH|(ALL|FTP|HTTPS?|NO)_PROXY", re.ASCII | re.IGNORECASE
+)
+SAFE = re.compile(r"[A-Za-z0-9 ._:/@+=,~%-]*", re.ASCII)
+# Stricter than for nodes: drivers in images have a branch of three digits.
+DRIVER = re.compile(r"\d{3}(\.\d{1,4}){1,2}", re.ASCII)
+COMPUTE = re.compile(r"\d{1,2}\.\d[af]?", re.ASCII)
+FLAG = re.compile(r"[a-z0-9][a-z0-9_]{0,31}", re.ASCII)
+
+NEW = "if it is newer than this release of imagematrix, state it under `facts`"
+FLAG_SLIP = 0.9  # flags are short and similar, and a typo changes one letter
+
+Complaint = tuple[str, str | None]  # message and remedy
+
+# Other words for an axis, of which one is spelt nearly like another axis.
+MEANT = {"arch": "platform", "architecture": "platform"}
+
+
+def check_value(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
+    """Return what is wrong with `value` as a value of `axis`, and a remedy; None if it is valid.
+
+    `facts` are the facts of the matrix.
+    """
+    if axis == "platform":
+        if value in PLATFORMS:
+            return None
+        return f"{value!r} is not a supported platform", f"one of {', '.join(PLATFORMS)}"
+    if not VALUE.fullmatch(value):
+        return (
+            f"{value[:80]!r} cannot be the value of an axis",
+            "up to 64 letters, digits, dots, dashes, underscores and plus signs: it is part of a tag",
+        )
+    checks: dict[str, Callable[[str, MatrixFacts], Complaint | None]] = {
+        "cuda": _check_cuda,
+        "compute": _check_compute,
+        "march": _check_march,
+        "driver": _check_driver,
+    }
+    return checks[axis](value, facts) if axis in checks else None
+
+
+def suggest_axis(name: str, axes: Collection[str], *, likeness: float = 0.5) -> str | None:
+    """Return a suggestion for a name that is none of `axes`, as `nearest` does, but by meaning first."""
+    meant = MEANT.get(name)
+    return f"did you mean {meant!r}?" if meant in axes else nearest(name, axes, likeness=likeness)
+
+
+def check_flag(flag: str, arch: str) -> Complaint | None:
+    """Return what is wrong with `flag` as a CPU flag of `arch`, and a remedy; None if it is valid.
+
+    An unknown flag may be a new one, so only likely typos and compilers' names for flags are rejected.
+    """
+    names = macros.FLAGS[arch]
+    flags = {word for group in names.values() for word in group.split()}
+    if flag in flags:
+        return None
+    if not FLAG.fullmatch(flag):
+        return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", nearest(flag.lower(), flags)
+    compilers = names.get(f"__{flag.upper()}__")
+    if compilers:
+        return (
+            f"{flag!r} is a compiler's name for what the kernel calls {compilers}",
+            f"did you mean {compilers!r}?",
+        )
+    others = [word for word in flags if _series(word) != _series(flag)]
+    guess = nearest(flag, others, likeness=FLAG_SLIP)
+    return (f"unknown CPU flag {flag!r}", guess) if guess else None
+
+
+def is_glob(value: str) -> bool:
+    """Whether this key of an axis' properties stands for several values."""
+    return "*" in value
+
+
+def is_covered(glob: str, axis: str, value: str) -> bool:
+    """Whether the properties of `glob` hold for `value`; the driver mode `host` is no version of a driver."""
+    is_version = axis != "driver" or value != HOST_DRIVER
+    return is_glob(glob) and is_version and fnmatchcase(value, glob)
+
+
+def find_unsafe_character(text: str) -> str | None:
+    """Return the first character of a property that could break out of a Dockerfile instruction, or None."""
+    match = SAFE.match(text)
+    end = match.end() if match else 0
+    return text[end] if end < len(text) else None
+
+
+def _series(flag: str) -> str:
+    """Return the common part of flags of one series, such as avx512_vbmi and avx512_vbmi2."""
+    return flag.replace("_", "").rstrip(string.digits)
+
+
+def _check_cuda(value: str, facts: MatrixFacts) -> Complaint | None:
+    if value == "none":
+        return None
+    releases = [name for name, release in cuda.releases().items() if release.targets]
+    if not versions.RELEASE.fullmatch(value):
+        return f"{value!r} is not a CUDA release such as 12.4", nearest(value, ["none", *releases])
+    newest = max(releases, key=versions.order)
+    if value in releases or value in facts.cuda or versions.order(value) > versions.order(newest):
+        return None
+    return f"unknown CUDA release {value}", nearest(value, releases)
+
+
+def _check_compute(value: str, facts: MatrixFacts) -> Complaint | None:
+    capabilities = facts.capabilities()
+    if value in capabilities:
+        return None
+    guess = re.sub(r"^(sm_|compute_|sm)", "", value)
+    if guess.isdigit() and len(guess) > 1:
+        guess = f"{guess[:-1]}.{guess[-1]}"
+    elif guess.isdigit():
+        guess = f"{guess}.0"
+    message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
+    of_product = [own for own in gpus.capabilities(value) if own in capabilities]
+    if of_product and guess not in capabilities:
+        return message, f"did you mean {' or '.join(map(repr, of_product))}, which such a GPU has?"
+    suggestion = nearest(guess, capabilities)
+    return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
+
+
+def _check_march(value: str, facts: MatrixFacts) -> Complaint | None:
+    if value == "native":
+        return (
+            "march native depends on the builder's CPU, so its images are indistinguishable",
+            "name the CPU, such as x86-64-v3 or znver4",
+        )
+    names = sorted({*facts.march, *marches.names()})
+    if value in names:
+        return None
+    return f"unknown -march={value}", _or_new(nearest(value, names))
+
+
+def _or_new(remedy: str | None) -> str:
+    return f"{remedy} {NEW.capitalize()}" if remedy else NEW
+
+
+def _check_driver(value: str, _: MatrixFacts) -> Complaint | None:
+    if value == HOST_DRIVER or DRIVER.fullmatch(value):
+        return None
+    return (
+        f"{value!r} is not a driver version such as 550.163.01",
+        f"or {HOST_DRIVER!r}, for none in the image",
+    )

@@ -1,0 +1,149 @@
+"""The text of a proposed matrix.yaml, with a reason and a number of nodes for each value."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from imagematrix.build.matrix import axis_values
+from imagematrix.build.matrix.matrix import NO_CUDA
+from imagematrix.build.proposal.cells import COMPILER
+from imagematrix.build.proposal.exclude_rules import propose_rules
+from imagematrix.common.text import counted, line, shortened
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from imagematrix.build.proposal.cells import ProposedCells
+    from imagematrix.build.proposal.exclude_rules import ProposedRule
+    from imagematrix.selection.miss import Miss
+
+__all__ = ["DRIVERS", "IMAGE", "TEMPLATE", "VERSION", "describe_unserved", "format_matrix", "quote_yaml"]
+
+IMAGE, VERSION = "app", "v1"
+TEMPLATE = f"{IMAGE}/Dockerfile.j2"
+DRIVERS = "drivers/NVIDIA-Linux-{arch}-{version}.run"
+NAMED = 2  # kinds of hardware named beside a value
+REASONS = 50  # of hosts that no cell can serve
+# A word that YAML reads as the same text.
+PLAIN = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)*|\d+\.\d+\.\d+", re.ASCII)
+KEYWORDS = ("none", "null", "true", "false", "yes", "no", "on", "off")
+
+
+def format_matrix(proposed: ProposedCells, *, drivers: str = DRIVERS) -> str:
+    """Return the text of matrix.yaml for `proposed` cells; `drivers` is the value of `driver_from`.
+
+    Raises UsageError if `drivers` is invalid.
+    """
+    _check(drivers, proposed.axes.get("driver", ()))
+    lines = [*_head(proposed), *_properties(proposed, drivers)]
+    found = propose_rules(proposed.axes, proposed.unneeded_points, proposed.points)
+    if found:
+        lines += ["", "# A cell is dropped by the first rule whose conditions all hold for it.", "exclude:"]
+        lines += [_rule(rule, proposed) for rule in found]
+    return "\n".join(lines) + "\n"
+
+
+def describe_unserved(proposed: ProposedCells) -> list[str]:
+    """Return a line for each reason why hosts get no cell."""
+    reasons = [
+        f"{shortened([*map(line, some.hosts)], NAMED)}: {line(_why(some.miss))}" for some in proposed.unserved
+    ]
+    left = len(reasons) - REASONS
+    return reasons[:REASONS] + ([f"others, for {left} more reasons"] if left > 0 else [])
+
+
+def _check(drivers: str, versions: Sequence[str]) -> None:
+    remedy = f"such as {DRIVERS}"
+    if bad := axis_values.find_unsafe_character(axis_values.PLACEHOLDER.sub("", drivers)):
+        raise UsageError(f"--drivers: {bad!r} is not allowed in {axis_values.DRIVER_FROM}", remedy=remedy)
+    scheme, separator, _ = drivers.partition("://")
+    if not drivers or (separator and scheme != "https"):
+        raise UsageError(f"--drivers: {drivers!r} is neither a path nor an https address", remedy=remedy)
+    baked = [version for version in versions if version != axis_values.HOST_DRIVER]
+    if len(baked) > 1 and "{version}" not in drivers:
+        several = f"{len(baked)} versions of the driver"
+        raise UsageError(f"--drivers: {drivers} has no {{version}}, and there are {several}", remedy=remedy)
+
+
+def _head(proposed: ProposedCells) -> Iterator[str]:
+    cells = counted(len(proposed.points), "cell")
+    nodes = counted(proposed.served, "node")
+    yield f"# One image for each kind of node of a fleet: {cells} for {nodes}."
+    yield "# `imagematrix plan` shows the cells; write what they contain into the template."
+    for reason in describe_unserved(proposed):
+        yield f"# No cell can serve {reason}"
+    yield "schema: imagematrix.matrix/v1"
+    yield ""
+    yield "images:"
+    yield f"  {IMAGE}:"
+    yield f"    version: {VERSION}                   # frozen: to change an image, raise the version"
+    yield f"    template: {TEMPLATE}   # in the folder templates/"
+    yield f"    context: templates/{IMAGE}        # the files that the Dockerfile can COPY"
+    yield ""
+    yield "# Every combination of these values is a cell, unless a rule drops it."
+    yield "axes:"
+    for axis, values in proposed.axes.items():
+        yield f"  {axis}:"
+        written = [quote_yaml(value) for value in values]
+        width = max(map(len, written))
+        for value, shown in zip(values, written, strict=True):
+            nodes = counted(proposed.hosts(axis, value), "node")
+            yield f"    - {shown:{width}}  # {nodes}: {_reason(proposed, axis, value)}"
+
+
+def _why(miss: Miss) -> str:
+    return "; ".join(dict.fromkeys(rule.why for rule in miss.relevant)) or miss.why
+
+
+def _reason(proposed: ProposedCells, axis: str, value: str) -> str:
+    if axis == "platform":
+        return "their architecture"
+    if axis == "cuda":
+        if value == NO_CUDA:
+            return "they have no GPU"
+        if value in proposed.stated:
+            return "as asked for"
+        return "the newest release that runs on most of them, with their drivers and GPUs"
+    if axis == "driver":
+        return "the node's own driver" if value == axis_values.HOST_DRIVER else "they have this kernel module"
+    names = proposed.names(axis, value)
+    what = "GPUs" if axis == "compute" else "CPUs"
+    return shortened(names, NAMED) if names else f"{what} without a name"
+
+
+def _properties(proposed: ProposedCells, drivers: str) -> Iterator[str]:
+    yield ""
+    yield "# Properties of values. Templates see them as variables."
+    yield "properties:"
+    if {*proposed.axes.get("driver", ())} - {axis_values.HOST_DRIVER}:
+        yield "  driver:"
+        yield "    # NVIDIA's installer of each version: a file, or an https address."
+        yield f'    "*": {{driver_from: {json.dumps(drivers)}}}'
+    yield "  march:"
+    yield f'    "*": {{compiler: {COMPILER}}}'
+
+
+def _rule(rule: ProposedRule, proposed: ProposedCells) -> str:
+    matches = [
+        f"{axis}: {_format_condition(values, proposed.axes[axis])}" for axis, values in rule.matches.items()
+    ]
+    return f"  - {{{', '.join(matches)}, why: {rule.why}}}"
+
+
+def _format_condition(values: Sequence[str], every: Sequence[str]) -> str:
+    """Return a condition for these of all values of an axis: the shorter of a list and of negations."""
+    others = [value for value in every if value not in values]
+    written = [quote_yaml(value) for value in values]
+    if others and len(others) < len(values):
+        written = [json.dumps(f"!{value}") for value in others]
+    return written[0] if len(written) == 1 else f"[{', '.join(written)}]"
+
+
+def quote_yaml(value: str) -> str:
+    """Return a value as YAML has it, quoted unless every reader takes it as text."""
+    return (
+        value if PLAIN.fullmatch(value) and (value == NO_CUDA or value not in KEYWORDS) else json.dumps(value)
+    )

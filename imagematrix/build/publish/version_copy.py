@@ -1,0 +1,200 @@
+"""Copying a version to another registry: images by digest, then signatures, then its index."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.sign import add_referrer, add_signatures, read_referrers_tag
+from imagematrix.common.once import Once
+from imagematrix.common.temp_folder import scratch
+from imagematrix.common.text import word
+from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog.signed import guard
+from imagematrix.images.oci.expanded import Hashed
+from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageIndex, ImageManifest, parse
+from imagematrix.images.trust.signature import signature_tag
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from imagematrix.build.publish.publish import Published
+    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.oci.manifest import Manifest
+    from imagematrix.images.oci.registry import Registry
+    from imagematrix.images.trust.policy import SignaturePolicy
+
+__all__ = ["copy_version"]
+
+AT_ONCE = 4  # images, each with one blob at a time
+PIECE = 1 << 20  # bytes
+DEEPEST = 2  # indexes in indexes: that of an image with its attestations is one
+
+
+def copy_version(
+    source: Registry,
+    target: Registry,
+    version: str,
+    aliases: Sequence[str] = (),
+    *,
+    policies: Sequence[SignaturePolicy] = (),
+    sign: Callable[[Sequence[str]], object] | None = None,
+    note: Callable[[str], object] = lambda _: None,
+) -> Published:
+    """Copy a published version to another repository, and publish it there, with the `aliases`.
+
+    Its images keep their digests; so does its index, if the repositories have the same name in their
+    registries and the target had no other images of the version. Signatures go with what they sign, before
+    the version has its tag; `sign` adds others, as it does for `publish`. `note` is told of each image that
+    was not there. The version has to satisfy the `policies` in both places.
+
+    Raises UnknownImageError if the source lacks the version or a part of it, TagMovedError if the target has
+    something else under a tag, SignatureError, and EngineError if a registry refuses or is not reached.
+    """
+    entries = _read_published(source, version, policies)
+    receiving = guard(target, policies)
+    with scratch() as folder:
+        copy = _VersionCopier(source, target, folder)
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            for tag, is_new in pool.map(copy.variant, entries):
+                if is_new:
+                    note(tag)
+
+        def signing(digests: Sequence[str]) -> None:
+            for digest in digests:
+                copy.signatures(digest)
+            if sign:
+                sign(digests)
+            if receiving and (own := target.manifest(digests[0])):
+                receiving.listing(version, own)
+
+        return publish(
+            target,
+            version,
+            aliases,
+            named={
+                platform: entry.annotations[labels.CELL]
+                for platform, entry in _find_plain_pull_entries(entries)
+            },
+            chosen=[entry.tag for entry in entries],
+            needed=lambda _: [entry.annotations[labels.CELL] for entry in entries],
+            sign=signing,
+        )
+
+
+def _read_published(source: Registry, version: str, policies: Sequence[SignaturePolicy]) -> list[IndexEntry]:
+    """Return the variants of a published version, as policies allow it."""
+    name = f"{source.name}:{version}"
+    found = source.manifest(version)
+    if found is None:
+        remedy = f"see `imagematrix ls {word(source.name)}`"
+        raise UnknownImageError(f"the registry has no published version {name}", remedy=remedy)
+    entries = [entry for entry in index.published(found, source.name, version) if entry.ours]
+    if not entries:
+        raise UnknownImageError(f"{name} has no variants", remedy="publish it first")
+    for entry in entries:
+        if entry.annotations[labels.VERSION] != version:
+            raise UsageError(f"{name} has {entry.tag}, which is an image of another version")
+    if checks := guard(source, policies):
+        checks.listing(version, found)
+    return entries
+
+
+def _find_plain_pull_entries(entries: Sequence[IndexEntry]) -> list[tuple[str, IndexEntry]]:
+    """Return the variants that answer plain pulls, with their platforms."""
+    return [
+        (f"{entry.platform.get('os')}/{entry.platform.get('architecture')}", entry)
+        for entry in entries
+        if not entry.hidden
+    ]
+
+
+class _VersionCopier:
+    """Copies from one repository to another, each blob once, by way of `folder`; thread-safe."""
+
+    def __init__(self, source: Registry, target: Registry, folder: Path) -> None:
+        self._source = source
+        self._target = target
+        self._folder = folder
+        self._blobs: Once[str, None] = Once()
+
+    def variant(self, entry: IndexEntry) -> tuple[str, bool]:
+        """Copy a variant with its attestations; return its tag, and whether it was not there."""
+        manifest = self._source.manifest(entry.tag)
+        # A tag may lead elsewhere by now; what the index of the version names is what is copied.
+        if manifest is None or entry.digest not in (manifest.digest, index.attested(manifest, entry.tag)):
+            manifest = self._read_manifest(entry.digest)
+        present = self._target.digest(entry.tag)
+        if present not in (None, manifest.digest):
+            raise TagMovedError(
+                f"{self._target.name}:{entry.tag} exists as {present}, not as {manifest.digest}",
+                remedy="a tag never moves; delete that image from the registry, or raise the version",
+            )
+        if present is None:
+            self._push(entry.tag, manifest)
+        return entry.tag, present is None
+
+    def signatures(self, digest: str) -> None:
+        """Copy the signatures of a manifest, in both forms that cosign reads."""
+        tag = signature_tag(digest)
+        manifest = self._source.manifest(tag)
+        found = parse(manifest.raw, tag, Descriptor) if manifest else None
+        if isinstance(found, ImageManifest) and found.layers:
+            for layer in found.layers:
+                self._copy_blob(layer.digest)
+            add_signatures(self._target, digest, [_describe_signature(layer) for layer in found.layers])
+        listed = (str(one["digest"]) for one in read_referrers_tag(self._source, digest))
+        for bundle in self._source.referrers(digest) or listed:
+            refers = self._read_manifest(bundle)
+            self._copy_content(refers, 0)
+            add_referrer(self._target, digest, refers.raw, refers.media_type)
+
+    def _read_manifest(self, digest: str) -> Manifest:
+        manifest = self._source.manifest(digest)
+        if manifest is None:
+            remedy = "`imagematrix build --push` builds it again"
+            raise UnknownImageError(f"the registry lost {self._source.name}@{digest}", remedy=remedy)
+        return manifest
+
+    def _push(self, tag: str, manifest: Manifest, depth: int = 0) -> None:
+        """Push a manifest once everything in it is there."""
+        self._copy_content(manifest, depth)
+        self._target.push_manifest(tag, manifest.raw, manifest.media_type or INDEX)
+
+    def _copy_content(self, manifest: Manifest, depth: int) -> None:
+        found = parse(manifest.raw, f"{self._source.name}@{manifest.digest}", Descriptor)
+        if isinstance(found, ImageIndex):
+            if depth == DEEPEST:
+                raise UsageError(f"{self._source.name}@{manifest.digest}: indexes in indexes in indexes")
+            for entry in found.entries:
+                self._push(entry.digest, self._read_manifest(entry.digest), depth + 1)
+            return
+        for blob in (found.config, *(found.layers or ())):
+            if blob and not blob.foreign:
+                self._copy_blob(blob.digest)
+
+    def _copy_blob(self, digest: str) -> None:
+        self._blobs(digest, partial(self._copy_missing_blob, digest))
+
+    def _copy_missing_blob(self, digest: str) -> None:
+        if self._target.has_blob(digest):
+            return
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            with self._source.open(digest) as stream:
+                hashed = Hashed(stream)
+                shutil.copyfileobj(hashed, file, PIECE)
+            if digest != hashed.digest:
+                raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
+            file.seek(0)
+            self._target.push_blob(digest, file)
+
+
+def _describe_signature(layer: Descriptor) -> dict[str, object]:
+    """Return the descriptor of a signature as `sign` writes it."""
+    return {name: value for name, value in layer.to_json().items() if name != "platform"}

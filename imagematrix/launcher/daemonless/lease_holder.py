@@ -1,0 +1,291 @@
+"""The lease holder of a container, its keeper: it starts the runtime, and holds the leases until the end.
+
+The keeper stays outside of the container's namespaces. It holds the lease on the image and the locks of the
+GPUs, relays streams and signals, and frees everything when the container has ended. The order of a start is:
+the leases name the keeper; the container's first process exists, but stands still at a gate; the leases name
+that process; the gate opens. So whoever is killed, at any time, the leases name a process that lives as long
+as the container.
+"""
+# pathlib is slow to load.
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import select
+import signal
+import time
+
+from imagematrix.images.local_store.holder import RENEW_S, mount_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from imagematrix.images.local_store.folder import Lease
+    from imagematrix.launcher.daemonless.runtime import ContainerStart
+    from imagematrix.launcher.daemonless.streams import Streams
+    from imagematrix.launcher.gpu_claims.gpu_claim import Claim
+
+__all__ = ["LeaseHolder", "Signals", "adopt_descendants"]
+
+LOOK_S = 0.05  # between two looks at what nobody tells of
+ENTRY_S = 10.0  # by then a first process is in its mount namespace
+PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+FORWARDED = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGCONT, signal.SIGWINCH, signal.SIGTSTP),
+)
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)  # of a launch that has not started
+SIGNALLED = 128  # a shell's exit code for a process that signal N ended is 128 + N
+SET = 128  # bytes of a sigset_t
+SIGNALFD_SIGINFO = 128  # bytes of the struct of this name, which begins with the number of the signal
+CLOEXEC, NONBLOCK = os.O_CLOEXEC, os.O_NONBLOCK  # of signalfd(2), too
+
+
+class Signals:
+    """The signals that a keeper receives, blocked within the context and read from `descriptor` instead."""
+
+    def __enter__(self) -> Self:
+        received = {signal.SIGCHLD, *FORWARDED}
+        self.before = signal.pthread_sigmask(signal.SIG_BLOCK, received)
+        bits = sum(1 << (number - 1) for number in received)
+        libc = ctypes.CDLL(None, use_errno=True)
+        mask = ctypes.create_string_buffer(bits.to_bytes(8, "little").ljust(SET, b"\0"), SET)
+        self.descriptor = libc.signalfd(-1, mask, CLOEXEC | NONBLOCK)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+    def received(self) -> Iterable[int]:
+        """Yield the numbers of the signals that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while text := os.read(self.descriptor, SIGNALFD_SIGINFO):
+                yield int.from_bytes(text[:4], "little")
+
+
+class LeaseHolder:
+    """The keeper of the container that the process `runtime` starts, a child of this one.
+
+    `lease` and `claim` are what the container has. `report` is the end of a pipe at which the runtime's
+    process tells an error.
+    """
+
+    def __init__(
+        self,
+        runtime: int,
+        launching: ContainerStart,
+        *,
+        report: int,
+        signals: Signals,
+        streams: Streams,
+        lease: Lease,
+        claim: Claim | None,
+    ) -> None:
+        container = launching.container
+        self._runtime = runtime
+        self._report = report
+        self._gate = launching.gate
+        self._signals = signals
+        self._streams = streams
+        self._lease = lease
+        self._claim = claim
+        self._isolated = launching.runtime.is_isolating(container)
+        self._enters_later = launching.runtime.becomes_process and not self._isolated
+        # A process of the node stops with this one, as a shell expects it of a job.
+        self._stops = launching.runtime.becomes_process and not container.terminal
+        self._first: int | None = None
+        self._ended: int | None = None
+        self._mounts: int | None = None
+        self._exit: int | None = None  # of the runtime, once it has ended
+        self._renewed = time.monotonic()
+
+    def run(self) -> int:
+        """Keep the container to its end; return its exit code, or raise the error with which it failed."""
+        try:
+            self._first = self._first_process()
+            if self._first is not None:
+                # Apptainer leaves the namespace of the launch, and then looks for its own files by the path
+                # of its program, which the kernel knows only as long as the namespace is there.
+                with contextlib.suppress(OSError):
+                    self._mounts = os.open(f"/proc/{self._runtime}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                self._ended = _open_end(self._first)  # before it can end
+                self._name_first_process(self._first)
+                self._gate.open()
+            self._watch()
+            self._raise_reported()
+        finally:
+            self._end_all()
+        return 1 if self._exit is None else self._exit
+
+    def _first_process(self) -> int | None:
+        """Wait until the container's first process stands still; None if the runtime has ended before."""
+        waiting = {self._report, self._gate.told, self._signals.descriptor}
+        while self._exit is None:
+            readable, _, _ = select.select(waiting, (), ())
+            if self._report in readable:
+                waiting.discard(self._report)
+                self._raise_reported()
+            if self._gate.told in readable:
+                return self._gate.first_process(self._runtime)
+            for number in self._signals.received():
+                if number in ENDING:
+                    os.kill(self._runtime, signal.SIGKILL)
+                    self._await_runtime()
+                    self._exit = SIGNALLED + number
+            self._reap()
+        self._raise_reported()
+        return None
+
+    def _raise_reported(self) -> None:
+        """Raise the error of the runtime's process, if it has told one."""
+        if self._report < 0:
+            return
+        with open(self._report, "rb") as file:
+            text = file.read()
+        self._report = -1
+        if text:
+            self._await_runtime()
+            raise pickle.loads(text)  # noqa: S301 - of our own process
+
+    def _name_first_process(self, first: int) -> None:
+        """Have the leases name the container's first process, and its mount namespace if that counts."""
+        mounts = "" if self._isolated else mount_namespace(first)
+        self._lease = self._lease.of_container(first, mounts)
+        if self._claim:
+            self._claim.extend_to(self._lease.holder)
+
+    def _watch(self) -> None:
+        """Relay signals, and give signs of life, until the runtime has ended."""
+        ended = self._ended
+        waiting = {self._signals.descriptor, *(() if ended is None else (ended,))}
+        looking_until = time.monotonic() + (ENTRY_S if self._enters_later else 0)
+        while self._exit is None:
+            looking = time.monotonic() < looking_until
+            readable, _, _ = select.select(waiting, (), (), LOOK_S if looking else RENEW_S)
+            if looking and self._has_entered():
+                looking_until = 0.0
+            if ended in readable:
+                # What it leaves behind may hold the pipes of a runtime that waits for their end.
+                self._end_left()
+                waiting.discard(ended)
+            for number in self._signals.received():
+                self._pass_on(signal.Signals(number))
+            self._reap()
+            if time.monotonic() - self._renewed >= RENEW_S:
+                self._renewed = time.monotonic()
+                self._lease.renew()
+        if self._first is not None and self._first != self._runtime:
+            # It ends before its runtime does, unless that was killed. Nobody waits for it then.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._first, signal.SIGKILL)
+
+    def _has_entered(self) -> bool:
+        """Have the leases name the mount namespace that the first process enters after it was named."""
+        if self._first is None or mount_namespace(self._first) in ("", self._lease.holder.mounts):
+            return False
+        self._name_first_process(self._first)
+        return True
+
+    def _end_left(self) -> None:
+        """End the processes that the first one leaves behind, which are this process's children now."""
+        mounts = self._lease.holder.mounts
+        self._end_children(lambda child: bool(mounts) and mount_namespace(child) == mounts)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Do what a signal to this process means for the container."""
+        if number == signal.SIGCHLD:
+            return
+        if number == signal.SIGWINCH:
+            self._streams.resize()
+        if number == signal.SIGHUP:
+            self._streams.hang_up()
+        if number == signal.SIGTSTP:
+            self._stop()
+            return
+        if self._first is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._first, number)
+
+    def _stop(self) -> None:
+        """Stop as a shell expects it of a job, with a container that is among the processes of the node.
+
+        One with a terminal of its own has its own job control, and a runtime's monitor is not stopped: in a
+        PID namespace, the first process would ignore it.
+        """
+        if self._first is None or not self._stops:
+            return
+        self._streams.restore()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._first, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._first, signal.SIGCONT)
+        self._streams.take_terminal()
+
+    def _reap(self) -> None:
+        """Take note of children that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self._note_end(pid, status)
+
+    def _await_runtime(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            self._note_end(*os.waitpid(self._runtime, 0))
+
+    def _note_end(self, pid: int, status: int) -> None:
+        if pid == self._runtime:
+            code = os.waitstatus_to_exitcode(status)
+            self._exit = SIGNALLED - code if code < 0 else code
+
+    def _end_all(self) -> None:
+        """End what is left of the container, as the end of a PID namespace does, and wait for it."""
+        self._gate.close()
+        for descriptor in (self._mounts, self._ended):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._end_children(lambda _: True)
+        self._streams.finish()
+
+    def _end_children(self, chosen: Callable[[int], bool]) -> None:
+        """End the children that are `chosen`, and wait for it, until none is left."""
+        while children := [child for child in _list_children() if chosen(child)]:
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            # Its own children become this process's then.
+            self._note_end(*os.waitpid(-1, 0))
+
+
+def adopt_descendants() -> None:
+    """Let what descendants leave behind become this process's children: also what serves an image's files."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _open_end(process: int) -> int | None:
+    """Return a descriptor that can be read when a process has ended, None if it has."""
+    try:
+        return os.pidfd_open(process)
+    except ProcessLookupError:
+        return None
+
+
+def _list_children() -> list[int]:
+    """Return the children of this process, of all its threads; those that have ended are among them."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/self/task/{thread}/children", encoding="ascii") as file,
+        ):
+            found += map(int, file.read().split())
+    return found

@@ -1,0 +1,176 @@
+"""Paths in a container, found among the image's files with links followed as in the container.
+
+A link of an image can lead anywhere, and the kernel would follow it to files of the node. So each name of a
+path is opened in the folder before it, and links are followed here: an absolute one begins at the image's
+root again, and nothing leads above that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["ImageFiles", "InMountError", "LinkLoopError"]
+
+HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
+
+
+class InMountError(Exception):
+    """A path leads to `where` something else is mounted, or to what is `beyond` in there ("" if nothing)."""
+
+    def __init__(self, where: str, beyond: str) -> None:
+        super().__init__(where, beyond)
+        self.where = where
+        self.beyond = beyond
+
+
+class LinkLoopError(OSError):
+    """Links go in circles, or a file stands where a folder should."""
+
+
+class ImageFiles:
+    """The files of an image in the folder `root` of the node; close it after use.
+
+    `mounted` are paths without links at which something else is mounted in the container.
+    """
+
+    def __init__(self, root: str, mounted: Collection[str] = ()) -> None:
+        self.root = root
+        self._mounted = {*mounted}
+        self._open = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+        self._names: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
+
+    def mount(self, path: str) -> None:
+        """Note that something is mounted at a path without links."""
+        self._mounted.add(path)
+
+    def find(self, path: str) -> str | None:
+        """Return where a path of the container leads, without links; None if there is nothing.
+
+        Raises InMountError, and LinkLoopError.
+        """
+        return self._walk(path, make=None)
+
+    def make_folder(self, path: str) -> str:
+        """Return where a path leads, with the folders that were missing made; raise as `find`, or OSError."""
+        return self._walk(path, make=stat.S_IFDIR) or "/"
+
+    def make_place(self, path: str, *, folder: bool) -> str:
+        """Return where a path leads, made a folder or an empty file if it is missing; raise as `find`."""
+        return self._walk(path, make=stat.S_IFDIR if folder else stat.S_IFREG) or "/"
+
+    def kind(self, path: str) -> int | None:
+        """Return what a path is itself, a link too, as S_IFMT of its mode; None if there is nothing."""
+        parent, _, name = path.rpartition("/")
+        try:
+            if self._walk(parent, make=None) is None:
+                return None
+            return self._find_kind(name)
+        except (InMountError, LinkLoopError):
+            return None
+
+    def replace(self, path: str, kind: int) -> None:
+        """Have a folder or a file (S_IFDIR, S_IFREG) at a path itself: an empty one replaces anything else.
+
+        Raises OSError.
+        """
+        parent, _, name = path.rpartition("/")
+        self._walk(parent, make=stat.S_IFDIR)
+        found = self._find_kind(name)
+        if found == kind:
+            return
+        if found == stat.S_IFDIR:
+            raise LinkLoopError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if found is not None:
+            os.unlink(name, dir_fd=self._open[-1])
+        self._create(name, kind)
+
+    def _walk(self, path: str, make: int | None) -> str | None:  # noqa: C901 - as path_resolution(7)
+        """Go where a path leads, and return that; the last folder on the way is the last that is open.
+
+        What is missing is made, folders and in the end what `make` says, S_IFDIR or S_IFREG; None makes
+        nothing.
+        """
+        self._reset()
+        ahead = path.split("/")[::-1]
+        hops = 0
+        while ahead:
+            name = ahead.pop()
+            if name == "..":
+                self._leave()
+            if name in ("", ".", ".."):
+                continue
+
+            inner = "/" + "/".join([*self._names, name])
+            beyond = [part for part in reversed(ahead) if part not in ("", ".")]
+            if inner in self._mounted:
+                raise InMountError(inner, "/".join(beyond))
+
+            kind = self._find_kind(name)
+            if kind is None:
+                if make is None:
+                    return None
+                kind = stat.S_IFDIR if beyond else make
+                self._create(name, kind)
+
+            if kind == stat.S_IFLNK:
+                hops += 1
+                if hops > HOPS:
+                    raise LinkLoopError(errno.ELOOP, os.strerror(errno.ELOOP), inner)
+                ahead += self._follow(name)
+            elif kind == stat.S_IFDIR:
+                self._enter(name)
+            elif beyond:
+                raise LinkLoopError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), inner)
+            else:
+                return inner
+        return "/" + "/".join(self._names)
+
+    def _find_kind(self, name: str) -> int | None:
+        try:
+            state = os.stat(name, dir_fd=self._open[-1], follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return stat.S_IFMT(state.st_mode)
+
+    def _follow(self, name: str) -> list[str]:
+        """Return the names in the target of a link, the last first; an absolute one begins at the root."""
+        target = os.readlink(name, dir_fd=self._open[-1])
+        if target.startswith("/"):
+            self._reset()
+        return target.split("/")[::-1]
+
+    def _create(self, name: str, kind: int) -> None:
+        if kind == stat.S_IFDIR:
+            os.mkdir(name, 0o755, dir_fd=self._open[-1])
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(name, flags, 0o644, dir_fd=self._open[-1]))
+
+    def _enter(self, name: str) -> None:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._open.append(os.open(name, flags, dir_fd=self._open[-1]))
+        self._names.append(name)
+
+    def _leave(self) -> None:
+        if self._names:
+            self._names.pop()
+            os.close(self._open.pop())
+
+    def _reset(self) -> None:
+        while self._names:
+            self._leave()

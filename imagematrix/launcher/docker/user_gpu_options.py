@@ -1,0 +1,138 @@
+"""The GPUs that the user's own options for `docker run` pass to a container; the launch claims them too."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from imagematrix.common.record import Record, replace
+from imagematrix.errors import UsageError
+from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.hardware.host.host import Gpu
+from imagematrix.hardware.vendors.runtime import NVIDIA, is_nvidia
+from imagematrix.launcher.docker import env_file
+from imagematrix.launcher.gpu_claims.containers import CDI, CDI_KIND, VISIBLE, find_gpu_keys
+from imagematrix.launcher.gpu_claims.usage import list_lock_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from imagematrix.launcher.docker.options import RunArgs
+
+__all__ = ["UserGpus", "expand_variable", "find_gpus_in_api_options", "find_user_gpus"]
+
+
+class UserGpus(Record):
+    """GPUs that a container gets through the user's own options; `named` if the options name each of them.
+
+    A privileged container gets all GPUs, although no list of devices shows them.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    named: bool = False
+
+
+def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]) -> UserGpus:
+    """Return the GPUs that docker's options in `args` pass, including those that are not in `gpus`.
+
+    `info` returns the engine's information, and is called only if needed. A volume that contains /dev passes
+    no GPUs: the devices cgroup denies the container access. Raises UsageError for an `--env-file` that may
+    name GPUs but can be read only once.
+    """
+    if args.privileged:
+        return UserGpus(gpus=_all(gpus))
+    devices = args.values("--device")
+    names = [name for name in devices if CDI.match(name) or name.startswith(f"{CDI_KIND}=")]
+    files = args.values("--env-file")
+    once = [path for path in files if not _is_file(path)]
+    # Files first: docker lets --env win, in whatever order the options come.
+    variables = (
+        *(line for path in files if path not in once for line in _read_variables(path)),
+        *args.values("--env", "e"),
+    )
+    visible = [expand_variable(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
+    runtime = [None, *args.values("--runtime")][-1]
+    injected = bool(visible or once) and _is_injecting(runtime, info)
+    if once and injected:
+        raise UsageError(
+            f"--env-file {once[0]}: not a regular file, so the GPUs that it may name cannot be claimed",
+            remedy="write the variables to a file",
+        )
+    host = {
+        "Devices": [{"PathOnHost": name.partition(":")[0]} for name in devices if name not in names],
+        "DeviceCgroupRules": args.values("--device-cgroup-rule"),
+        "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}],
+        "Runtime": NVIDIA if injected else None,
+    }
+    named = _gpus(host, [f"{VISIBLE}{value}" for value in visible], gpus)
+    return UserGpus(gpus=named, named=bool(named))
+
+
+def find_gpus_in_api_options(
+    options: Mapping[str, Any], gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]
+) -> tuple[Gpu, ...]:
+    """Return the GPUs that options of docker-py's `containers.create` pass, including those not in `gpus`.
+
+    `info` returns the engine's information, and is called only if needed.
+    """
+    if options.get("privileged"):
+        return _all(gpus)
+    environment = options.get("environment") or ()
+    if isinstance(environment, dict):
+        environment = [f"{name}={value}" for name, value in environment.items()]
+    named = any(text.startswith(VISIBLE) for text in environment)
+    host = {
+        "Devices": [{"PathOnHost": str(name).partition(":")[0]} for name in options.get("devices") or ()],
+        "DeviceCgroupRules": options.get("device_cgroup_rules"),
+        "DeviceRequests": options.get("device_requests"),
+        "Runtime": NVIDIA if named and _is_injecting(options.get("runtime"), info) else None,
+    }
+    return _gpus(host, list(environment), gpus)
+
+
+def _is_injecting(runtime: str | None, info: Callable[[], Mapping[str, Any]]) -> bool:
+    """Whether the runtime, or else the engine's default, reads the variable that names GPUs."""
+    return is_nvidia(runtime or info().get("DefaultRuntime"), info)
+
+
+def _all(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(gpu for gpu in gpus if gpu.minor is not None)
+
+
+def _gpus(host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    container = {"HostConfig": host, "Config": {"Env": environment}}
+    return tuple(_look_up_gpu(key, gpus) for key in find_gpu_keys(container, gpus))
+
+
+def _look_up_gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
+    """Return the GPU with this key; if the key is of a MIG device, the GPU has only that device."""
+    for gpu in gpus:
+        for part in (replace(gpu, mig=None), *parts(gpu)) if gpu.minor is not None else ():
+            if list_lock_names(part) == (key,):
+                return gpu if part.mig is None else part
+    minor = int(key.removeprefix("nvidia").partition("-")[0])
+    return Gpu(index=minor, minor=minor)
+
+
+def _is_file(path: str) -> bool:
+    """Whether docker can read a file after this process; true for a missing file, which docker reports."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - pathlib is slow to import
+    except (OSError, ValueError):
+        return True
+
+
+def _read_variables(path: str) -> list[str]:
+    """Return the variables in a file, none if docker will refuse it."""
+    try:
+        return env_file.read_env_file(path, os.environ)
+    except UsageError:
+        return []
+
+
+def expand_variable(text: str) -> str:
+    """Return the value in NAME=VALUE; for NAME alone, this process's variable, as docker does."""
+    name, equals, value = text.partition("=")
+    return value if equals else os.environ.get(name, "")

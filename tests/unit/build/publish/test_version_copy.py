@@ -1,0 +1,216 @@
+"""Copying versions between registries in memory: what is copied, what is refused, and what nobody sees."""
+
+import json
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from distribution import MANIFEST, Server, digest
+from signing import Signer, pem
+
+from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.sign import sign_manifests
+from imagematrix.build.publish.version_copy import copy_version
+from imagematrix.errors import EngineError, SignatureError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.oci.registry import Registry
+from imagematrix.images.trust.policy import load_policies
+from imagematrix.images.trust.signature import Key
+from imagematrix.images.trust.signing import SigningKey
+
+
+@pytest.fixture
+def mirror():
+    """Another registry, which is a server of its own."""
+    other = Server()
+    yield other
+    other.close()
+
+
+@pytest.fixture
+def target(mirror):
+    with Registry(f"{mirror.address}/ml/training") as client:
+        yield client
+
+
+@pytest.fixture
+def key(tmp_path):
+    private = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "cosign.pub").write_bytes(pem(private.public_key()))
+    return SigningKey(private=private, public=Key(name="cosign.pub", public=private.public_key()))
+
+
+@pytest.fixture
+def policies(tmp_path, key):
+    """Call it with the registry in the names of signed repositories to get policies that require `key`."""
+
+    def load(registry=None):
+        rules = [{"repository": "*", "keys": [key.public.name]}]
+        document = {"schema": "imagematrix.policy/v1", "rules": rules, "otherwise": "deny"}
+        (tmp_path / "policy.json").write_text(
+            json.dumps(document | ({"registry": registry} if registry else {}))
+        )
+        return load_policies([tmp_path / "policy.json"])
+
+    return load
+
+
+def test_copy_has_the_same_digests_and_is_complete(registry, target, add_variant, repository, mirror):
+    digests = {add_variant(cell, layer=cell.encode()) for cell in ("a", "b")}
+    first = publish(registry, "v1", named={"linux/amd64": "b"})
+    noted: list[str] = []
+    done = copy_version(registry, target, "v1", ["latest"], note=noted.append)
+    assert done.digest == first.digest
+    copied = mirror.repository("ml/training")
+    assert copied.manifests.keys() == repository.manifests.keys()
+    assert copied.blobs == repository.blobs
+    assert copied.tags == repository.tags | {"latest": first.digest}
+    assert sorted(noted) == sorted(tag for tag in repository.tags if tag != "v1")
+    assert {variant.digest for variant in open_catalog(f"{target.name}:v1").variants} == digests
+
+    noted.clear()
+    written = mirror.count("POST")
+    assert copy_version(registry, target, "v1", note=noted.append).digest == first.digest
+    assert (noted, mirror.count("POST")) == ([], written), "nothing is sent again"
+    add_variant("c")
+    assert publish(registry, "v1").variants == 3
+    assert copy_version(registry, target, "v1").digest == registry.digest("v1"), "cells may be added"
+
+
+def test_copy_in_a_repository_of_another_name_has_another_index(registry, mirror, add_variant):
+    kept = add_variant("a")
+    first = publish(registry, "v1")
+    with Registry(f"{mirror.address}/other/name") as target:
+        done = copy_version(registry, target, "v1")
+        assert done.digest != first.digest, "an index has the name of its repository"
+        assert [variant.digest for variant in open_catalog(f"{target.name}:v1").variants] == [kept]
+
+
+def test_images_that_others_pushed_are_not_published_with_a_copy(registry, target, add_variant, mirror):
+    add_variant("a")
+    publish(registry, "v1")
+    stray = {
+        labels.IMAGE: "training",
+        labels.VERSION: "v1",
+        labels.CELL: "stray",
+        labels.INPUT: digest(b"1"),
+        labels.INPUTS: "{}",
+        labels.VARIANT: json.dumps({"platform": "linux/amd64"}),
+    }
+    mirror.repository("ml/training").image(labels.tag("v1", "stray", digest(b"1")), stray)
+    assert copy_version(registry, target, "v1").variants == 1
+
+
+def test_nothing_that_is_there_is_replaced(registry, target, add_variant, mirror, repository):
+    add_variant("a")
+    publish(registry, "v1")
+    (tag,) = (tag for tag in repository.tags if tag != "v1")
+    copied = mirror.repository("ml/training")
+    other = copied.image(tag, {"another": "image"})
+    with pytest.raises(TagMovedError, match=f"exists as {other}"):
+        copy_version(registry, target, "v1")
+    assert copied.tags == {tag: other}
+
+
+def test_copy_of_another_version_or_of_nothing_is_refused(registry, target, add_variant, repository):
+    with pytest.raises(UnknownImageError, match="no published version"):
+        copy_version(registry, target, "v1")
+    add_variant("a")
+    publish(registry, "v1")
+    repository.manifests = {
+        one: kept for one, kept in repository.manifests.items() if one == repository.tags["v1"]
+    }
+    with pytest.raises(UnknownImageError, match="the registry lost"):
+        copy_version(registry, target, "v1")
+
+
+def test_layer_with_other_bytes_is_not_copied(registry, target, add_variant, repository, mirror):
+    add_variant("a", layer=b"right")
+    publish(registry, "v1")
+    repository.blobs[digest(b"right")] = b"wrong"
+    with pytest.raises(EngineError, match="has other content than its digest says"):
+        copy_version(registry, target, "v1")
+    assert not mirror.repository("ml/training").tags
+
+
+def test_image_with_attestations_keeps_them(registry, target, add_variant, repository, mirror):
+    image = add_variant("a")
+    (tag,) = repository.tags
+    empty = {"mediaType": "application/vnd.in-toto+json", "digest": digest(b"layer"), "size": 5}
+    document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": empty, "layers": [empty]}
+    attestation = repository.put(None, json.dumps(document).encode(), MANIFEST)
+    kind = "application/vnd.oci.image.index.v1+json"
+    notes = {"vnd.docker.reference.digest": image, "vnd.docker.reference.type": "attestation-manifest"}
+    entries = [
+        {"mediaType": MANIFEST, "digest": image, "size": 1},
+        {"mediaType": MANIFEST, "digest": attestation, "size": 1, "annotations": notes},
+    ]
+    index = {"schemaVersion": 2, "mediaType": kind, "manifests": entries}
+    repository.put(tag, json.dumps(index).encode(), kind)
+    first = publish(registry, "v1")
+    assert copy_version(registry, target, "v1").digest == first.digest
+    assert mirror.repository("ml/training").manifests.keys() >= {image, attestation, first.digest}
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_signatures_go_with_what_they_sign(
+    registry, target, add_variant, key, policies, mirror, server, tells
+):
+    server.tells = mirror.tells = tells
+    image = add_variant("a")
+    first = publish(registry, "v1", sign=lambda digests: sign_manifests(registry, key, digests))
+    own = policies(server.address)
+    done = copy_version(registry, target, "v1", policies=own)
+    assert done.digest == first.digest
+    copied = mirror.repository("ml/training")
+    for one in (image, first.digest):
+        assert f"{one.replace(':', '-')}.sig" in copied.tags
+        subjects = [json.loads(raw).get("subject", {}).get("digest") for _, raw in copied.manifests.values()]
+        assert subjects.count(one) == 1, "the bundle"
+        assert (f"{one.replace(':', '-')}" in copied.tags) is not tells
+    before = dict(copied.tags)
+    copy_version(registry, target, "v1", policies=own)
+    assert copied.tags == before, "no signature is there twice"
+
+
+def test_copy_without_the_signature_that_a_policy_requires_gets_no_tag(
+    registry, target, add_variant, key, policies, mirror, tmp_path
+):
+    add_variant("a")
+    publish(registry, "v1")
+    required = policies()
+    with pytest.raises(SignatureError, match="has no signature"):
+        copy_version(registry, target, "v1", policies=required)
+    assert not mirror.repository("ml/training").tags
+    sign_manifests(registry, key, [registry.digest("v1")])
+    # A signature has the name of the registry: it is none for the mirror's.
+    with pytest.raises(SignatureError, match=f"not of {target.name}"):
+        copy_version(registry, target, "v1", policies=required)
+    assert "v1" not in mirror.repository("ml/training").tags
+    copy_version(
+        registry, target, "v1", policies=required, sign=lambda all_: sign_manifests(target, key, all_)
+    )
+    assert open_catalog(f"{target.name}:v1", policy=tmp_path / "policy.json").variants
+
+
+def test_signatures_of_others_in_the_target_stay(registry, target, add_variant, tmp_path, mirror, key):
+    image = add_variant("a")
+    publish(registry, "v1", sign=lambda digests: sign_manifests(registry, key, digests))
+    copied = mirror.repository("ml/training")
+    copied.blobs[digest(b"{}")] = b"{}"
+    Signer(tmp_path, "other").sign(copied, image, "theirs")
+    copy_version(registry, target, "v1")
+    _, raw = copied.manifests[copied.tags[f"{image.replace(':', '-')}.sig"]]
+    assert len(json.loads(raw)["layers"]) == 2
+
+
+def test_image_of_another_version_in_an_index_is_refused(registry, target, add_variant, mirror):
+    add_variant("a", version="v2")
+    publish(registry, "v2")
+    manifest = registry.manifest("v2")
+    document = json.loads(manifest.raw)
+    document["annotations"][labels.VERSION] = "v1"
+    registry.push_manifest("v1", json.dumps(document).encode(), manifest.media_type)
+    with pytest.raises(UsageError, match="which is an image of another version"):
+        copy_version(registry, target, "v1")
+    assert not mirror.repository("ml/training").tags

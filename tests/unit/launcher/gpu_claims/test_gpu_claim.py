@@ -1,0 +1,422 @@
+"""Claims: no GPU is allocated twice, none is lost, first come, first served."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from imagematrix.errors import GpusBusyError, ProbeError, UsageError
+from imagematrix.hardware.gpu_request.choice import Choice
+from imagematrix.launcher.gpu_claims import gpu_claim as module
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.locks import release_locks
+from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
+from imagematrix.launcher.gpu_claims.usage import Consumer
+
+WEB = Consumer(kind="container", name="web")
+THREE = (("nvidia10",), ("nvidia11",), ("nvidia12",))
+LAUNCH = """
+import json, sys, time
+from imagematrix.hardware.host.host import Gpu
+from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.hardware.gpu_request.choice import Choice
+folder, total, count, wait, hold = sys.argv[1], *map(float, sys.argv[2:])
+gpus = tuple(Gpu(index=index, minor=index) for index in range(int(total)))
+with claim_gpus([Choice(gpus=gpus, count=int(count))], lambda _: {}, wait_s=wait, path=folder) as taken:
+    start = time.monotonic()
+    print(json.dumps([gpu.index for gpu in taken.gpus]), flush=True)
+    time.sleep(hold)
+    print(json.dumps([start, time.monotonic()]), flush=True)
+"""
+
+
+@pytest.fixture
+def start(folder):
+    """Starts a process that claims `count` of `total` GPUs and holds them."""
+    started = []
+
+    def run(total, count, wait=0, hold=60):
+        words = [folder, *map(str, (total, count, wait, hold))]
+        process = subprocess.Popen([sys.executable, "-c", LAUNCH, *words], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def free(_attended):
+    return {}
+
+
+def indices(taken):
+    return [gpu.index for gpu in taken.gpus]
+
+
+def test_free_gpus_are_claimed_without_the_kernels_list_of_locks(gpu, folder, monkeypatch):
+    """The list is slow to read, and only names the holders of locks."""
+    gpus = (gpu(0), gpu(1))
+    monkeypatch.setattr(
+        "imagematrix.launcher.gpu_claims.locks._read_kernel_locks", lambda: pytest.fail("it was read")
+    )
+    with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+        assert indices(taken) == [0]
+
+
+def test_the_first_free_gpus_are_claimed(gpu, folder):
+    gpus = tuple(gpu(index) for index in range(4))
+    used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
+    with claim_gpus([Choice(gpus=gpus, count=2)], lambda _: used, path=folder) as taken:
+        assert indices(taken) == [1, 3]
+    with (
+        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken,
+        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as other,
+    ):
+        assert (indices(taken), indices(other)) == ([0], [1])
+    with claim_gpus([Choice(gpus=gpus, count=4)], free, path=folder) as taken:
+        assert indices(taken) == [0, 1, 2, 3]
+
+
+def test_the_error_names_the_consumers(gpu, folder):
+    gpus = (gpu(0), gpu(1))
+    with (
+        claim_gpus([Choice(gpus=gpus[:1], count=1)], free, path=folder),
+        pytest.raises(GpusBusyError) as caught,
+    ):
+        claim_gpus([Choice(gpus=gpus, count=2)], lambda _: {"nvidia11": (WEB,)}, path=folder)
+    assert str(caught.value).startswith("requested 2 GPUs, 0 free: GPU 0 (L40S) is in use by ")
+    assert str(caught.value).endswith("; GPU 1 (L40S) is in use by container web")
+    assert "--wait" in caught.value.remedy
+    assert caught.value.exit_code == 10
+    with claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder):
+        pass  # the failed claim keeps nothing
+
+
+def test_the_first_choice_with_enough_free_gpus(gpu, folder, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    memory = {"memory_mib": 16_000}
+    small = Choice(gpus=(gpu(0, **memory), gpu(1, **memory)), count=2)
+    large = Choice(gpus=(gpu(2, memory_mib=80_000), gpu(3, memory_mib=80_000)), count=2)
+    used: dict[str, tuple[Consumer, ...]] = {}
+
+    def take(*choices, wait_s=60, vram_mib=None):
+        return claim_gpus(choices, lambda _: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
+
+    for choices, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
+        with take(*choices) as taken:
+            assert indices(taken) == expected
+    used["nvidia10"] = (WEB,)
+    with take(small, large) as taken:  # at once
+        assert indices(taken) == [2, 3]
+    used["nvidia12"] = (WEB,)
+    with pytest.raises(GpusBusyError, match="GPU 0"):
+        take(small, large, wait_s=0.02)
+    with pytest.raises(GpusBusyError, match="GPU 2"):  # the small ones could never serve
+        take(small, large, wait_s=0.02, vram_mib=40_000)
+    with pytest.raises(UsageError, match=r"GPU 3 .* has 80000 MiB"):
+        take(small, large, vram_mib=100_000)
+
+
+def test_mig_devices_are_claimed_individually(gpu, folder):
+    whole = gpu(0, mig=((1, 0), (2, 0)))
+    first, second = gpu(0, mig=((1, 0),)), gpu(0, mig=((2, 0),))
+    with (
+        claim_gpus([Choice(gpus=(first,), count=1)], free, path=folder),
+        claim_gpus([Choice(gpus=(second,), count=1)], free, path=folder),
+    ):
+        for taken in (first, whole):
+            with pytest.raises(GpusBusyError):
+                claim_gpus([Choice(gpus=(taken,), count=1)], free, path=folder)
+    with pytest.raises(GpusBusyError, match="container web"):
+        # the GPU as a whole
+        claim_gpus([Choice(gpus=(first,), count=1)], lambda _: {"nvidia10": (WEB,)}, path=folder)
+    with claim_gpus([Choice(gpus=(first,), count=1)], lambda _: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
+        pass
+
+
+def test_a_gpu_without_a_minor_is_refused(gpu, folder):
+    with pytest.raises(ProbeError, match="GPU 0"):
+        claim_gpus([Choice(gpus=(gpu(0, minor=None),), count=1)], free, path=folder)
+
+
+def test_a_child_keeps_a_claim(gpu, folder, locks):
+    with claim_gpus([Choice(gpus=(gpu(),), count=1)], free, path=folder) as taken:
+        with subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors) as child:
+            taken.__exit__()
+            with pytest.raises(GpusBusyError):
+                claim_gpus([Choice(gpus=(gpu(),), count=1)], free, path=folder)
+            child.kill()
+        with claim_gpus([Choice(gpus=(gpu(),), count=1)], free, path=folder) as again:
+            again.pass_on()
+            with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
+                again.__exit__()
+                assert locks.take("nvidia10") is None
+                child.kill()
+    assert locks.find_holders() == {}
+
+
+def test_after_a_wait_the_reason_names_the_users_of_the_gpu(gpu, folder, locks):
+    """Even if another launch is choosing at that moment."""
+    turn = ExitStack()
+    with turn, pytest.raises(GpusBusyError, match=r"requested 1 GPU, 0 free: .* container web"):
+        claim_gpus(
+            [Choice(gpus=(gpu(),), count=1)],
+            lambda _: {"nvidia10": (WEB,)},
+            wait_s=0.2,
+            report=lambda _: turn.enter_context(locks.hold_mutex()),
+            path=folder,
+        )
+    with locks.hold_mutex(), pytest.raises(GpusBusyError, match=r"choosing its GPUs for 0\.1 seconds: "):
+        claim_gpus([Choice(gpus=(gpu(),), count=1)], free, wait_s=0.1, path=folder)
+
+
+def test_a_lease_counts_for_a_launch_until_its_holder_ends(gpu, folder, locks):
+    """If the holder was killed while its container starts, only the container counts."""
+    asked = []
+
+    def look(attended):
+        launches = [
+            {"io.imagematrix.gpus": "GPU-0"},
+            {"io.imagematrix.gpus": "GPU-1,GPU-9"},
+            {"io.imagematrix.gpus": "MIG-1-0"},
+            {"io.imagematrix.gpus": "GPU-0", "io.imagematrix.lease": "share-1"},
+            {"io.imagematrix.gpus": "GPU-0", "io.imagematrix.lease": "share-2"},
+            {},
+        ]
+        asked.append([attended(labels) for labels in launches])
+        return {}
+
+    gpus = (gpu(0), gpu(1), gpu(2, mig=[(1, 0)]))
+    held = locks.take("nvidia10") + locks.hold("share-1", "4096 nvidia10")
+    with claim_gpus([Choice(gpus=gpus, count=1)], look, path=folder):
+        release_locks(held)
+    claim_gpus([Choice(gpus=gpus[:1], count=1)], look, path=folder)
+    assert asked == [[True, False, False, True, False, True], [False, True, True, False, False, True]]
+
+
+def test_an_error_of_the_survey_leaves_no_lock(gpu, folder, locks):
+    def fail(_attended):
+        raise ProbeError("no")
+
+    with pytest.raises(ProbeError):
+        claim_gpus([Choice(gpus=(gpu(),), count=1)], fail, wait_s=5, path=folder)
+    assert locks.find_holders() == {}
+
+
+def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    reports: list[object] = []
+    used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,)}
+    usages = [*[used] * 3, {}]
+    with claim_gpus(
+        [Choice(gpus=(gpu(),), count=1)],
+        lambda _: usages.pop(0),
+        wait_s=30,
+        report=reports.append,
+        path=folder,
+    ) as taken:
+        assert indices(taken) == [0]
+        assert set(locks.find_holders()) == {"nvidia10"}
+        assert not [name for name in locks.list_names() if name.startswith("wait")]
+    assert reports == ["waiting: requested 1 GPU, 0 free: GPU 0 (L40S) is in use by container web"]
+
+
+def test_a_gpu_that_fails_is_left_out_and_another_is_waited_for(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    gpus = (gpu(0), gpu(1))
+    users: dict[str, tuple[Consumer, ...]] = dict.fromkeys(("nvidia10", "nvidia11"), (WEB,))
+    one: dict[str, tuple[Consumer, ...]] = {"nvidia11": (WEB,)}
+    usages = [users, one, one, {}]
+    asked = []
+
+    def faults(unused):
+        asked.append([one.index for one in unused])
+        return {gpus[0]: "it is gone"}
+
+    def take(wait_s):
+        return claim_gpus(
+            [Choice(gpus=gpus, count=1)], lambda _: usages.pop(0), wait_s=wait_s, path=folder, faults=faults
+        )
+
+    with take(30) as taken:
+        assert indices(taken) == [1]
+    assert asked == [[0], [0], [0, 1]]
+    usages = [one]
+    with pytest.raises(
+        GpusBusyError, match=r"0 free: GPU 0 .* does not work: it is gone; GPU 1 .* by container web"
+    ):
+        take(0)
+    assert locks.find_holders() == {}
+
+
+def test_launches_that_wait_do_not_reserve_a_gpu_that_fails(gpu, folder, locks):
+    queue = Queue(locks)
+    with locks.hold_mutex():
+        queue.join(Ticket(count=1, gpus=(("nvidia10",), ("nvidia11",), ("nvidia12",))))
+    gpus = (gpu(0), gpu(1), gpu(2))
+    chosen, broken = Choice(gpus=gpus, count=1), {gpus[0]: "it is gone"}
+    with claim_gpus([chosen], free, path=folder, faults=lambda _: broken) as taken:
+        assert indices(taken) == [2]  # GPU 1 is for the launch that waits
+    queue.leave()
+
+
+def test_waiting_times_out(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    with pytest.raises(GpusBusyError, match="container web"):
+        claim_gpus([Choice(gpus=(gpu(),), count=1)], lambda _: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
+    assert locks.find_holders() == {}
+    assert locks.list_names() == ["nvidia10", "turn"]
+
+
+def test_later_launches_leave_gpus_for_earlier_ones(gpu, folder, locks):
+    gpus = tuple(gpu(index) for index in range(3))
+    waiting = Queue(locks)
+    with claim_gpus([Choice(gpus=gpus[:1], count=1)], free, path=folder):
+        waiting.join(Ticket(count=3, gpus=THREE))
+        with pytest.raises(GpusBusyError, match="1 launch ahead in the queue"):
+            claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder)
+        waiting.leave()
+        waiting.join(Ticket(count=1, gpus=THREE))
+        with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+            assert indices(taken) == [2]  # 1 is reserved for the launch ahead
+        with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 launch ahead in the queue"):
+            claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder)
+        waiting.leave()
+        waiting.join(Ticket(count=1, gpus=(("nvidia10",),)))
+        with claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder) as taken:
+            assert indices(taken) == [1, 2]  # the launch ahead needs neither
+        waiting.leave()
+
+
+def test_malformed_tickets_are_ignored(locks):
+    held = []
+    for number, text in enumerate(
+        ["", "many nvidia10", "-1 nvidia10", "9" * 5000, "\u0663 nvidia10", "0 nvidia10", "2 nvidia10"], 1
+    ):
+        held += locks.hold(f"wait-{number:09d}", text)
+    for name in ("wait-x", "wait-" + "9" * 100):
+        held += locks.hold(name, "1 nvidia10")
+    Path(locks.path, "wait-000000000").symlink_to("/nowhere")
+    assert Queue(locks).list_ahead() == []
+    late = Queue(locks)
+    late.join(Ticket(count=1, gpus=(("nvidia10",),)))
+    assert "wait-000000008" in locks.list_names()
+    late.leave()
+    for descriptor in held:
+        os.close(descriptor)
+    assert Queue(locks).list_ahead() == []
+    assert locks.list_names() == ["wait-" + "9" * 100, "wait-x"]  # tickets of ended processes are removed
+
+
+def test_a_stale_ticket_blocks_nobody(gpu, folder, locks):
+    """A ticket that is locked but no longer touched reserves nothing, whatever its number."""
+    gpus = tuple(gpu(index) for index in range(3))
+    held = locks.hold("wait-000000000", str(Ticket(count=3, gpus=THREE)))
+    with pytest.raises(
+        GpusBusyError, match=rf"1 launch ahead in the queue \(process .* \(pid {os.getpid()}, "
+    ):
+        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder)
+    for when in (time.time() - 100, time.time() + 100_000):
+        os.utime(f"{folder}/wait-000000000", (when, when))
+        with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+            assert indices(taken) == [0]
+    os.close(*held)
+
+
+def test_a_waiting_launch_touches_its_ticket(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    ages = []
+
+    def look(_attended):
+        names = [name for name in locks.list_names() if name.startswith("wait-")]
+        if names:
+            ages.append(locks.measure_age(names[0]))
+            os.utime(f"{folder}/{names[0]}", (0, 0))
+        return {} if len(ages) == 3 else {"nvidia10": (WEB,)}
+
+    with claim_gpus([Choice(gpus=(gpu(),), count=1)], look, wait_s=30, path=folder):
+        assert max(ages) < 60
+
+
+def test_waiting_for_the_turn_counts_toward_the_wait(gpu, folder, locks):
+    held = locks.take("turn")
+    begin = time.monotonic()
+    with pytest.raises(GpusBusyError, match=rf"process .* \(pid {os.getpid()}, "):
+        claim_gpus([Choice(gpus=(gpu(),), count=1)], free, wait_s=0.05, path=folder)
+    assert time.monotonic() - begin < 30
+    os.close(*held)
+
+
+def test_first_come_first_served(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    order = []
+    gpus = (gpu(0), gpu(1))
+
+    def wait(number, count):
+        with claim_gpus([Choice(gpus=gpus, count=count)], free, wait_s=60, path=folder):
+            order.append(number)
+            time.sleep(0.05)
+
+    threads = []
+    with claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder):
+        for number, count in enumerate([2, 1, 2, 1, 1, 2], 1):
+            threads.append(threading.Thread(target=wait, args=(number, count)))
+            threads[-1].start()
+            while len([name for name in locks.list_names() if name.startswith("wait-")]) < number:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    # 4 and 5 fit together; their relative order varies.
+    assert order[:3] == [1, 2, 3]
+    assert sorted(order[3:5]) == [4, 5]
+    assert order[5] == 6
+
+
+def test_fifty_launches_at_once(start):
+    """On eight GPUs, each of which has one launch at a time."""
+    processes = [start(8, 1, wait=120, hold=0.2) for _ in range(50)]
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for process in processes:
+        gpus, span = map(json.loads, process.communicate(timeout=120)[0].splitlines())
+        assert process.returncode == 0
+        for index in gpus:
+            spans.setdefault(index, []).append(span)
+    assert sum(map(len, spans.values())) == 50
+    for held in spans.values():
+        held.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(held))
+
+
+def test_launches_that_do_not_wait_get_the_free_gpus(start):
+    processes = [start(8, 1) for _ in range(20)]
+    lines = [process.stdout.readline() for process in processes]
+    assert sorted(json.loads(line)[0] for line in lines if line) == list(range(8))
+    assert [process.wait(60) for process, line in zip(processes, lines, strict=True) if not line] == [1] * 12
+
+
+def test_a_killed_launch_leaves_neither_lease_nor_ticket(start, gpu, folder, locks):
+    gpus = (gpu(0, minor=0),)
+    holder = start(1, 1)
+    assert holder.stdout.readline() == "[0]\n"
+    with pytest.raises(GpusBusyError, match=f"lease python.* .pid {holder.pid}, "):
+        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder)
+    waiting = start(1, 1, wait=60)
+    while not any(name.startswith("wait-") for name in locks.list_names()):
+        time.sleep(0.01)
+    for process in (waiting, holder):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+        assert indices(taken) == [0]
+    assert locks.list_names() == ["nvidia0", "turn"]
