@@ -206,9 +206,12 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
 
 
 def _lines_from_end(text: str) -> Iterator[str]:
-    while text:
-        text, _, line = text.rpartition("\n")
-        yield line
+    """Yield the lines that `splitlines` returns, the last first, but for some empty ones."""
+    end = len(text)
+    while end >= 0:
+        begin = text.rfind("\n", 0, end)
+        yield from reversed(text[begin + 1 : end].splitlines())
+        end = begin
 
 
 def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import resource
 import socket
 from collections import Counter, OrderedDict, deque
 from contextvars import ContextVar
@@ -36,7 +37,7 @@ SHORT_S = 1.0  # for which a client may be slow while others wait for its place
 MOMENT_S = 0.05  # between looks for closed connections
 YOUNG_S, YOUNG_TURNS = 0.25, 12  # of the loop: enough for a handshake and a request in a flood of them
 KNOWN = 1_024  # addresses that got answers, to remember
-OUTSIDE = 2_048  # clients that wait for a place; each costs a file descriptor
+OUTSIDE = 2_048  # clients that wait for a place, but no more than half of the files that may be open
 ADMIT_S = 0.02  # between looks for a place for those outside
 BATCH = 8, 64  # clients to admit in a turn of the loop, at least and at most
 ADMITTED = 1_000  # in a second, if turns are long: a handshake takes a millisecond
@@ -92,8 +93,9 @@ class _Arrival:
 class _Connection:
     """A connection, and what it has of the service.
 
-    `close` ends it at once. `room` are the bytes that its body takes of the room for bodies, and it is `held`
-    while it waits for that room. Its answer keeps `kept` bytes.
+    It was admitted in the turn `turn` of the loop. `close` ends it at once. `room` are the bytes that its
+    body takes of the room for bodies, and it is `held` while it waits for that room. Its answer keeps `kept`
+    bytes.
     """
 
     def __init__(self, client: socket.socket, peer: str, turn: int) -> None:
@@ -143,6 +145,7 @@ class Connections:
         self._freed = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
         self._outside: dict[socket.socket, _Arrival] = {}  # the newest last
+        self._most_outside = min(OUTSIDE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._strangers: dict[socket.socket, str] = {}  # those of them that ask, with their addresses
         self._known: dict[socket.socket, str] = {}  # the same, of addresses that got answers before
         self._answered_peers: OrderedDict[str, None] = OrderedDict()  # the newest last
@@ -153,13 +156,14 @@ class Connections:
 
     def arrive(self, client: socket.socket, peer: str, *, tls: bool) -> None:
         """Take a new client from an IP address; it waits outside until it asks and has a place."""
+        if len(self._outside) >= self._most_outside:  # the oldest goes that asks nothing
+            silent = (one for one in self._outside if not self._asks(one))
+            self._turn_away(next(silent, next(iter(self._outside))))
         self._outside[client] = _Arrival(peer, _now())
         if tls:
             self._when_sent(client, RECORD, self._await_record)
         else:
             self._when_sent(client, 1, self._note_asking)
-        if len(self._outside) > OUTSIDE:
-            self._turn_away(next(iter(self._outside)))
 
     def _when_sent(self, client: socket.socket, size: int, then: Callable[[socket.socket], None]) -> None:
         """Call `then` when a client has sent `size` bytes, or sends no more."""
@@ -191,6 +195,9 @@ class Connections:
         del self._outside[client]
         self._loop.remove_reader(client)
         client.close()
+
+    def _asks(self, client: socket.socket) -> bool:
+        return client in self._known or client in self._strangers
 
     def _forget_asking(self, client: socket.socket) -> None:
         self._known.pop(client, None)
@@ -278,8 +285,7 @@ class Connections:
         while True:
             await asyncio.sleep(LOOK_S)
             for client, arrival in [*self._outside.items()]:
-                asks = client in self._known or client in self._strangers
-                if not asks and _now() - arrival.since >= self._limits.slow_s:
+                if not self._asks(client) and _now() - arrival.since >= self._limits.slow_s:
                     self._turn_away(client)
             for connection in [*self._all.values()]:
                 try:

@@ -99,16 +99,20 @@ async def listening(
     assert server is not None  # noqa: S101 - the runner is set up; for the type checker
     try:
         with _bound(address) as listener:
-            async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
-                tasks = [
-                    group.create_task(_accept(listener, connections, tls=tls is not None)),
-                    group.create_task(connections.serve(server, tls)),
-                ]
-                try:
-                    yield Address(*listener.getsockname()[:2])
-                finally:
-                    for task in tasks:
-                        task.cancel()
+            try:
+                async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
+                    tasks = [
+                        group.create_task(_accept(listener, connections, tls=tls is not None)),
+                        group.create_task(connections.serve(server, tls)),
+                    ]
+                    try:
+                        yield Address(*listener.getsockname()[:2])
+                    finally:
+                        for task in tasks:
+                            task.cancel()
+            except BaseExceptionGroup as group_error:
+                # Whoever handles errors, such as that of another port in use, knows them without a group.
+                raise group_error.exceptions[0] from None
     finally:
         await runner.cleanup()
         await connections.end()

@@ -31,7 +31,7 @@ from imagematrix.integrations.resolver.journal import ResolverJournal
 from imagematrix.integrations.resolver.node import HostSources
 from imagematrix.integrations.resolver.state import StateFolder
 from imagematrix.integrations.resolver.tag import CLASS_NAME
-from imagematrix.integrations.resolver.upstream import LAYOUT, open_upstream
+from imagematrix.integrations.resolver.upstream import LAYOUT, PIECE, open_upstream
 from imagematrix.integrations.resolver.versions import Versions
 from imagematrix.selection.selection import NothingFits
 
@@ -72,7 +72,6 @@ DOCKER = re.compile(r"docker/([0-9.]+)", re.ASCII)  # the beginning of its User-
 DECIDING = 4  # threads
 WATCH_S = 10.0  # between checks whether the node has changed
 CHOICES = 1_000 * ENTRY  # bytes of choices to keep
-PIECE = 1 << 16  # bytes of an answer to send at once
 LARGE = SMALL + 1  # the size of an explanation, which waits until all choices are made
 LIMITS = Limits(body=1 << 16)  # of requests that are refused for their method
 GRACE_S = 10.0  # for pulls in progress, after a signal

@@ -28,7 +28,7 @@ from imagematrix.images.trust.signature import ManifestSource
 from imagematrix.integrations.http_service.connections import keep
 from imagematrix.integrations.resolver.turns import Turns
 
-__all__ = ["LAYOUT", "Upstream", "open_upstream"]
+__all__ = ["LAYOUT", "PIECE", "Upstream", "open_upstream"]
 
 LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 REPOSITORIES = 256  # repositories whose logins are kept

@@ -96,7 +96,8 @@ class Versions:
         self._small: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _size)
         self._large: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _size)
         self._readers = ThreadPoolExecutor(READING)
-        self._waiting = self._clients = 0
+        self._reads = asyncio.Semaphore(WAITING)
+        self._clients = asyncio.Semaphore(CLIENTS)
         self._tasks: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
         self._manifests: dict[tuple[str, str], asyncio.Task[Manifest | None]] = {}
         if state:
@@ -132,13 +133,8 @@ class Versions:
         return await self._reading(partial(self._upstream.tags, repository))
 
     async def _reading(self, read: Callable[[], Result]) -> Result:
-        if self._waiting >= WAITING:
-            raise EngineError("too many requests wait for the upstream", remedy="try again later")
-        self._waiting += 1
-        try:
+        async with _require_free(self._reads):
             return await asyncio.get_running_loop().run_in_executor(self._readers, read)
-        finally:
-            self._waiting -= 1
 
     def latest(self) -> tuple[tuple[str, str], Version] | None:
         """Return the version that was used last, with its repository and tag, or None."""
@@ -178,13 +174,8 @@ class Versions:
         entry = self._small.get(key) or self._large.get(key)
         if entry is not None:
             return entry
-        if self._clients >= CLIENTS:
-            raise EngineError("too many requests wait for the upstream", remedy="try again later")
-        self._clients += 1
-        try:
+        async with _require_free(self._clients):
             return await _shared(self._manifests, key, partial(self._find_manifest, repository, digest))
-        finally:
-            self._clients -= 1
 
     async def _find_manifest(self, repository: str, digest: str) -> Manifest | None:
         listed = any(
@@ -255,6 +246,13 @@ class Versions:
             else:
                 # It is never fresh, so the upstream is asked first.
                 self._versions.put((repository, tag), (-math.inf, version))
+
+
+def _require_free(places: asyncio.Semaphore) -> asyncio.Semaphore:
+    """Return the places of those who wait; raise EngineError if all are taken."""
+    if places.locked():
+        raise EngineError("too many requests wait for the upstream", remedy="try again later")
+    return places
 
 
 def _shared(

@@ -13,6 +13,7 @@ from imagematrix.build.dockerfile.dockerfile import (
     require_known_inputs,
     split_stages,
     truncate_after_stage,
+    with_environment,
 )
 from imagematrix.build.dockerfile.instructions import DockerfileError
 from imagematrix.errors import UsageError
@@ -494,3 +495,10 @@ def test_misspelt_instruction_is_suggested():
 def test_frontend_is_no_base():
     assert find_frontend("#!/bin/x\n# syntax=x:1\nFROM a\n") == "x:1"
     assert find_frontend("FROM a\n# syntax=x:1\n") is None
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n# a comment\n\n", "\r\n# a comment\r\n"])
+def test_variables_are_not_set_after_an_instruction_that_goes_on(end):
+    with pytest.raises(DockerfileError, match="a last instruction that goes on"):
+        with_environment(f"FROM a\nRUN x \\{end}", {"A": "b"})
+    assert with_environment(f"FROM a\nRUN x{end}", {"A": "b"}).endswith("\n\nENV A=b\n")

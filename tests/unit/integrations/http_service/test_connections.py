@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 from io import BytesIO
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
@@ -195,6 +196,34 @@ def test_the_oldest_outside_are_refused_when_too_many_wait(tmp_path, monkeypatch
             outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
             await dropped(outside.pop(0))
             assert all(map(is_open, [half, *outside]))
+
+    asyncio.run(run())
+
+
+def test_the_oldest_that_asks_nothing_is_refused_before_one_that_asks(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "YOUNG_S", 600.0)
+    monkeypatch.setattr(connections, "OUTSIDE", 2)
+
+    async def run():
+        async with Service(tmp_path, clients=1, peer=1) as service:
+            half = await service.connect(HEAD % 4)
+            asks = await service.connect(HEAD % 4 + b"good")
+            silent, newer = await service.connect(), await service.connect()
+            await dropped(silent)
+            assert all(map(is_open, [half, asks, newer]))
+
+    asyncio.run(run())
+
+
+def test_half_of_the_files_that_may_be_open_are_for_others_than_those_outside(tmp_path, monkeypatch):
+    few = SimpleNamespace(RLIMIT_NOFILE=0, getrlimit=lambda _: (4, 4))
+    monkeypatch.setattr(connections, "resource", few)
+
+    async def run():
+        async with Service(tmp_path) as service:
+            silent = [await service.connect() for _ in range(3)]
+            await dropped(silent.pop(0))
+            assert all(map(is_open, silent))
 
     asyncio.run(run())
 

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 from downloading import certify
 
-from imagematrix.integrations.http_service.connections import Limits
+from imagematrix.errors import UsageError
+from imagematrix.integrations.http_service.connections import Connections, Limits
 from imagematrix.integrations.http_service.http_server import Address, listening
 
 LOCAL = Address("127.0.0.1", 0)
@@ -141,3 +142,26 @@ def test_no_connection_outlives_the_service(tmp_path, connect, pause):
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             while client.recv(1 << 20):
                 pass
+
+
+def test_an_error_of_whoever_serves_is_raised_as_it_is():
+    async def run():
+        async with listening(web.Application(), Address("127.0.0.1", 0)):
+            raise UsageError("another port is in use")
+
+    with pytest.raises(UsageError, match="another port is in use"):
+        asyncio.run(run())
+
+
+def test_a_service_that_lets_nobody_in_any_more_ends(monkeypatch):
+    async def fail(*_):
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(Connections, "serve", fail)
+
+    async def run():
+        async with listening(web.Application(), Address("127.0.0.1", 0)):
+            await asyncio.sleep(3_600)
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        asyncio.run(run())
