@@ -17,7 +17,7 @@ from images import MANIFEST, archived, index, layout, link, saved, tar
 from storing import CATALOG, LAYERS, NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
-from imagematrix.images.local_store.eviction import lock_of
+from imagematrix.images.local_store.eviction import lock_of, remove
 from imagematrix.images.local_store.fetching import CatalogEntry, FetchOptions, Watcher, fetch
 from imagematrix.images.local_store.locks import locked
 from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin
@@ -434,16 +434,15 @@ def test_a_killed_command_leaves_nothing_that_counts(image_store, tmp_path, how)
         states.add(image_store.find(image.digest) is not None)
         if image_store.find(image.digest):
             break
-    found = fetch(
-        image_store,
-        from_layout(tmp_path / "again", image),
-        image.digest,
-        PUBLISHED,
-        FetchOptions(unpacked=how == "unpacked"),
-    )
+    options = FetchOptions(unpacked=how == "unpacked")
+    again = from_layout(tmp_path / "again", image)
+    found = fetch(image_store, again, image.digest, PUBLISHED, options)
     assert found.kind == ("folder" if how == "unpacked" else "squashfs")
     if how == "unpacked":
         assert len(files(found.root)) == 900
+    # The lock of a command that was killed when the image was there stays until another one takes it.
+    assert remove(image_store, image.digest)
+    fetch(image_store, again, image.digest, PUBLISHED, options)
     for name in ("new", "locks", "partial"):
         assert listed(image_store, name) == []
 
